@@ -103,9 +103,9 @@ class _Arrays:
         if isinstance(value, pl.DataFrame):
             return {"frame": self._named(value, _as_bytes)}
         if isinstance(value, Mapping):
-            return {"mapping": [[self.taken_apart(each) for each in item] for item in value.items()]}
+            return {"mapping": [[self.taken_apart(part) for part in item] for item in value.items()]}
         if isinstance(value, (tuple, list)):
-            return [self.taken_apart(each) for each in value]
+            return [self.taken_apart(part) for part in value]
         if isinstance(value, Run):
             return {"run": None}
         if isinstance(value, np.generic):
@@ -162,14 +162,14 @@ def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run:
             return outline
         (kind, content), *_ = outline.items()
         if kind in records:
-            return records[kind](**{each: built(part) for each, part in content.items()})
+            return records[kind](**{name: built(part) for name, part in content.items()})
         if kind == "small":
             first, end = place = tuple(content)
             return made.setdefault(place, small[first:end])
         if kind in ("array", "frame"):
             if content not in made:
-                found = arrays[content]
-                made[content] = _array(found, outline) if kind == "array" else _frame(found)
+                stored = arrays[content]
+                made[content] = _array(stored, outline) if kind == "array" else _frame(stored)
             return made[content]
         if kind == "mapping":
             return dict(map(built, content))

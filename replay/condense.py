@@ -88,29 +88,30 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     rank[end], lasts[end], flags[end], kept[end] = ends.rank[number], 0, MUST_STAY, -1
     window, step = np.full((2, kept.size), -1, np.int64)
     window[end], step[end] = ends.window[number], ends.step[number]
-    at, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
+    left, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
     # What a virtual end is behind has begun by then.
     earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
-    return Skeletons(kept[at], rank[at], window[at], step[at], lasts[at], earliest, indptr, source, lag)
+    kept, rank, window, step, lasts = (column[left] for column in (kept, rank, window, step, lasts))
+    return Skeletons(kept, rank, window, step, lasts, earliest, indptr, source, lag)
 
 
 def _fewer(
     cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
     """Leave out nodes at which paths merge, if that needs no more edges: those left, and `sweep` of them."""
-    at = np.arange(rank.size)
-    nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), at[:0], lasts[:0])
+    left = np.arange(rank.size)
+    nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), left[:0], lasts[:0])
     for _ in range(ROUNDS):
         earliest, indptr, source, lag = swept
-        entering, leaving = np.diff(indptr), np.bincount(source, minlength=at.size)
+        entering, leaving = np.diff(indptr), np.bincount(source, minlength=left.size)
         stays = (flags & MUST_STAY > 0) | (entering * leaving > entering + leaving)
         if stays.all():
             break
-        ranks = (np.arange(at.size), np.append(np.searchsorted(rank, cut.ranks), at.size), rank)
+        ranks = (np.arange(left.size), np.append(np.searchsorted(rank, cut.ranks), left.size), rank)
         marks = ((flags & ANY_DURATION) | stays * MUST_STAY).astype(np.uint8)
         kept, *swept = _sweep_all(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks, REACH)
-        at, rank, lasts, flags = at[kept], rank[kept], lasts[kept], flags[kept]
-    return at, swept
+        left, rank, lasts, flags = left[kept], rank[kept], lasts[kept], flags[kept]
+    return left, swept
 
 
 def _for_all(column: Ints, count: int) -> Ints:
@@ -169,8 +170,8 @@ def cut_by_rank(graph: Graph) -> Cut:
     begins, place = np.zeros(groups + 1, np.int64), np.empty(groups, np.int64)
     order, between = np.empty(size, np.int64), np.empty(edges.source.size, np.int64)
     joins, free = np.zeros(size, np.bool_), np.empty(size, np.bool_)
-    into, found = (graph.indptr, edges.source), (order, between, joins, free)
-    count = _cut(nodes.rank, nodes.kind, into, lowest, begins, place, found)
+    into, filled = (graph.indptr, edges.source), (order, between, joins, free)
+    count = _cut(nodes.rank, nodes.kind, into, lowest, begins, place, filled)
     there = np.flatnonzero(np.diff(begins))
     return Cut(lowest + there, np.append(begins[there], size), order, between[:count].copy(), joins, free)
 
@@ -184,16 +185,16 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     nodes, size = graph.nodes, cut.order.size
     least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
     flags = cut.joins * np.uint8(MUST_STAY) + cut.free * np.uint8(ANY_DURATION)
-    last, first, early, sizes = (np.empty(each, np.int64) for each in (size, size, size, 3))
+    last, first, early, sizes = (np.empty(length, np.int64) for length in (size, size, size, 3))
     sizes[:] = 0
     _mark(
         cut.order, cut.indptr, (nodes.rank, nodes.window, nodes.step, nodes.kind), least,
         (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
     )  # fmt: skip
-    last, first, early = (found[:count] for found, count in zip((last, first, early), sizes.tolist()))
+    last, first, early = (array[:count] for array, count in zip((last, first, early), sizes.tolist()))
     # A window may begin with a node that holds no work of its rank before its first step.
     several = int(nodes.window[np.append(first, early)].max(initial=0)) + 2
-    opens, before = (nodes.rank[each] * several + nodes.window[each] for each in (first, early))
+    opens, before = (nodes.rank[some] * several + nodes.window[some] for some in (first, early))
     flags[first[~np.isin(opens, before)]] |= MUST_STAY
     last = last[np.lexsort((nodes.step[last], nodes.window[last], nodes.rank[last]))]
     columns = [column[last] for column in (nodes.rank, nodes.window, nodes.step)]
@@ -227,12 +228,12 @@ def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
         one, other: of one shape, as from `condense_both`.
         ranks: the ranks to take from `other`.
     """
-    mine = np.isin(one.nodes.rank, list(ranks))
-    changed = one.with_durations(np.where(mine, other.nodes.duration, one.nodes.duration))
+    of_ranks = np.isin(one.nodes.rank, list(ranks))
+    changed = one.with_durations(np.where(of_ranks, other.nodes.duration, one.nodes.duration))
     if other.edges is one.edges:  # all that was changed is how long nodes last
         return changed
-    earliest = np.where(mine, other.nodes.earliest, one.nodes.earliest)
-    lag = np.where(mine[one.edges.target], other.edges.lag, one.edges.lag)
+    earliest = np.where(of_ranks, other.nodes.earliest, one.nodes.earliest)
+    lag = np.where(of_ranks[one.edges.target], other.edges.lag, one.edges.lag)
     nodes = dataclasses.replace(changed.nodes, earliest=earliest)
     return dataclasses.replace(changed, nodes=nodes).with_lags(lag)
 
@@ -291,9 +292,9 @@ def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> 
     node = skeletons.node[order]
     columns = {f.name: getattr(graph.nodes, f.name)[node] for f in dataclasses.fields(Nodes)}
     ends = slice(np.count_nonzero(node >= 0), None)
-    own = {"kind": NodeKind.END, "anchored": False, "measured_start": 0, "measured_end": 0, "name": 0}
-    own |= dict.fromkeys(("around", "span", "collective", "bytes", "message", "phase", "lane"), -1)
-    for name, value in own.items():
+    of_ends = {"kind": NodeKind.END, "anchored": False, "measured_start": 0, "measured_end": 0, "name": 0}
+    of_ends |= dict.fromkeys(("around", "span", "collective", "bytes", "message", "phase", "lane"), -1)
+    for name, value in of_ends.items():
         columns[name][ends] = value
     for name in ("rank", "window", "step"):
         columns[name][ends] = getattr(skeletons, name)[order[ends]]
@@ -307,7 +308,7 @@ def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> 
 
 
 @compiled
-def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, found: Any) -> int:
+def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, filled: Any) -> int:
     """Sort nodes by rank, and find the edges between ranks.
 
     Args:
@@ -315,20 +316,20 @@ def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, 
         into: `indptr` and `source` of the graph.
         begins: [G + 1] zeros: where in the order each rank will begin.
         place: [G] scratch.
-        found: what is filled in: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N],
-            nodes that one of them ends at; `free` [N], transfers among those.
+        filled: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N], nodes that one of
+            them ends at; `free` [N], transfers among those.
 
     Returns:
         How many edges are between ranks.
     """
     indptr, source = into
-    order, between, joins, free = found
+    order, between, joins, free = filled
     count = 0
     for node in range(rank.size):
-        own = rank[node]
-        begins[own - lowest + 1] += 1
+        its_rank = rank[node]
+        begins[its_rank - lowest + 1] += 1
         for edge in range(indptr[node], indptr[node + 1]):
-            if rank[source[edge]] != own:
+            if rank[source[edge]] != its_rank:
                 between[count] = edge
                 count += 1
                 joins[source[edge]] = True
@@ -346,7 +347,7 @@ def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, 
 
 @compiled
 def _mark(
-    order: Any, begins: Any, columns: Any, least: Any, into: Any, flags: Any, found: Any, sizes: Any
+    order: Any, begins: Any, columns: Any, least: Any, into: Any, flags: Any, filled: Any, sizes: Any
 ) -> None:
     """Find the nodes with which steps and windows of ranks may begin and end.
 
@@ -356,19 +357,19 @@ def _mark(
         least: [N] ns that each lasts at least.
         into: `indptr`, `source` and `lag` [E] of the graph.
         flags: [N] what is known of nodes; more is filled in.
-        found: what is filled in, each [M]: nodes that no other of their step surely outlasts; those that none
-            of their window surely precedes; of each window one node before its steps, or more.
+        filled: each [M], nodes that no other of their step surely outlasts; those that none of their window
+            surely precedes; of each window one node before its steps, or more.
         sizes: [3] how many they are.
     """
     rank, window, step, kind = columns
     indptr, source, lag = into
-    last, first, early = found
-    for own in range(begins.size - 1):
+    last, first, early = filled
+    for part in range(begins.size - 1):
         windows = sizes[2]
-        for at in range(begins[own], begins[own + 1]):
-            node = order[at]
+        for place in range(begins[part], begins[part + 1]):
+            node = order[place]
             its_rank, its_window, its_step = rank[node], window[node], step[node]
-            its_least, known = least[node], 0
+            its_least, of_this = least[node], 0
             for edge in range(indptr[node], indptr[node + 1]):
                 before = source[edge]
                 if rank[before] != its_rank:
@@ -379,16 +380,16 @@ def _mark(
                     if step[before] == its_step and its_least + lag[edge] >= 0:
                         more |= NEVER_LAST
                     if step[before] != AFTER_STEPS and least[before] + lag[edge] >= 0:
-                        known |= NEVER_FIRST
+                        of_this |= NEVER_FIRST
                 flags[before] = of_before | more
-            flags[node] |= known
+            flags[node] |= of_this
             if its_step == BEFORE_STEPS and (
                 sizes[2] == windows or window[early[sizes[2] - 1]] != its_window
             ):
                 early[sizes[2]] = node
                 sizes[2] += 1
-        for at in range(begins[own], begins[own + 1]):
-            node = order[at]
+        for place in range(begins[part], begins[part + 1]):
+            node = order[place]
             of_node = flags[node]
             if (of_node & NEVER_LAST and of_node & NEVER_FIRST) or kind[node] == RENDEZVOUS:
                 continue
@@ -405,86 +406,86 @@ def _mark(
 def _gather(
     first: Any,
     last: Any,
-    own: Any,
+    its_rank: Any,
     edges: Any,
     rank: Any,
     state: Any,
     pool: Any,
     slot: Any,
-    found: Any,
+    labels: Any,
     floor: Any,
 ) -> Any:
     # The labels of a node's start: of those of its predecessors the longest from each kept node. `slot` says
-    # where in `found` a kept node is.
+    # where in `labels` a kept node is.
     source, lag = edges
     set_of, shift, ready = state
-    begin, pool_who, pool_weight = pool
-    who, weight = found
+    begin, pool_ancestors, pool_weight = pool
+    ancestors, weight = labels
     count = 0
     for edge in range(first, last):
         before = source[edge]
-        if rank[before] != own:
+        if rank[before] != its_rank:
             continue
         for k in range(lag.shape[1]):
             floor[k] = max(floor[k], ready[before, k] + lag[edge, k])
         for label in range(begin[set_of[before]], begin[set_of[before] + 1]):
-            ancestor = pool_who[label]
+            ancestor = pool_ancestors[label]
             if slot[ancestor] < 0:
                 slot[ancestor] = count
-                who[count] = ancestor
+                ancestors[count] = ancestor
                 for k in range(lag.shape[1]):
                     weight[count, k] = LONG_AGO
                 count += 1
-            at = slot[ancestor]
+            place = slot[ancestor]
             for k in range(lag.shape[1]):
                 long = pool_weight[label, k] + shift[before, k] + lag[edge, k]
-                weight[at, k] = max(weight[at, k], long)
-    for at in range(count):
-        slot[who[at]] = -1
+                weight[place, k] = max(weight[place, k], long)
+    for place in range(count):
+        slot[ancestors[place]] = -1
     return count
 
 
 @inlined
-def _prune(count: Any, found: Any, drop: Any, kept: Any, distance: Any) -> Any:
+def _prune(count: Any, labels: Any, drop: Any, kept: Any, distance: Any) -> Any:
     # A label is dropped that never decides: the way over another kept node behind it is as long, always.
-    who, weight = found
+    ancestors, weight = labels
     reach = distance.shape[0]
     left = 0
-    for at in range(count):
-        drop[at] = False
+    for label in range(count):
+        drop[label] = False
         for other in range(count):
-            back = who[other] - who[at]
-            if drop[at] or back <= 0 or back >= reach or who[other] <= kept - reach:
+            back = ancestors[other] - ancestors[label]
+            if drop[label] or back <= 0 or back >= reach or ancestors[other] <= kept - reach:
                 continue
             over = True
             for k in range(weight.shape[1]):
-                between = distance[who[other] & (reach - 1), k, back]
-                over = over and between + weight[other, k] >= weight[at, k]
-            drop[at] = over
-    for at in range(count):
-        if not drop[at]:
-            who[left] = who[at]
+                between = distance[ancestors[other] & (reach - 1), k, back]
+                over = over and between + weight[other, k] >= weight[label, k]
+            drop[label] = over
+    for label in range(count):
+        if not drop[label]:
+            ancestors[left] = ancestors[label]
             for k in range(weight.shape[1]):
-                weight[left, k] = weight[at, k]
+                weight[left, k] = weight[label, k]
             left += 1
     return left
 
 
 @inlined
-def _measure(kept: Any, first: Any, count: Any, found: Any, lasts: Any, distance: Any) -> None:
+def _measure(kept: Any, first: Any, count: Any, labels: Any, lasts: Any, distance: Any) -> None:
     # How long after the end of each of the kept nodes before it, by how many before, this one ends at least.
-    who, weight = found
+    ancestors, weight = labels
     reach = distance.shape[0]
     row = kept & (reach - 1)
     for k in range(lasts.size):
         for back in range(1, min(reach, kept - first + 1)):
             distance[row, k, back] = LONG_AGO
-        for at in range(count):
-            near = who[at]
+        for label in range(count):
+            near = ancestors[label]
             over = kept - near
             if over >= reach:
                 continue
-            long = weight[at, k] + lasts[k]
+            long = weight[label, k] + lasts[k]
             distance[row, k, over] = max(distance[row, k, over], long)
             behind = near & (reach - 1)
             for back in range(1, min(reach - over, near - first + 1)):
@@ -493,26 +494,26 @@ def _measure(kept: Any, first: Any, count: Any, found: Any, lasts: Any, distance
 
 
 @inlined
-def _keep(node: Any, kept: Any, count: Any, found: Any, floor: Any, slot: Any, result: Any) -> None:
+def _keep(node: Any, kept: Any, count: Any, labels: Any, floor: Any, slot: Any, result: Any) -> None:
     # Write a kept node, and its labels as edges.
-    who, weight = found
+    ancestors, weight = labels
     nodes, floors, ways, way_from, way_lag = result
     into = ways[kept]
-    for at in range(count):
-        way_from[into + at] = who[at]
+    for label in range(count):
+        way_from[into + label] = ancestors[label]
         for k in range(floor.size):
-            way_lag[into + at, k] = weight[at, k]
+            way_lag[into + label, k] = weight[label, k]
     for k in range(floor.size):
         floors[kept, k] = floor[k]
     nodes[kept], ways[kept + 1], slot[kept] = node, into + count, -1
 
 
 @inlined
-def _begin_anew(node: Any, kept: Any, state: Any, found: Any) -> int:
+def _begin_anew(node: Any, kept: Any, state: Any, labels: Any) -> int:
     # The one label that a kept node hands on: itself.
     _, shift, ready = state
-    who, weight = found
-    who[0] = kept
+    ancestors, weight = labels
+    ancestors[0] = kept
     for k in range(shift.shape[1]):
         weight[0, k], shift[node, k], ready[node, k] = 0, 0, LONG_AGO
     return 1
@@ -531,15 +532,15 @@ def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
 
 
 @inlined
-def _put(sets: Any, count: Any, found: Any, pool: Any) -> None:
+def _put(sets: Any, count: Any, labels: Any, pool: Any) -> None:
     # Labels as one more set.
-    who, weight = found
-    begin, pool_who, pool_weight = pool
+    ancestors, weight = labels
+    begin, pool_ancestors, pool_weight = pool
     into = begin[sets]
-    for at in range(count):
-        pool_who[into + at] = who[at]
+    for label in range(count):
+        pool_ancestors[into + label] = ancestors[label]
         for k in range(weight.shape[1]):
-            pool_weight[into + at, k] = weight[at, k]
+            pool_weight[into + label, k] = weight[label, k]
     begin[sets + 1] = into + count
 
 
@@ -556,46 +557,48 @@ def _sweep_ranks(
     ends_begin, ends_indptr, ends_source, ends_lag = ends
     set_of, shift, ready = state
     begin = pool[0]
-    slot, drop, found, floor, lasts, distance = scratch
+    slot, drop, labels, floor, lasts, distance = scratch
     ways, room = result[2], min(pool[1].size, result[3].size)
     kept, ways[0] = 0, 0
     for part in range(begins.size - 1):
-        own, first, sets, begin[0] = rank[order[begins[part]]], kept, 0, 0
-        for at in range(begins[part], begins[part + 1]):
-            node = order[at]
+        its_rank, first, sets, begin[0] = rank[order[begins[part]]], kept, 0, 0
+        for place in range(begins[part], begins[part + 1]):
+            node = order[place]
             flag, edge = flags[node], indptr[node]
             if not flag & MUST_STAY and indptr[node + 1] == edge + 1:
-                mine = set_of[into[0][edge]]
-                if not flag & FORKS or begin[mine + 1] - begin[mine] < 2:
-                    set_of[node] = mine
+                shared = set_of[into[0][edge]]
+                if not flag & FORKS or begin[shared + 1] - begin[shared] < 2:
+                    set_of[node] = shared
                     _follow(node, edge, work, into, state)
                     continue
             for k in range(floor.size):
                 floor[k] = earliest[node, k]
-            count = _gather(edge, indptr[node + 1], own, into, rank, state, pool, slot, found, floor)
-            count = _prune(count, found, drop, kept, distance)
+            count = _gather(edge, indptr[node + 1], its_rank, into, rank, state, pool, slot, labels, floor)
+            count = _prune(count, labels, drop, kept, distance)
             if max(begin[sets], ways[kept]) + count >= room:
                 return -1
             for k in range(floor.size):
                 shift[node, k], ready[node, k] = duration[node, k], floor[k] + duration[node, k]
                 lasts[k] = 0 if flag & ANY_DURATION else duration[node, k]
             if flag & MUST_STAY or (flag & FORKS and count >= 2):
-                _keep(node, kept, count, found, floor, slot, result)
-                _measure(kept, first, count, found, lasts, distance)
-                count = _begin_anew(node, kept, state, found)
+                _keep(node, kept, count, labels, floor, slot, result)
+                _measure(kept, first, count, labels, lasts, distance)
+                count = _begin_anew(node, kept, state, labels)
                 kept += 1
-            _put(sets, count, found, pool)
+            _put(sets, count, labels, pool)
             set_of[node] = sets
             sets += 1
         for end in range(ends_begin[part], ends_begin[part + 1]):
             for k in range(floor.size):
                 floor[k] = LONG_AGO
             edge, last = ends_indptr[end], ends_indptr[end + 1]
-            count = _gather(edge, last, own, (ends_source, ends_lag), rank, state, pool, slot, found, floor)
-            count = _prune(count, found, drop, kept, distance)
+            count = _gather(
+                edge, last, its_rank, (ends_source, ends_lag), rank, state, pool, slot, labels, floor
+            )
+            count = _prune(count, labels, drop, kept, distance)
             if ways[kept] + count >= room:
                 return -1
-            _keep(rank.size + end, kept, count, found, floor, slot, result)
+            _keep(rank.size + end, kept, count, labels, floor, slot, result)
             kept += 1
     return kept
 
@@ -627,13 +630,13 @@ def _sweep_all(
     """
     size, columns = work[0].shape
     most, room = size + int(ends[0][-1]), size + 1024
-    given = [tuple(map(_fixed, each)) for each in (ranks, work, edges, ends)]
+    given = [tuple(map(_fixed, arrays)) for arrays in (ranks, work, edges, ends)]
     while True:
         state = np.empty(size, np.int64), *np.empty((2, size, columns), np.int64)
         pool = np.empty(size + 1, np.int64), np.empty(room, np.int64), np.empty((room, columns), np.int64)
-        found = np.empty(most, np.int64), np.empty((most, columns), np.int64)
+        labels = np.empty(most, np.int64), np.empty((most, columns), np.int64)
         scratch = (
-            np.empty(most, np.int64), np.empty(most, np.bool_), found, np.empty(columns, np.int64),
+            np.empty(most, np.int64), np.empty(most, np.bool_), labels, np.empty(columns, np.int64),
             np.empty(columns, np.int64), np.empty((reach, columns, reach), np.int64),
         )  # fmt: skip
         result = (
@@ -647,7 +650,7 @@ def _sweep_all(
         room *= 2
     count = int(result[2][kept])
     nodes, floors, indptr, source, lag = (
-        each[:length].copy() for each, length in zip(result, (kept, kept, kept + 1, count, count))
+        array[:length].copy() for array, length in zip(result, (kept, kept, kept + 1, count, count))
     )
     return nodes, floors, indptr, source, lag
 

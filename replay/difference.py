@@ -100,19 +100,19 @@ def explain(
     """
     keys = selection.keep(_keys(a)), selection.keep(_keys(b))
     work = _compared(*map(_work, keys))
-    times_a, times_b = _times(*(_with_rows(each, work) for each in keys))
+    times_a, times_b = _times(*(_with_rows(of_run, work) for of_run in keys))
     forth, back = (_swapped(graph, times, work, selection) for graph, times in ((a, times_a), (b, times_b)))
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
     lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
     share = np.where(lacks_a, -towards_a, np.where(lacks_b, towards_b, (towards_b - towards_a) / 2))
     rows = work.select("name", "kind", "a_ns", "b_ns").rows()
-    found = [
+    contributors = [
         Contributor(name, kind, ms(delta), ms(a_ns), ms(b_ns))
         for (name, kind, a_ns, b_ns), delta in zip(rows, share.tolist())
         if delta
     ]
-    found.sort(key=lambda each: (-abs(each.delta_ms), each.kind, each.name))
+    contributors.sort(key=lambda change: (-abs(change.delta_ms), change.kind, change.name))
     before, after = float(forth[0]), float(back[0])
     rest = after - before - float(share.sum())
     return DifferenceDocument(
@@ -121,7 +121,7 @@ def explain(
         a_ms=ms(before),
         b_ms=ms(after),
         delta_ms=ms(after - before),
-        contributors=found,
+        contributors=contributors,
         unexplained_ms=ms(rest),
         by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection).items()},
         doubts=list(doubts),
@@ -149,7 +149,7 @@ def _keys(graph: Graph) -> pl.DataFrame:
             "name": plain.gather(np.where(name >= 0, name, len(plain) - 1)),
             "op": operation.gather(np.where(transfer, nodes.message[chosen], len(operation) - 1)),
             "transfer": transfer,
-            "kind": [KINDS[NodeKind(each)] for each in kind],
+            "kind": [KINDS[NodeKind(number)] for number in kind],
         },
         schema_overrides={"kind": pl.String},
     ).with_columns(name=pl.when("transfer").then("op").otherwise("name"))
@@ -167,15 +167,15 @@ def _num_steps(keys: pl.DataFrame) -> int:
 
 def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
     """Both runs' work side by side, what differs most first, what differs least together in a last row."""
-    both = a.join(b, on=["name", "kind"], how="full", coalesce=True, suffix="_b").select(
+    pairs = a.join(b, on=["name", "kind"], how="full", coalesce=True, suffix="_b").select(
         "name", "kind", a_ns=pl.col("work_ns").fill_null(0.0), b_ns=pl.col("work_ns_b").fill_null(0.0)
     )
     change = (pl.col("b_ns") - pl.col("a_ns")).abs()
-    both = both.sort([change, "kind", "name"], descending=[True, False, False])
-    rest = both[MAX_KINDS:].select(
+    pairs = pairs.sort([change, "kind", "name"], descending=[True, False, False])
+    rest = pairs[MAX_KINDS:].select(
         name=pl.lit(REST), kind=pl.lit(""), a_ns=pl.col("a_ns").sum(), b_ns=pl.col("b_ns").sum()
     )
-    return pl.concat([both[:MAX_KINDS], rest])
+    return pl.concat([pairs[:MAX_KINDS], rest])
 
 
 def _with_rows(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
@@ -192,16 +192,16 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     """
     same = set(a["rank"]) == set(b["rank"])
     by = ["row", "rank"] if same else ["row"]
-    ranks = (1, 1) if same else (each["rank"].n_unique() for each in (a, b))
-    each_a, each_b = (
+    ranks = (1, 1) if same else (keys["rank"].n_unique() for keys in (a, b))
+    work_a, work_b = (
         keys.group_by(by).agg(pl.col("work_ns").sum() / (_num_steps(keys) * number))
         for keys, number in zip((a, b), ranks)
     )
-    both = each_a.join(each_b, on=by, how="full", coalesce=True, suffix="_b").with_columns(
+    pairs = work_a.join(work_b, on=by, how="full", coalesce=True, suffix="_b").with_columns(
         pl.col("work_ns", "work_ns_b").fill_null(0.0)
     )
     ratio = pl.col("work_ns_b") / pl.col("work_ns")
-    factors = both.select(
+    factors = pairs.select(
         *by,
         forth=ratio.fill_nan(1.0).clip(0.0, LONGEST),
         back=(1 / ratio).fill_nan(1.0).clip(0.0, LONGEST),
@@ -218,9 +218,9 @@ def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Se
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
     changed = _changed(graph, keys)
     durations = np.repeat(graph.nodes.duration[:, None], work.height + 1, axis=1)
-    for at in range(work.height):
-        mine = node[row == at]
-        durations[mine, at + 1 :] = changed[mine, None]
+    for number in range(work.height):
+        of_kind = node[row == number]
+        durations[of_kind, number + 1 :] = changed[of_kind, None]
     return _mean_steps(graph, durations, selection)
 
 

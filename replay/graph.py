@@ -169,8 +169,8 @@ class Edges:
 
     def and_also(self, more: Edges) -> Edges:
         """These edges, and behind them more between the same nodes."""
-        both = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in dataclasses.fields(Edges)}
-        return Edges(**{name: np.concatenate(columns) for name, columns in both.items()})
+        pairs = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in dataclasses.fields(Edges)}
+        return Edges(**{name: np.concatenate(columns) for name, columns in pairs.items()})
 
 
 Columns = TypeVar("Columns", Nodes, Edges)
@@ -224,8 +224,8 @@ class Graph:
     @property
     def ranks(self) -> list[int]:
         """The ranks that nodes are of, ascending."""
-        found = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
-        return [rank for rank in found.tolist() if rank >= 0]
+        ranks = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
+        return [rank for rank in ranks.tolist() if rank >= 0]
 
     def has_nodes_of(self, graph: Graph) -> bool:
         """Whether its nodes are those of another one: graphs of the same nodes share what was measured."""

@@ -31,19 +31,19 @@ class KeptFacts:
 
     Attributes:
         graph_file: the saved graph; files of facts begin with its name.
-        own: columns of the saved graph, and what else facts follow from.
+        columns: of the saved graph, and what else facts follow from.
         tables: `tables_written` of its run.
     """
 
     graph_file: Path
-    own: tuple[object, ...]
+    columns: tuple[object, ...]
     tables: tuple[tuple[str, int], ...]
 
     def file_of(self, name: str, columns: Sequence[object]) -> Path | None:
         """Where a fact is kept; None where it does not follow from what was saved."""
-        own = set(map(id, self.own))
+        saved_ids = set(map(id, self.columns))
         runs = [column for column in columns if isinstance(column, Run)]
-        saved = all(id(column) in own for column in columns if not isinstance(column, Run))
+        saved = all(id(column) in saved_ids for column in columns if not isinstance(column, Run))
         if not saved or any(tables_written(run) != self.tables for run in runs):
             return None
         return self.graph_file.with_suffix(f".{name}{SUFFIX}")
@@ -52,7 +52,7 @@ class KeptFacts:
 def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
     """When parts of each table were last added: parts are renamed into their folder when they are whole."""
     try:
-        return tuple(sorted((str(each), each.stat().st_mtime_ns) for each in run.path.iterdir()))
+        return tuple(sorted((str(folder), folder.stat().st_mtime_ns) for folder in run.path.iterdir()))
     except OSError:  # what cannot be read says so where it is read
         return ()
 
@@ -64,9 +64,9 @@ def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
         graph_file: where.
     """
     tuples = (graph.names, graph.lanes, graph.messages)
-    own = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
+    columns = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
     tables = () if graph.run is None else tables_written(graph.run)
-    facts = KeptFacts(graph_file, own, tables)
+    facts = KeptFacts(graph_file, columns, tables)
     return replace(graph, known={**graph.known, KEPT_FACTS: ((), facts)})
 
 
@@ -91,13 +91,13 @@ def kept(
     """
 
     def find() -> Value:
-        known: tuple[Hashable, Any] | None = graph.known.get(KEPT_FACTS)
-        file = None if known is None else known[1].file_of(name, columns)
+        facts: tuple[Hashable, Any] | None = graph.known.get(KEPT_FACTS)
+        file = None if facts is None else facts[1].file_of(name, columns)
         if file is None:
             return compute()
-        found = read_archive(file, records, graph.run)
-        if isinstance(found, tuple) and len(found) == 1:
-            value: Value = found[0]
+        record = read_archive(file, records, graph.run)
+        if isinstance(record, tuple) and len(record) == 1:
+            value: Value = record[0]
             return value
         value = compute()
         with suppress(OSError):  # a full disk: the fact is there all the same

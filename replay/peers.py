@@ -105,7 +105,7 @@ def _calls(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
     messages = pl.DataFrame(
-        [(each.op, each.num_ranks) for each in graph.messages],
+        [(message.op, message.num_ranks) for message in graph.messages],
         schema={"op": pl.String, "size": pl.Int64}, orient="row",
     )  # fmt: skip
     called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.phase[here]})
@@ -114,7 +114,7 @@ def _calls(graph: Graph) -> pl.DataFrame:
     return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
 
 
-def teams(work: pl.DataFrame) -> list[list[int]]:
+def teams_by_work(work: pl.DataFrame) -> list[list[int]]:
     """Ranks that do the same work: between as many phases, and the same calls; a lone rank is a team.
 
     Args:
@@ -128,30 +128,30 @@ def teams(work: pl.DataFrame) -> list[list[int]]:
     return [sorted(team) for team in by_kind["rank"].to_list()]
 
 
-def peers_of(found: Iterable[Sequence[int]], rank: int) -> list[int]:
+def peers_of(teams: Iterable[Sequence[int]], rank: int) -> list[int]:
     """The other ranks of a rank's team; none of a rank that is in no team.
 
     Args:
-        found: as from `teams`.
+        teams: as from `teams_by_work`.
     """
-    return [peer for team in found if rank in team for peer in team if peer != rank]
+    return [peer for team in teams if rank in team for peer in team if peer != rank]
 
 
-def ranks_of_teams(found: Sequence[Sequence[int]], apart: Collection[int] = ()) -> pl.DataFrame:
+def ranks_of_teams(teams: Sequence[Sequence[int]], without: Collection[int] = ()) -> pl.DataFrame:
     """All ranks in order: `rank`, its `team` by number, whether it `counts` as a peer, how many `others` do.
 
     Args:
-        found: as from `teams`.
-        apart: ranks that do not count as peers.
+        teams: as from `teams_by_work`.
+        without: ranks that do not count as peers.
     """
-    numbers = np.repeat(np.arange(len(found)), [len(team) for team in found])
-    ranks = pl.DataFrame({"rank": list(chain(*found)), "team": numbers}, {"rank": pl.Int64, "team": pl.Int64})
-    counted = ranks.sort("rank").with_columns(counts=~pl.col("rank").is_in(list(apart)))
+    numbers = np.repeat(np.arange(len(teams)), [len(team) for team in teams])
+    ranks = pl.DataFrame({"rank": list(chain(*teams)), "team": numbers}, {"rank": pl.Int64, "team": pl.Int64})
+    counted = ranks.sort("rank").with_columns(counts=~pl.col("rank").is_in(list(without)))
     others = pl.col("counts").cast(pl.Int64).sum().over("team") - pl.col("counts").cast(pl.Int64)
     return counted.with_columns(others=others)
 
 
-def median_of_others(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
+def peer_medians(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
     """[N] the median of the other values of each one's group: of all at once, without a list for each.
 
     Args:
@@ -167,14 +167,14 @@ def median_of_others(group: Ints, value: NDArray[Any], counts: Bools, others: In
     counted = (
         np.repeat(np.add.reduceat(counts[order].astype(np.int64), opens), lengths) if order.size else first
     )
-    own = np.where(counts[order], np.arange(order.size) - first, order.size)
-    falling, number, both = value[order], others[order], np.zeros(order.size)
+    rank_in_group = np.where(counts[order], np.arange(order.size) - first, order.size)
+    falling, number, middles = value[order], others[order], np.zeros(order.size)
     for middle in ((number - 1) // 2, number // 2):
-        at = middle + (middle >= own)
-        known = (middle >= 0) & (at < counted)
-        both[known] += falling[(first + at)[known]]
+        place = middle + (middle >= rank_in_group)
+        is_there = (middle >= 0) & (place < counted)
+        middles[is_there] += falling[(first + place)[is_there]]
     median = np.empty(order.size)
-    median[order] = both / 2
+    median[order] = middles / 2
     return median
 
 
@@ -197,7 +197,7 @@ def teams_in_groups(kinds: Mapping[int, Hashable], groups: Iterable[Sequence[int
         for rank in members:
             if rank in kinds:
                 linked[root(rank)] = root(first.setdefault(kinds[rank], rank))
-    found: dict[int, list[int]] = {}
+    by_root: dict[int, list[int]] = {}
     for rank in sorted(linked):
-        found.setdefault(root(rank), []).append(rank)
-    return [ranks for ranks in found.values() if len(ranks) > 1]
+        by_root.setdefault(root(rank), []).append(rank)
+    return [ranks for ranks in by_root.values() if len(ranks) > 1]

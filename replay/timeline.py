@@ -114,8 +114,8 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     Returns:
         The columns, `start` (the first) and `end` (the last), in no order.
     """
-    rows, *at = _extents_at(graph, tuple(by))
-    begins, ends = _of_extents(np.minimum, start, *at), _of_extents(np.maximum, end, *at)
+    rows, *places = _extents_at(graph, tuple(by))
+    begins, ends = _of_extents(np.minimum, start, *places), _of_extents(np.maximum, end, *places)
     return rows.with_columns(start=begins, end=ends)
 
 
@@ -123,8 +123,8 @@ def _of_extents(extreme: np.ufunc, moments: Ints, runs: Ints, order: Ints, group
     """The first or last of the moments of nodes, for each group of `_extents_at`."""
     if groups.size == 0:
         return np.empty(0, np.int64)
-    found: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
-    return found
+    extremes: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
+    return extremes
 
 
 def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
@@ -268,23 +268,32 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
         counts = np.flatnonzero(rows["step"].to_numpy() != AFTER_STEPS)
         here = rows[counts].select("window", "step").rows()
         windows = [number for number, (window, _) in enumerate(here) if window != here[number - 1][0]]
-        places = {place: number for number, place in enumerate(here)}
+        places = {where: number for number, where in enumerate(here)}
         wanted = baseline.select("window", "step").iter_rows()
-        at = np.array([places.get(place, -1) for place in wanted], np.int64)
-        return counts, [*windows, len(here)], at
+        place = np.array([places.get(step, -1) for step in wanted], np.int64)
+        return counts, [*windows, len(here)], place
 
     columns = (baseline, nodes.window, nodes.step, nodes.kind)
-    counts, windows, at = once(graph, "steps as before", columns, compute)
+    counts, windows, place = once(graph, "steps as before", columns, compute)
     finish = _of_extents(np.maximum, end, *_extents_at(graph, ("window", "step"))[1:])[counts]
     for first, last in pairwise([0, *windows]):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
-    kept = at >= 0
-    return finish[at[kept]], kept
+    kept = place >= 0
+    return finish[place[kept]], kept
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:
     """`step_times` as the trace has them."""
     return step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+
+
+def share_saved(graph: Graph, changed: Graph) -> float:
+    """By which share of the steps as measured they are shorter in the replay of a changed graph."""
+    measured = float(measured_step_times(graph)["duration_ns"].sum())
+    if not measured:
+        return 0.0
+    timeline = replay(changed)
+    return 1 - float(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum()) / measured
 
 
 def slack_of(timeline: Timeline) -> Ints:
@@ -321,6 +330,20 @@ def time_on_critical_path(timeline: Timeline) -> Ints:
 def chain_to(timeline: Timeline, node: int) -> Ints:
     """What decides when a node ends, first to last."""
     return chain_of(timeline.binding, timeline.graph.edges.source, node)
+
+
+def path_of_steps(timeline: Timeline, windows: Sequence[int]) -> Ints:
+    """The nodes that decide when the last step of each window ends, window by window."""
+    nodes = timeline.graph.nodes
+
+    def compute() -> list[Bools]:
+        in_steps = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
+        return [in_steps & (nodes.window == window) for window in windows]
+
+    columns = (nodes.step, nodes.kind, nodes.window)
+    in_windows = once(timeline.graph, ("in steps", *windows), columns, compute)
+    last = (int(np.argmax(np.where(in_window, timeline.end, -1))) for in_window in in_windows)
+    return np.concatenate([chain_to(timeline, node) for node in last])
 
 
 def path_within(timeline: Timeline) -> PathTo:

@@ -18,7 +18,6 @@ import pytest
 
 from dpro.folders import written_whole
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.job import job_of
 from dpro.replay.whatif.search import SearchResult
 
@@ -49,7 +48,7 @@ def _kept(explore: Callable[..., SearchResult], folder: Path) -> Callable[..., S
         asked.apply_defaults()
         question = {name: value for name, value in asked.arguments.items() if name not in ("job", "report")}
         job = job_of(asked.arguments["job"])
-        if isinstance(job, CondensedJob):
+        if job.by_rank:
             return explore(*given, **named)
         question["suspects"] = sorted(question["suspects"])
         key = _contents(job.graph) + pickle.dumps(question)

@@ -30,7 +30,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, in_words
+from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
 from dpro.trial.ledger import LedgerEntry, read
 from dpro.units import NS_PER_MS, format_duration, ms
 
@@ -288,7 +288,7 @@ def _limits(loaded: Loaded, link: Link) -> Any:
     curves = loaded.curves
     return [
         graph("limits-figure", curve_figure(curve_info(curves), link.theme)),
-        html.Ul([html.Li(in_words(curve)) for curve in curves]),
+        html.Ul([html.Li(curve_sentence(curve)) for curve in curves]),
         csv_link(NAME, "limits", link),
     ]
 

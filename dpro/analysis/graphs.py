@@ -91,11 +91,11 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         raise Unanswerable(f"{run.label}: {too_large}")
     keep_freed_memory()
     file = _file(run, "")
-    known = None if file is None else load(file, run)
-    built, trust = known or make_graph(run, report)
+    saved = None if file is None else load(file, run)
+    built, trust = saved or make_graph(run, report)
     if file is None or built.graph.num_nodes < WORTH_SAVING:
         return built, trust
-    if known is None:
+    if saved is None:
         _keep(file, lambda path: save(path, built, trust))
     return replace(built, graph=with_kept_facts(built.graph, file)), trust
 
@@ -130,9 +130,9 @@ def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None
     from dpro.replay.fidelity.saved import load_condensed, save_condensed
 
     file = _file(run, "-ranks")
-    known = None if file is None else load_condensed(file, run)
-    if known is not None:
-        return known
+    saved = None if file is None else load_condensed(file, run)
+    if saved is not None:
+        return saved
     with ranks_at_hand(run) if on is None else _beside(run, on) as (executor, folder):
         condensed = condense_run(run, folder, executor, report)
     _keep(file, lambda path: save_condensed(path, condensed))
@@ -203,10 +203,10 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
             with rank_processes(run) as opened:
                 yield opened
             return
-        stack, known = shared
-        if run.path not in known:
-            known[run.path] = stack.enter_context(rank_processes(run))
-        yield known[run.path]
+        stack, by_run = shared
+        if run.path not in by_run:
+            by_run[run.path] = stack.enter_context(rank_processes(run))
+        yield by_run[run.path]
 
 
 @contextmanager
@@ -261,11 +261,11 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
 
     parts = []
     for rank in condensed.matched.ranks:
-        files, mine = condensed.matched.parts[rank], pl.col("rank") == rank
+        files, of_rank = condensed.matched.parts[rank], pl.col("rank") == rank
         tables = (
-            run.read(each, files[each.name], list(each.columns)) for each in (SPANS, COLLECTIVES, STEPS)
+            run.read(kind, files[kind.name], list(kind.columns)) for kind in (SPANS, COLLECTIVES, STEPS)
         )
-        parts.append(step_breakdown(*(table.filter(mine) for table in tables)))
+        parts.append(step_breakdown(*(table.filter(of_rank) for table in tables)))
     return pl.concat(parts).drop("exposed_wait_ns", "exposed_transfer_ns").sort("step", "rank", "duration_ns")
 
 
@@ -311,10 +311,10 @@ def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]
     """A `map` over processes; what is little is done here, in less time than a process takes to begin."""
 
     def map_tasks(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
-        each = list(tasks)
-        if len(each) <= FEW_TASKS:
-            return map(work, each)
-        return executor.map(work, each, chunksize=-(-len(each) // CHUNKS))
+        listed = list(tasks)
+        if len(listed) <= FEW_TASKS:
+            return map(work, listed)
+        return executor.map(work, listed, chunksize=-(-len(listed) // CHUNKS))
 
     return map_tasks
 
@@ -349,12 +349,12 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    from dpro.replay.construction.graph_builder import build_graph, each_by_itself
+    from dpro.replay.construction.graph_builder import build_graph, without_rendezvous
     from dpro.replay.fidelity.accuracy import assess
     from dpro.replay.timeline import replay
 
     built = build_graph(run, lambda done, total: report(done, total + 1))  # the last part is the replay
-    judged = each_by_itself(built) if run.manifest.is_pretended else built
+    judged = without_rendezvous(built) if run.manifest.is_pretended else built
     return built, assess(judged, replay(judged.graph), run.manifest)
 
 
@@ -365,8 +365,8 @@ def fingerprint(run: Run) -> str:
     from dpro.store import MANIFEST, part_files
 
     digest = hashlib.blake2b(__version__.encode(), digest_size=16)
-    own, replay = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
-    for module in sorted([*own.glob("*.py"), *replay.rglob("*.py")]):
+    top, replay = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
+    for module in sorted([*top.glob("*.py"), *replay.rglob("*.py")]):
         status = module.stat()
         digest.update(f"\0{module.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     for name in sorted(TABLES):

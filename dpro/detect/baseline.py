@@ -18,15 +18,14 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.replay.condense import condense_both, with_ranks_of
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.peers import teams
+from dpro.replay.peers import teams_by_work
 from dpro.replay.timeline import (
-    AFTER_STEPS,
     Stretch,
     Timeline,
-    chain_to,
     changed_step_times,
     critical_stretches,
     durations_of,
+    path_of_steps,
     replay,
     step_ends,
 )
@@ -54,8 +53,8 @@ class ScaledWork:
         node = np.flatnonzero(np.isin(nodes.kind, tuple(self.kinds)))
         places = pl.DataFrame({"node": node, **{name: getattr(nodes, name)[node] for name in by}})
         scaled = places.join(self.factors, on=by)
-        durations, at = nodes.duration.copy(), scaled["node"].to_numpy()
-        durations[at] = np.rint(durations[at] * scaled["factor"].to_numpy()).astype(np.int64)
+        durations, work = nodes.duration.copy(), scaled["node"].to_numpy()
+        durations[work] = np.rint(durations[work] * scaled["factor"].to_numpy()).astype(np.int64)
         return graph.with_durations(durations)
 
 
@@ -106,12 +105,15 @@ class Baseline:
     @cached_property
     def teams(self) -> list[list[int]]:
         """Ranks that do the same work."""
-        return teams(self.work)
+        return teams_by_work(self.work)
 
     @cached_property
     def decisive(self) -> Ints:
         """Nodes that decide when the last step of each window ends: none ends earlier than these allow."""
-        return _decisive(self.timeline)
+        return self._path(self.timeline)
+
+    def _path(self, timeline: Timeline) -> Ints:
+        return path_of_steps(timeline, np.unique(timeline.graph.nodes.window).tolist())
 
     def under(self, change: RankChange) -> Baseline:
         """The job under a change.
@@ -138,7 +140,7 @@ class Baseline:
             return np.zeros(int(rank.max()) + 2, np.int64)
         one, other = self._beside_changed(change, on_chain)
         timeline = self.timeline if one is self.graph else replay(one)
-        chain = self.decisive if one is self.graph else _decisive(timeline)
+        chain = self.decisive if one is self.graph else self._path(timeline)
         saved = one.nodes.duration[chain] - other.nodes.duration[chain]
         binding = timeline.binding[chain]
         free, edge = binding < 0, binding[binding >= 0]
@@ -167,17 +169,6 @@ class Baseline:
         """[T] ns, how long each step takes in a changed graph."""
         after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
-
-
-def _decisive(timeline: Timeline) -> Ints:
-    """As of `Baseline`."""
-    nodes = timeline.graph.nodes
-    counts = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
-    last = [
-        int(np.argmax(np.where(counts & (nodes.window == window), timeline.end, -1)))
-        for window in np.unique(nodes.window)
-    ]
-    return np.concatenate([chain_to(timeline, node) for node in last])
 
 
 def waits(graph: Graph, start: Ints) -> pl.DataFrame:

@@ -221,5 +221,5 @@ class Context:
 
 def slow_ranks(baseline: Baseline) -> list[Finding]:
     """Ranks that the step waits for, and those whose own work is longer though it hardly does."""
-    found = find_stragglers(baseline)
-    return [*found, *find_persistent(baseline, {rank for finding in found for rank in finding.ranks})]
+    findings = find_stragglers(baseline)
+    return [*findings, *find_persistent(baseline, {rank for finding in findings for rank in finding.ranks})]

@@ -29,7 +29,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
-from dpro.replay.peers import ON_CPU, ON_GPU, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import format_duration
@@ -70,7 +70,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     workloads = workloads_in_windows(run)
     of_teams = [
         explained
-        for team in teams(work)
+        for team in teams_by_work(work)
         if (explained := _explained(summed.filter(pl.col("rank").is_in(team)), workloads)) is not None
     ]
     if not of_teams:

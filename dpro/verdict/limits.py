@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats
 from dpro.errors import DproError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.peers import ON_GPU, PHASE, teams
+from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.timeline import changed_durations, replay, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
@@ -187,7 +187,7 @@ def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
     look like a gain: they are compared by the step, and what one takes longer is taken from longer phases.
     """
     work = job.work
-    members = [team for team in teams(work) if len(team) > 1]
+    members = [team for team in teams_by_work(work) if len(team) > 1]
     if not members:
         raise DproError("no rank has a peer")
     team_of = {rank: number for number, team in enumerate(members) for rank in team}

@@ -161,8 +161,8 @@ def on_lines(
     """
     fields = {"reference_": "reference_ns", "offset_": "offset_ns", "drift_": "drift_ppb"}
     columns = {name: [getattr(line, field) for line in lines.values()] for name, field in fields.items()}
-    known = pl.DataFrame({clock: pl.Series(list(lines), dtype=frame.schema[clock]), **columns})
-    joined = frame.join(known, on=clock, how="left", maintain_order="left")
+    by_clock = pl.DataFrame({clock: pl.Series(list(lines), dtype=frame.schema[clock]), **columns})
+    joined = frame.join(by_clock, on=clock, how="left", maintain_order="left")
     moved = [(pl.col(name) - _offset_at(pl.col(name))).fill_null(pl.col(name)) for name in times]
     return joined.with_columns(moved).drop(*fields)
 
@@ -190,8 +190,8 @@ class Comparisons:
             for (clock, peer), part in between.group_by("clock", "peer", maintain_order=True)
             if clock != peer
         }
-        own = rows.filter((pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0))
-        self._set = {str(clock): _times_set(part) for (clock,), part in own.group_by("clock")}
+        settings = rows.filter((pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0))
+        self._set = {str(clock): _times_set(part) for (clock,), part in settings.group_by("clock")}
 
     def pairs(self) -> list[tuple[str, str]]:
         """Clocks that were compared, either way round."""
@@ -215,15 +215,15 @@ class Comparisons:
         Returns:
             [N] ns each: times on the clock, what the peer showed then, and how far that may be wrong.
         """
-        own = self._pairs.get((clock, peer), _NONE)
+        ours = self._pairs.get((clock, peer), _NONE)
         their = self._pairs.get((peer, clock), _NONE)
-        times = np.concatenate([own["time_ns"], their["time_ns"] - their["offset_ns"]])
-        meanwhile = np.concatenate([own["time_ns"] - own["offset_ns"], their["time_ns"]])
-        bounds = np.concatenate([own["round_trip_ns"], their["round_trip_ns"]]) // 2
+        times = np.concatenate([ours["time_ns"], their["time_ns"] - their["offset_ns"]])
+        meanwhile = np.concatenate([ours["time_ns"] - ours["offset_ns"], their["time_ns"]])
+        bounds = np.concatenate([ours["round_trip_ns"], their["round_trip_ns"]]) // 2
         same = self._as_then(clock, times, moment) & self._as_then(peer, meanwhile, moment)
         order = np.flatnonzero(same)[np.argsort(times[same], kind="stable")]
-        at = int(np.searchsorted(times[order], moment))
-        chosen = order[max(at - NEAREST, 0) : at + NEAREST]
+        place = int(np.searchsorted(times[order], moment))
+        chosen = order[max(place - NEAREST, 0) : place + NEAREST]
         return times[chosen], meanwhile[chosen], bounds[chosen]
 
     def _as_then(self, clock: str, times: Ints, moment: int) -> NDArray[np.bool_]:
@@ -233,10 +233,10 @@ class Comparisons:
         return same
 
 
-def _times_set(own: pl.DataFrame) -> Ints:
+def _times_set(rows: pl.DataFrame) -> Ints:
     """Times on a clock just before it was set, by its samples next to the monotonic clock."""
-    own = own.unique("monotonic_ns").sort("monotonic_ns")
-    wall, untouched = own["time_ns"].to_numpy(), own["monotonic_ns"].to_numpy()
+    rows = rows.unique("monotonic_ns").sort("monotonic_ns")
+    wall, untouched = rows["time_ns"].to_numpy(), rows["monotonic_ns"].to_numpy()
     gained = np.abs(np.diff(wall - untouched))
     return np.sort(wall[:-1][gained > SET_NS + FASTEST_SLEW * np.diff(untouched)])
 
@@ -290,11 +290,11 @@ class Alignment:
         Args:
             workers: table `workers`.
         """
-        first, found = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
+        first, ahead_ns = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
         for rank, host in workers.sort("rank").select("rank", "host").iter_rows():
             if rank in first:
-                found.setdefault(host, self.clocks[rank, first[rank]].line.offset_ns)
-        return found
+                ahead_ns.setdefault(host, self.clocks[rank, first[rank]].line.offset_ns)
+        return ahead_ns
 
     def aligned(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A table's rows with their times on the reference clock.
@@ -354,11 +354,11 @@ def align(
     for window in sorted({window for _, window in places}):
         ranks = [rank for rank, where in places if where == window]
         here = seen.filter(pl.col("window") == window)
-        found = _Window(here, seen, compared)
-        found.solve(dict.fromkeys(names[rank] for rank in ranks))
-        conflicts += [f"window {window}: {conflict}" for conflict in found.conflicts()]
+        solved = _Window(here, seen, compared)
+        solved.solve(dict.fromkeys(names[rank] for rank in ranks))
+        conflicts += [f"window {window}: {conflict}" for conflict in solved.conflicts()]
         for rank in ranks:
-            clock = found.known[names[rank]]
+            clock = solved.known[names[rank]]
             shared = rank != ranks[0] and clock.source == "reference"
             clocks[rank, window] = Clock(clock.name, clock.line, "same host" if shared else clock.source)
     return Alignment(clocks, tuple(conflicts))
@@ -404,20 +404,20 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
 def _contradicted(seen: pl.DataFrame, hosts: Mapping[int, str]) -> set[str]:
     """Hosts whose ranks cannot share a clock, by the collectives that they have in common."""
     here = seen.with_columns(host=named("rank", hosts), clock=pl.col("rank").cast(pl.String))
-    own = here.filter(pl.col("host") != "").with_columns(
+    placed = here.filter(pl.col("host") != "").with_columns(
         instance=pl.struct("instance", "host").rank("dense").cast(pl.Int64)
     )
-    bounds = _feasible(own).items()
+    bounds = _feasible(placed).items()
     return {hosts[int(rank)] for rank, (low, high) in bounds if low > ONE_HOST_NS or high < -ONE_HOST_NS}
 
 
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     """How far each clock may be ahead of the others by causality, ns from and to; or infinite."""
     # Per collective and clock, its members together: the last begins and the first leaves.
-    own = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
+    extents = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
     # Per collective the first clock to leave and the last to begin, with the runner-up of each: a clock is
     # bounded by others only, so where it is itself the extreme, the runner-up counts.
-    of_instance = own.group_by("instance").agg(
+    of_instance = extents.group_by("instance").agg(
         first_finish=pl.col("finish").min(),
         next_finish=pl.col("finish").bottom_k(2).max(),
         first_at=pl.col("clock").sort_by("finish", nulls_last=True).first(),
@@ -427,7 +427,7 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
         begins=pl.col("begin").count(),
         finishes=pl.col("finish").count(),
     )
-    both = own.join(of_instance, on="instance")
+    beside_others = extents.join(of_instance, on="instance")
     first, last = pl.col("clock") == pl.col("first_at"), pl.col("clock") == pl.col("last_at")
     their_finish = (
         pl.when(~first).then("first_finish").otherwise(pl.when(pl.col("finishes") > 1).then("next_finish"))
@@ -437,7 +437,7 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     )
     # None leaves before another began: begin - offset <= their finish, their begin <= finish - offset.
     # Of all collectives the tightest bound counts; without any it is infinite.
-    bounds = both.group_by("clock").agg(
+    bounds = beside_others.group_by("clock").agg(
         low=(pl.col("begin") - their_finish).max(), high=(pl.col("finish") - their_begin).min()
     )
     unbounded = bounds.with_columns(pl.col("low").cast(pl.Float64), pl.col("high").cast(pl.Float64))
@@ -466,24 +466,24 @@ class _Window:
                 continue
             first = not self.known
             line = ClockLine(uncertainty_ns=0 if first else -1)
-            found = {root: Clock(root, line, "reference" if first else "nothing")}
-            while found:
-                self.known |= found
-                found = self._next(names)
+            solved = {root: Clock(root, line, "reference" if first else "nothing")}
+            while solved:
+                self.known |= solved
+                solved = self._next(names)
 
     def _next(self, names: list[str]) -> dict[str, Clock]:
         """Clocks that can be inferred from known ones, each from the source with the least uncertainty."""
-        found = self._by_comparison()
+        candidates = self._by_comparison()
         poor = [
             name
             for name in names
             if name not in self.known
-            and (name not in found or found[name].line.uncertainty_ns > MIN_OFFSET_NS)
+            and (name not in candidates or candidates[name].line.uncertainty_ns > MIN_OFFSET_NS)
         ]
         for name, clock in self._by_ends(poor).items():
-            if name not in found or clock.line.uncertainty_ns < found[name].line.uncertainty_ns:
-                found[name] = clock
-        return found
+            if name not in candidates or clock.line.uncertainty_ns < candidates[name].line.uncertainty_ns:
+                candidates[name] = clock
+        return candidates
 
     def _through(self, peer: str, line: ClockLine) -> ClockLine:
         """Uncertainties add up on the way from the reference."""
@@ -492,9 +492,9 @@ class _Window:
 
     def _by_comparison(self) -> dict[str, Clock]:
         """Clocks that were compared with known ones."""
-        found: dict[str, Clock] = {}
+        clocks: dict[str, Clock] = {}
         for clock, peer in self._compared.pairs():
-            if clock in self.known or clock in found or peer not in self.known:
+            if clock in self.known or clock in clocks or peer not in self.known:
                 continue
             times, meanwhile, bounds = self._compared.around(clock, peer, sum(self._extent) // 2)
             if not times.size:
@@ -506,19 +506,19 @@ class _Window:
                 self._off_line.append(
                     f"comparisons of the clocks of {clock} and {peer} lie {format_duration(off)} off any line"
                 )
-            found[clock] = Clock(clock, self._through(peer, line), "clock samples")
-        return found
+            clocks[clock] = Clock(clock, self._through(peer, line), "clock samples")
+        return clocks
 
     def _by_ends(self, names: list[str]) -> dict[str, Clock]:
         """Clocks, of some, that have collectives in common with known ones."""
         shared = _in_common(self._ends, names, list(self.known))
         few = [name for name in names if name not in shared or shared[name].height < FEW_IN_WINDOW]
         shared |= _in_common(self._all_ends, few, list(self.known))
-        found = {}
+        clocks = {}
         for name, rows in shared.items():
             line, source = self._of_ends(name, rows)
-            found[name] = Clock(name, self._through(str(rows["peer"][0]), line), source)
-        return found
+            clocks[name] = Clock(name, self._through(str(rows["peer"][0]), line), source)
+        return clocks
 
     def _of_ends(self, name: str, shared: pl.DataFrame) -> tuple[ClockLine, str]:
         together = shared.filter(pl.col("way") == 0)
@@ -554,27 +554,27 @@ class _Window:
 
     def conflicts(self) -> list[str]:
         """What contradicts itself: comparisons on no line, and collectives left before others had come."""
-        found = list(self._off_line)
+        lines_off = list(self._off_line)
         for name, clock in self.known.items():
             begin, end = (moment + clock.line.offset_ns for moment in self._extent)
             if self._compared.was_set(name, begin, end):
-                found.append(
+                lines_off.append(
                     f"the clock of {name} was set meanwhile: no line fits times before and after that"
                 )
         lines = {name: clock.line for name, clock in self.known.items()}
         worst = heapq.nlargest(2, ((line.uncertainty_ns, name) for name, line in lines.items()))
         for name, (low, high) in sorted(_feasible(self._aligned(lines)).items()):
-            own = lines[name].uncertainty_ns
+            uncertainty = lines[name].uncertainty_ns
             others = next((ns for ns, other in worst if other != name), 0)
-            missed = max(low, -high) > CONVERSION_NS + max(own, others)
+            missed = max(low, -high) > CONVERSION_NS + max(uncertainty, others)
             never_met = low - high > 2 * (CONVERSION_NS + others)
-            if own >= 0 and (missed or never_met):
+            if uncertainty >= 0 and (missed or never_met):
                 early = format_duration(max(low, -high))
-                found.append(
+                lines_off.append(
                     f"the clock of {name} cannot be reconciled with the others: as best it fits, a "
                     f"collective is left {early} before all have come, or data received before it is sent"
                 )
-        return found
+        return lines_off
 
 
 def _apart(ahead: Ints, way: Ints) -> bool:
@@ -601,8 +601,8 @@ def _in_common(ends: pl.DataFrame, names: list[str], known: list[str]) -> dict[s
     order = pl.col("peer").replace_strict(known, range(len(known)), default=-1, return_dtype=pl.Int64)
     theirs = ends.filter(pl.col("clock").is_in(known))
     theirs = theirs.select("instance", peer="clock", peer_end="end").with_columns(order=order)
-    both = ends.filter(pl.col("clock").is_in(names)).join(theirs, on="instance")
-    counts = both.group_by("clock", "peer", "order").len().sort("len", "order", descending=[True, False])
+    pairs = ends.filter(pl.col("clock").is_in(names)).join(theirs, on="instance")
+    counts = pairs.group_by("clock", "peer", "order").len().sort("len", "order", descending=[True, False])
     best = counts.unique("clock", keep="first", maintain_order=True).select("clock", "peer")
-    chosen = both.join(best, on=["clock", "peer"]).sort("clock", "end", "instance")
+    chosen = pairs.join(best, on=["clock", "peer"]).sort("clock", "end", "instance")
     return {str(name): rows for (name,), rows in chosen.group_by("clock", maintain_order=True)}

@@ -105,10 +105,10 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     refused: list[str] = []
     of = rows["of"].to_numpy().astype(np.int64)
     calls = _calls(rows)
-    for at in _parts(of, np.flatnonzero(numbers < 0)):
-        numbers[at], places[at], problems = _match_group(rows, calls, at)
+    for group in _parts(of, np.flatnonzero(numbers < 0)):
+        numbers[group], places[group], problems = _match_group(rows, calls, group)
         if problems:
-            window, key = rows.select("window", "key").row(int(at[0]))
+            window, key = rows.select("window", "key").row(int(group[0]))
             refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
     counts = np.zeros(groups.height, np.int64)
     np.maximum.at(counts, of, numbers + 1)
@@ -134,7 +134,7 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
     name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
     """
-    own = group_label()
+    group = group_label()
     given = pl.col("own").filter(pl.col("own") != "")
     one_name = given.n_unique().over(LANE) == 1
     of_lane = pl.when((pl.col("own") == "") & one_name).then(given.first().over(LANE)).otherwise("own")
@@ -142,7 +142,7 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     sender, receiver = (pl.when(at).then("rank").otherwise("peer") for at in (sends, ~sends))
     between = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("peer") >= 0)
     key = pl.when(between).then(pl.format("{} {}->{}", "name", sender, receiver)).otherwise("name")
-    return rows.with_columns(own=own).with_columns(name=of_lane).select(key=key)["key"]
+    return rows.with_columns(own=group).with_columns(name=of_lane).select(key=key)["key"]
 
 
 def _numbers_decide(rows: pl.DataFrame) -> pl.Series:
@@ -214,7 +214,7 @@ def _parts(of: Ints, rows: Ints) -> list[Ints]:
     return np.split(rows, np.flatnonzero(np.diff(of[rows])) + 1) if rows.size else []
 
 
-def _match_group(rows: pl.DataFrame, calls: _Calls, at: Ints) -> tuple[Ints, Ints, list[str]]:
+def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Ints, Ints, list[str]]:
     """Instance numbers of one group's rows in one window, from 0; their places in the order; problems.
 
     Only the recorder numbers messages of CPU tensors: by pair, the same at both ends. In traces they end when
@@ -222,11 +222,11 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, at: Ints) -> tuple[Ints, Int
 
     Args:
         calls: the same as arrays.
-        at: rows whose sequence numbers do not decide, or may not, since they are of messages.
+        of_group: rows whose sequence numbers do not decide, or may not, since they are of messages.
     """
-    numbers, places, problems = _by_order(_Calls._make(column[at] for column in calls))
-    if problems and calls.apart[at].any() and calls.on_gpu[at].any():
-        part = rows[at]
+    numbers, places, problems = _by_order(_Calls._make(column[of_group] for column in calls))
+    if problems and calls.apart[of_group].any() and calls.on_gpu[of_group].any():
+        part = rows[of_group]
         if _same_counts(part) and _agreed(part):
             numbers = places = _by_sequence(part)
             problems = []
@@ -255,10 +255,10 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     # Groups one behind the other on one axis: those before, and those behind, cancel out.
     at = of * (highest - lowest + 1) + (places - lowest) * placed
     rows = pl.DataFrame({"of": of, "rank": ranks, "at": at, "placed": placed})
-    known = (
+    covered = (
         rows.filter("placed").group_by("of", "rank").agg(first=pl.col("at").min(), last=pl.col("at").max())
     )
-    first, last = (np.sort(known[name].to_numpy()) for name in ("first", "last"))
+    first, last = (np.sort(covered[name].to_numpy()) for name in ("first", "last"))
     within = np.searchsorted(first, at, "right") - np.searchsorted(last, at, "left")
     everywhere = rows.select(pl.col("rank").n_unique().over("of")).to_series().to_numpy()
     located = rows.select(pl.col("rank").filter("placed").n_unique().over("of")).to_series().to_numpy()
@@ -268,9 +268,9 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
 
 def _agreed(part: pl.DataFrame) -> bool:
     """Whether both ends of messages hold the same numbers in the stretch that both have seen."""
-    known = [set(rows["sequence"]) for rows in part.partition_by("rank")]
-    first, last = max(map(min, known)), min(map(max, known))
-    seen = [{number for number in numbers if first <= number <= last} for numbers in known]
+    seen_by_rank = [set(rows["sequence"]) for rows in part.partition_by("rank")]
+    first, last = max(map(min, seen_by_rank)), min(map(max, seen_by_rank))
+    seen = [{number for number in numbers if first <= number <= last} for numbers in seen_by_rank]
     return all(numbers == seen[0] for numbers in seen) and not part["op"].is_in(["send_recv"]).any()
 
 
@@ -302,15 +302,15 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
             continue
         partner = places[at] = np.arange(at.size) + shift
         inside = (partner >= 0) & (partner < first.size)
-        found = inside.copy()
-        found[found] = same(partner[found], np.flatnonzero(found))
-        numbers[at[found]] = partner[found]
-        for row, place in zip(at[~found].tolist(), partner[~found].tolist()):
+        has_partner = inside.copy()
+        has_partner[has_partner] = same(partner[has_partner], np.flatnonzero(has_partner))
+        numbers[at[has_partner]] = partner[has_partner]
+        for row, place in zip(at[~has_partner].tolist(), partner[~has_partner].tolist()):
             size = int(sizes[row]) if symmetric[row] else -1
             what = (place, int(ops[row]), size)
-            known = beyond.setdefault(what, fresh) if not 0 <= place < first.size else fresh
-            numbers[row] = known
-            fresh += known == fresh
+            its_number = beyond.setdefault(what, fresh) if not 0 <= place < first.size else fresh
+            numbers[row] = its_number
+            fresh += its_number == fresh
     return numbers, places, problems
 
 
@@ -349,7 +349,7 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) 
         return 0, False
     spread, pairs, shift = min(spreads)
     enough = max(CLEAR_RUNNER_UP, CLEAR_RUNNER_UP_TIMES_PAIRS / pairs) * spread
-    unlike = all(other >= enough for other, _, at in spreads if at != shift)
+    unlike = all(other >= enough for other, _, another in spreads if another != shift)
     return shift, pairs >= ENOUGH_PAIRS and unlike
 
 

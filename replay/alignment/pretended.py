@@ -25,13 +25,13 @@ def answers_of(collectives: pl.DataFrame) -> Answers:
         collectives: the `collectives` table.
     """
     ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0)).sort("start_ns")
-    found = {}
-    for (rank,), own in ran.group_by("rank"):
-        start = own["start_ns"].to_numpy()
-        end = np.maximum.accumulate(start + own["duration_ns"].to_numpy())
+    answers = {}
+    for (rank,), calls in ran.group_by("rank"):
+        start = calls["start_ns"].to_numpy()
+        end = np.maximum.accumulate(start + calls["duration_ns"].to_numpy())
         opens = np.append(True, start[1:] > end[:-1])
-        found[int(str(rank))] = start[opens], end[np.append(opens[1:], True)]
-    return found
+        answers[int(str(rank))] = start[opens], end[np.append(opens[1:], True)]
+    return answers
 
 
 def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
@@ -57,12 +57,12 @@ def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
     """[N] ns, the times of some ranks without the answers before each."""
     moved = time.astype(np.int64)
-    for each, (begin, end) in answers.items():
-        mine = np.flatnonzero(rank == each)
+    for number, (begin, end) in answers.items():
+        of_rank = np.flatnonzero(rank == number)
         before = np.append(0, np.cumsum(end - begin))
-        at = np.searchsorted(begin, time[mine], side="right")
-        inside = np.maximum(end[np.maximum(at - 1, 0)] - time[mine], 0) * (at > 0)
-        moved[mine] -= before[at] - inside
+        place = np.searchsorted(begin, time[of_rank], side="right")
+        inside = np.maximum(end[np.maximum(place - 1, 0)] - time[of_rank], 0) * (place > 0)
+        moved[of_rank] -= before[place] - inside
     return moved
 
 

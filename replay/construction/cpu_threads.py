@@ -125,8 +125,8 @@ def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
     """Whether each time lies in one of the disjoint ascending intervals [start, end)."""
     if start.size == 0:
         return np.zeros(time.size, np.bool_)
-    at = np.searchsorted(start, time, side="right") - 1
-    return (at >= 0) & (time < end[np.maximum(at, 0)])
+    place = np.searchsorted(start, time, side="right") - 1
+    return (place >= 0) & (time < end[np.maximum(place, 0)])
 
 
 def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:

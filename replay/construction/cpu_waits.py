@@ -93,8 +93,8 @@ def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies
     begin, finish, contained = bursts(threads.segments[main], view.start[outer], view.end[outer])
     idle_from, idle_to = np.append(view.begin, finish), np.append(begin, view.finish)
     done = finish[contained]
-    mine = (recorded.source_thread == main) & (recorded.target_thread == tid)
-    started = np.sort(recorded.target_at[mine])
+    to_thread = (recorded.source_thread == main) & (recorded.target_thread == tid)
+    started = np.sort(recorded.target_at[to_thread])
     unsaid = np.searchsorted(started, begin) == np.searchsorted(started, finish)
     given = links(EdgeKind.HANDOVER, (main, begin), (tid, begin), unsaid)
     returned = links(EdgeKind.HANDOVER, (tid, done), (main, done), unsaid[contained])
@@ -172,8 +172,8 @@ def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankV
         segments = threads.segments.get(int(view.tid[call]))
         if segments is None:
             continue
-        at = int(segments.at(end[[span]] - 1)[0])
-        before = np.arange(np.searchsorted(segments.end, end[span] - NOTIFIED_EARLY_NS), at)
+        segment = int(segments.at(end[[span]] - 1)[0])
+        before = np.arange(np.searchsorted(segments.end, end[span] - NOTIFIED_EARLY_NS), segment)
         inner, finish = segments.span[before], segments.end[before]
         idle = (inner < 0) | np.isin(view.kind[inner], QUIET) | is_wait[inner]
         length = finish - np.maximum(segments.start[before], view.end[call])
@@ -207,25 +207,24 @@ def waits_for_collectives(view: RankView, threads: Threads, names: Names) -> Cpu
         functional=view.on_cpu & names.match(FUNCTIONAL, view.name),
         backward=view.on_cpu & names.match(BACKWARD, view.name),
     )
-    found = [
+    nothing = links(EdgeKind.SYNC, (WORK, ran[:0]), (ran[:0], ran[:0]))
+    waits = [CpuWaits(ran[:0], ran[:0], ran[:0], nothing)] + [
         _waits_of_thread(view, _ended(view, ran, tid, segments, kinds), tid, kinds)
         for tid, segments in threads.segments.items()
     ]
-    return CpuWaits(
-        np.concatenate([each.tid for each in found] or [ran[:0]]),
-        np.concatenate([each.start for each in found] or [ran[:0]]),
-        np.concatenate([each.end for each in found] or [ran[:0]]),
-        join([links(EdgeKind.SYNC, (WORK, ran[:0]), (ran[:0], ran[:0])), *(each.links for each in found)]),
+    tid, start, end = (
+        np.concatenate([getattr(of_thread, name) for of_thread in waits]) for name in ("tid", "start", "end")
     )
+    return CpuWaits(tid, start, end, join([of_thread.links for of_thread in waits]))
 
 
 def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds: _Operators) -> _Ended:
     span = ran[view.tid[view.launch[ran]] == tid]
     call = view.launch[span]
     asked = view.asked[span]
-    at = segments.at(asked - 1)  # one that ends just as the next operator begins was waited for
-    inside = at + 1 < segments.span.size
-    following = np.where(inside, segments.span[np.minimum(at + 1, segments.span.size - 1)], -1)
+    segment = segments.at(asked - 1)  # one that ends just as the next operator begins was waited for
+    inside = segment + 1 < segments.span.size
+    following = np.where(inside, segments.span[np.minimum(segment + 1, segments.span.size - 1)], -1)
     return _Ended(
         span=span,
         call=call,
@@ -233,9 +232,9 @@ def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds:
         asked=asked,
         is_asked=view.is_asked[span],
         is_functional=_within(view, call, np.flatnonzero(kinds.functional & (view.tid == tid))),
-        begin=segments.start[at],
-        finish=segments.end[at],
-        inner=segments.span[at],
+        begin=segments.start[segment],
+        finish=segments.end[segment],
+        inner=segments.span[segment],
         following=following,
     )
 
@@ -244,8 +243,8 @@ def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
     """[K] whether each call lies in the last span of `outer` that began before it."""
     if outer.size == 0:
         return np.zeros(call.size, np.bool_)
-    at = np.searchsorted(view.start[outer], view.start[call], side="right") - 1
-    inside: Bools = (at >= 0) & (view.end[outer[np.maximum(at, 0)]] >= view.end[call])
+    place = np.searchsorted(view.start[outer], view.start[call], side="right") - 1
+    inside: Bools = (place >= 0) & (view.end[outer[np.maximum(place, 0)]] >= view.end[call])
     return inside
 
 
@@ -260,13 +259,13 @@ def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators)
     since = np.maximum(ended.begin, view.end[ended.call])
     # A message may have been over before its caller asked.
     blocked = waited & (ended.end > since)
-    at = np.select([blocked, waited, idle], [ended.end, ended.asked, ended.finish], -1)
+    moment = np.select([blocked, waited, idle], [ended.end, ended.asked, ended.finish], -1)
     inferred = ~ended.is_asked & ~waits
     claimed = set(ended.inner[blocked & waits].tolist())
-    for number in np.flatnonzero(at < 0).tolist():
-        at[number], inferred[number] = _needed_by(view, ended, number, kinds, claimed)
-    found = links(EdgeKind.SYNC, (WORK, ended.span), (tid, at), inferred)
-    return CpuWaits(np.full(int(blocked.sum()), tid), since[blocked], ended.end[blocked], found)
+    for number in np.flatnonzero(moment < 0).tolist():
+        moment[number], inferred[number] = _needed_by(view, ended, number, kinds, claimed)
+    dependencies = links(EdgeKind.SYNC, (WORK, ended.span), (tid, moment), inferred)
+    return CpuWaits(np.full(int(blocked.sum()), tid), since[blocked], ended.end[blocked], dependencies)
 
 
 def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
@@ -292,14 +291,14 @@ def _needed_by(
 ) -> tuple[int, bool]:
     """When a result that no thread waited for is needed, and whether that is inferred."""
     call, end = int(ended.call[number]), int(ended.end[number])
-    mine = view.tid == view.tid[call]
+    on_thread = view.tid == view.tid[call]
     if ended.is_functional[number]:
-        later = np.flatnonzero(mine & kinds.waits & (view.start >= end)).tolist()
+        later = np.flatnonzero(on_thread & kinds.waits & (view.start >= end)).tolist()
         free = [wait for wait in later if wait not in claimed]
         if free:
             claimed.add(free[0])
             return int(view.start[free[0]]), True
-    around = mine & kinds.backward & (view.start <= view.start[call])
+    around = on_thread & kinds.backward & (view.start <= view.start[call])
     around &= view.end >= max(int(view.end[call]), end)
     if around.any():
         return int(view.end[around].min()), False

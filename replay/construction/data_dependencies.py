@@ -48,10 +48,10 @@ def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
     begin is that.
     """
     number = ["rank", "window", "sequence_number"]
-    known = spans.filter(pl.col("sequence_number") >= 0)
-    backward = known.filter(pl.col("forward_thread") > 0).select(*number, target_span_id="span_id")
+    numbered = spans.filter(pl.col("sequence_number") >= 0)
+    backward = numbered.filter(pl.col("forward_thread") > 0).select(*number, target_span_id="span_id")
     forward = (
-        known.filter(pl.col("forward_thread") <= 0)
+        numbered.filter(pl.col("forward_thread") <= 0)
         .join(backward, on=number, how="semi")
         .group_by(number)
         .agg(
@@ -71,8 +71,8 @@ def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
     """
     place = index_of(view.span_id)
     source, target = (place(pairs[f"{end}_span_id"].to_numpy()) for end in ("source", "target"))
-    known = (source >= 0) & (target >= 0)
-    source, target = source[known], target[known]
+    have_spans = (source >= 0) & (target >= 0)
+    source, target = source[have_spans], target[have_spans]
     ordered = view.end[source] <= view.start[target]
     return source[ordered], target[ordered]
 
@@ -110,13 +110,13 @@ def between_streams(view: RankView, streams: Streams, source: Ints, target: Ints
     tid = view.tid[view.launch[work]]
     last, first = np.full(source.size, -1, np.int64), np.full(target.size, -1, np.int64)
     for here in np.unique(tid):
-        mine = work[tid == here]
-        launched = streams.launched[mine]
+        on_stream = work[tid == here]
+        launched = streams.launched[on_stream]
         for spans, found, edge in ((source, last, -1), (target, first, 0)):
             begin = np.searchsorted(launched, view.start[spans])
             end = np.searchsorted(launched, view.end[spans])
             inside = (view.tid[spans] == here) & view.on_cpu[spans] & (end > begin)
-            found[inside] = mine[(end + edge if edge else begin)[inside]]
+            found[inside] = on_stream[(end + edge if edge else begin)[inside]]
     crosses = (last >= 0) & (first >= 0) & (view.stream[last] != view.stream[first])
     crosses &= view.end[last] <= view.start[first] + ROUNDING_NS
     return [(int(a), int(b)) for a, b in np.unique(np.stack([last, first])[:, crosses], axis=1).T]

@@ -102,19 +102,19 @@ def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Boo
     return Numbering(pieces, first, work, begins, ends, sum(sizes) + int(size.sum()))
 
 
-def resolve(found: Dependencies, numbering: Numbering) -> Edges:
+def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:
     """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
 
     A link from before a thread's first piece says nothing, nor does one from a node to itself.
     """
-    source = numbering.ends[np.where(found.source_thread == WORK, found.source_at, 0)]
-    target = numbering.begins[np.where(found.target_thread == WORK, found.target_at, 0)]
+    source = numbering.ends[np.where(dependencies.source_thread == WORK, dependencies.source_at, 0)]
+    target = numbering.begins[np.where(dependencies.target_thread == WORK, dependencies.target_at, 0)]
     for tid, piece in numbering.pieces.items():
-        leaving = found.source_thread == tid
-        last = piece.ending_by(found.source_at[leaving])
+        leaving = dependencies.source_thread == tid
+        last = piece.ending_by(dependencies.source_at[leaving])
         source[leaving] = np.where(last >= 0, numbering.first[tid] + last, -1)
-        entering = found.target_thread == tid
-        target[entering] = numbering.first[tid] + piece.starting_from(found.target_at[entering])
+        entering = dependencies.target_thread == tid
+        target[entering] = numbering.first[tid] + piece.starting_from(dependencies.target_at[entering])
     real = (source >= 0) & (target >= 0) & (source != target)
     ordered, transfer = _program_order(numbering), _transfers(numbering)
     kind = np.repeat([EdgeKind.THREAD, EdgeKind.STREAM], [ordered.size, transfer.size])
@@ -123,8 +123,8 @@ def resolve(found: Dependencies, numbering: Numbering) -> Edges:
         source=np.append(source[real], given),
         target=np.append(target[real], given + 1),
         lag=np.zeros(int(real.sum()) + given.size, np.int64),
-        kind=np.append(found.kind[real], kind),
-        inferred=np.append(found.inferred[real], np.zeros(given.size, np.bool_)),
+        kind=np.append(dependencies.kind[real], kind),
+        inferred=np.append(dependencies.inferred[real], np.zeros(given.size, np.bool_)),
     )
 
 

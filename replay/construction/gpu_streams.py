@@ -136,12 +136,12 @@ def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl
     """
     if not recorded:
         return guessed
-    known = {(view.stream[s], view.stream[t]) for s, t in recorded}
+    recorded_pairs = {(view.stream[s], view.stream[t]) for s, t in recorded}
     waiting = _unrecorded_waiters(syncs)
     return [
         (s, t)
         for s, t in guessed
-        if view.stream[t] in waiting and (view.stream[s], view.stream[t]) not in known
+        if view.stream[t] in waiting and (view.stream[s], view.stream[t]) not in recorded_pairs
     ]
 
 
@@ -167,14 +167,14 @@ def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> P
 
 def _last_launched(streams: Streams, stream: int, time: int) -> int:
     """Of one stream's work, the last that was launched before a time; -1 for none."""
-    at = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
-    return int(streams.by_stream[stream][at]) if at >= 0 else -1
+    place = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
+    return int(streams.by_stream[stream][place]) if place >= 0 else -1
 
 
 def _next_launched(streams: Streams, stream: int, time: int) -> int:
     """Of one stream's work, the first that was launched at or after a time; -1 for none."""
-    at = int(np.searchsorted(streams.called[stream], time, side="left"))
-    return int(streams.by_stream[stream][at]) if at < streams.called[stream].size else -1
+    place = int(np.searchsorted(streams.called[stream], time, side="left"))
+    return int(streams.by_stream[stream][place]) if place < streams.called[stream].size else -1
 
 
 def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
@@ -183,8 +183,8 @@ def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
     for _, work in _launches_by_thread(view, streams):
         collective = view.instance[work] >= 0
         previous = np.maximum.accumulate(np.where(collective, -1, np.arange(work.size)))
-        at = np.flatnonzero(collective & (previous >= 0))
-        before, after = work[previous[at]], work[at]
+        preceded = np.flatnonzero(collective & (previous >= 0))
+        before, after = work[previous[preceded]], work[preceded]
         fits = view.stream[before] != view.stream[after]
         fits &= view.end[before] <= view.start[after] + ROUNDING_NS
         pairs += zip(before[fits].tolist(), after[fits].tolist())
@@ -201,9 +201,9 @@ def _users_of_collectives(view: RankView, streams: Streams, names: Names) -> Pai
     waits = waits[np.argsort(view.start[waits], kind="stable")]
     user = np.full(waits.size, -1, np.int64)
     for tid, work in _launches_by_thread(view, streams):
-        mine = np.flatnonzero(view.tid[waits] == tid)
-        at = np.searchsorted(streams.launched[work], view.start[waits[mine]])
-        user[mine] = np.append(work, -1)[at]
+        of_thread = np.flatnonzero(view.tid[waits] == tid)
+        place = np.searchsorted(streams.launched[work], view.start[waits[of_thread]])
+        user[of_thread] = np.append(work, -1)[place]
     used = (user >= 0) & (view.instance[user] < 0)
     waits, user = waits[used], user[used]
     pending = _Pending(view, streams)
@@ -220,7 +220,7 @@ class _Pending:
         spans = spans[np.argsort(streams.launched[spans], kind="stable")]
         columns = (streams.launched[spans], view.end[spans], view.stream[spans])
         self._facts = dict(zip(spans.tolist(), zip(*(column.tolist() for column in columns))))
-        self._rank = {span: at for at, span in enumerate(self._facts)}  # by launch
+        self._rank = {span: number for number, span in enumerate(self._facts)}  # by launch
         by_end = spans[np.argsort(view.end[spans], kind="stable")]
         self._by_end, self._ends = by_end.tolist(), view.end[by_end].tolist()
 
@@ -257,7 +257,7 @@ def _launches_by_thread(view: RankView, streams: Streams) -> list[tuple[int, Int
     ]
 
 
-def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple[Pairs, Pairs]:
+def _unexplained_starts(view: RankView, streams: Streams, explained: Pairs) -> tuple[Pairs, Pairs]:
     """Causes for work that starts later than its launch, its stream and known events explain.
 
     Returns:
@@ -270,7 +270,7 @@ def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple
     called = np.where(launch >= 0, view.end[np.maximum(launch, 0)], LONG_AGO)
     before = np.where(streams.before >= 0, view.end[np.maximum(streams.before, 0)], LONG_AGO)
     ready[work] = np.maximum(called, before)
-    for source, target in known:
+    for source, target in explained:
         ready[target] = max(ready[target], view.end[source])
     late = work[view.start[work] - ready[work] > COINCIDENCE_NS]
     by_end = work[np.argsort(view.end[work], kind="stable")]
@@ -287,10 +287,10 @@ def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple
         elsewhere = view.stream[by_end[low:high]] != view.stream[span]
         earlier = view.start[by_end[low:high]] < view.start[span]
         leaving = ends[low:high] - tail[low:high] <= view.start[span]
-        found = low + np.flatnonzero(elsewhere & earlier & leaving)
-        if (ended := found[found < now]).size:
+        others = low + np.flatnonzero(elsewhere & earlier & leaving)
+        if (ended := others[others < now]).size:
             coincident.append((int(by_end[ended[-1]]), span))
-        elif found.size and (filling := found[(view.instance[by_end[found]] < 0) | computes[span]]).size:
+        elif others.size and (filling := others[(view.instance[by_end[others]] < 0) | computes[span]]).size:
             draining.append((int(by_end[filling[0]]), span))
     return coincident, draining
 
@@ -385,12 +385,12 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
     ends, launched = view.end[work], streams.launched[work]
     marks = {}
     for tid in np.unique(view.tid[readers]).tolist():
-        mine = view.on_cpu & (view.tid == tid)
-        marks[tid] = np.sort(np.concatenate([[view.begin], view.start[mine], view.end[mine]]))
+        on_thread = view.on_cpu & (view.tid == tid)
+        marks[tid] = np.sort(np.concatenate([[view.begin], view.start[on_thread], view.end[on_thread]]))
     blocked = []
     for call in readers.tolist():
-        own, called = marks[int(view.tid[call])], int(view.start[call])
-        silent_from = max(int(own[max(int(np.searchsorted(own, called)) - 1, 0)]), view.begin)
+        of_thread, called = marks[int(view.tid[call])], int(view.start[call])
+        silent_from = max(int(of_thread[max(int(np.searchsorted(of_thread, called)) - 1, 0)]), view.begin)
         low, high = np.searchsorted(ends, (called - WAKE_UP_NS, called + ROUNDING_NS))
         asked_for = low + np.flatnonzero(launched[low:high] < silent_from)
         if asked_for.size and called - silent_from >= SILENCE_NS:

@@ -23,7 +23,7 @@ from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collecti
 from dpro.replay.alignment.pretended import answers_of, one_after_the_other, without_answers
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
-from dpro.replay.construction.phases import calls_of, positions_in_steps
+from dpro.replay.construction.phases import call_order, positions_in_steps
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
@@ -109,7 +109,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     spans, names = coded(spans)
     places = spans.select("rank", "window").unique().sort("rank", "window").rows()
     done = counted(3 + 2 * len(places), report)
-    spans, collectives, syncs, steps = _own_tables(run, spans)
+    spans, collectives, syncs, steps = _tables_of_run(run, spans)
     matching = match_collectives(collectives, spans)
     done()
     workers = run.table(WORKERS)
@@ -128,19 +128,19 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         own_steps = steps_in(steps_of, rank, window)
         views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
         done()
-    positions = positions_in_steps(map(calls_of, views))
+    positions = positions_in_steps(map(call_order, views))
     rank_graphs: list[RankGraph] = []
     by_code = Names(names)
     for view in views:
-        place, own = (view.rank, view.window), positions.get(view.rank, {})
-        rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), by_code, own))
+        place, calls = (view.rank, view.window), positions.get(view.rank, {})
+        rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), by_code, calls))
         done()
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(rank_graphs, moved, labels)
     done()
     graph = dataclasses.replace(graph, messages=messages, places=places_of(workers), run=run)
-    known = any(view.step_start.size for view in views)
-    return Built(graph, matching, alignment, sum(each.background for each in rank_graphs), known)
+    steps_known = any(view.step_start.size for view in views)
+    return Built(graph, matching, alignment, sum(part.background for part in rank_graphs), steps_known)
 
 
 def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
@@ -157,19 +157,19 @@ def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
     Args:
         steps_of: as from `by_place`.
     """
-    own = steps_of(rank, window)
-    if own.is_empty() and window == 0:
+    steps = steps_of(rank, window)
+    if steps.is_empty() and window == 0:
         return steps_of(rank, -1)  # known, but not which window they were in
-    return own
+    return steps
 
 
-def _own_tables(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
+def _tables_of_run(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
     """Spans, collectives, syncs, steps; of pretended ranks without the time in which they were answered."""
     tables = [spans, *map(run.table, (COLLECTIVES, SYNCS, STEPS))]
     if not run.manifest.is_pretended:
         return tables
     answers = answers_of(tables[1])
-    return [without_answers(each, answers) for each in tables]
+    return [without_answers(table, answers) for table in tables]
 
 
 def by_place(table: pl.DataFrame) -> RowsOf:
@@ -187,8 +187,8 @@ def by_place(table: pl.DataFrame) -> RowsOf:
 
 def places_of(workers: pl.DataFrame) -> dict[int, MeshPosition]:
     """Where in the job the ranks stand that are known to be on an axis of it."""
-    known = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
-    return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
+    placed = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
+    return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in placed.iter_rows()}
 
 
 def build_operation_view(run: Run) -> Built:
@@ -208,8 +208,8 @@ def build_operation_view(run: Run) -> Built:
     made = build_operations(run, operations)
     how = "moved onto one clock" if has_operations(run) else "one trace"
     alignment = one_clock(((rank, 0) for rank in made.graph.places), how)
-    known = made.steps_known
-    return Built(made.graph, made.matching, alignment, 0, known, True, made.unknown, made.assumed)
+    steps_known = made.steps_known
+    return Built(made.graph, made.matching, alignment, 0, steps_known, True, made.unknown, made.assumed)
 
 
 def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
@@ -236,13 +236,10 @@ def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(transfer_ns=pl.when("is_message").then(shortest).otherwise(transfer))
 
 
-def each_by_itself(built: Built) -> Built:
+def without_rendezvous(built: Built) -> Built:
     """The same without waits of ranks for each other: what pretended ranks did, and are judged by."""
-    graph = built.graph
-    own = np.flatnonzero(graph.edges.kind != EdgeKind.RENDEZVOUS)
-    edges = Edges(**{f.name: getattr(graph.edges, f.name)[own] for f in dataclasses.fields(Edges)})
-    alone = assembled(graph.nodes, edges, graph.names, graph.lanes, graph.origin_ns)
-    return dataclasses.replace(built, graph=alone.of_same_job(graph))
+    graph = built.graph.without_edges(built.graph.edges.kind == EdgeKind.RENDEZVOUS)
+    return dataclasses.replace(built, graph=graph)
 
 
 def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
@@ -271,9 +268,9 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
     Returns:
         The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter numbers.
     """
-    known = pl.max_horizontal(num_members(), "expected").max()
+    members = pl.max_horizontal(num_members(), "expected").max()
     rows = matched.with_columns(
-        num_ranks=known.over("key"), payload=pl.max_horizontal("bytes_in", "bytes_out")
+        num_ranks=members.over("key"), payload=pl.max_horizontal("bytes_in", "bytes_out")
     )
     columns = ["op", "key", "num_ranks", "dtype"]
     kinds = rows.select(columns).unique().sort(columns).with_row_index("message")
@@ -299,11 +296,11 @@ class InOrder:
 
 def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
     """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags."""
-    found = in_order(rank_graphs, moved, names)
-    nodes, lanes = found.nodes, found.lanes
+    joined = in_order(rank_graphs, moved, names)
+    nodes, lanes = joined.nodes, joined.lanes
     origin = int(nodes.measured_start.min())
     count_from(nodes, origin)
-    edges, nodes = pooled_lags(found.edges, nodes, on_worker(lanes), names)
+    edges, nodes = pooled_lags(joined.edges, nodes, on_worker(lanes), names)
     return assembled(nodes, edges, names, lanes, origin)
 
 
@@ -333,45 +330,45 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
     Raises:
         GraphError: there is a cycle.
     """
-    first = np.cumsum([0] + [each.begins.size for each in rank_graphs])
+    first = np.cumsum([0] + [part.begins.size for part in rank_graphs])
     met, rendezvous = _rendezvous(rank_graphs, first, moved, len(names) - 1)
     edges = _edges_of_all(rank_graphs, first, rendezvous)
     # Columns are written where they stay: what is in order need not be copied into order.
     total = int(first[-1]) + met.duration.size
     order, stuck = order_of(
-        edges, np.concatenate([*(each.begins for each in rank_graphs), met.measured_start])
+        edges, np.concatenate([*(part.begins for part in rank_graphs), met.measured_start])
     )
     number = np.arange(total)
     if not stuck.size:
         number[order] = np.arange(total)
     nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
     lanes: list[tuple[int, str]] = []
-    for each, begin in zip(rank_graphs, first.tolist()):
-        where = number[begin : begin + each.begins.size]
-        lanes += each.nodes(Place(nodes, where, len(lanes), len(names) - 2))
+    for part, begin in zip(rank_graphs, first.tolist()):
+        where = number[begin : begin + part.begins.size]
+        lanes += part.nodes(Place(nodes, where, len(lanes), len(names) - 2))
     write_columns(met, nodes, number[first[-1] :])
     if stuck.size:
         make_graph(nodes, edges, names, tuple(lanes), 0)  # says what the cycle is
     return InOrder(nodes, renumbered(edges, order), tuple(lanes), number)
 
 
-def write_columns(own: Nodes, nodes: Nodes, number: Ints) -> None:
+def write_columns(some: Nodes, nodes: Nodes, number: Ints) -> None:
     """Write the columns of some nodes into those of all nodes.
 
     Args:
-        own: [K] of some.
+        some: [K] of some.
         nodes: [N] of all.
         number: [K] of each in all.
     """
     for f in dataclasses.fields(Nodes):
-        getattr(nodes, f.name)[number] = getattr(own, f.name)
+        getattr(nodes, f.name)[number] = getattr(some, f.name)
 
 
 def _edges_of_all(rank_graphs: Sequence[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
     """The edges of all ranks, in the numbers of all nodes, and those at rendezvous."""
     columns: dict[str, Any] = {}
     for f in dataclasses.fields(Edges):
-        chunks = [getattr(each.edges, f.name) for each in rank_graphs]
+        chunks = [getattr(part.edges, f.name) for part in rank_graphs]
         if f.name in ("source", "target"):
             chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
         columns[f.name] = np.concatenate([*chunks, getattr(rendezvous, f.name)])
@@ -382,16 +379,16 @@ def _rendezvous(
     rank_graphs: Sequence[RankGraph], first: Ints, moved: pl.DataFrame, name: int
 ) -> tuple[Nodes, Edges]:
     """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
-    instance = np.concatenate([each.instance for each in rank_graphs])
-    arrive = np.concatenate([each.arrive + shift for each, shift in zip(rank_graphs, first)])
-    transfer = np.concatenate([each.transfer + shift for each, shift in zip(rank_graphs, first)])
-    found, at, members = np.unique(instance, return_inverse=True, return_counts=True)
+    instance = np.concatenate([part.instance for part in rank_graphs])
+    arrive = np.concatenate([part.arrive + shift for part, shift in zip(rank_graphs, first)])
+    transfer = np.concatenate([part.transfer + shift for part, shift in zip(rank_graphs, first)])
+    instances, which, members = np.unique(instance, return_inverse=True, return_counts=True)
     shared = members > 1
     number = np.cumsum(shared) - 1 + first[-1]
-    several = shared[at]
-    node = number[at][several]
+    several = shared[which]
+    node = number[which][several]
     facts = moved.group_by("instance").agg(pl.col("rendezvous_ns").first(), pl.col("window").first())
-    facts = facts.filter(pl.col("instance").is_in(found[shared].tolist())).sort("instance")
+    facts = facts.filter(pl.col("instance").is_in(instances[shared].tolist())).sort("instance")
     time = facts["rendezvous_ns"].to_numpy()
     count = int(shared.sum())
 
@@ -410,7 +407,7 @@ def _rendezvous(
         name=constant(name),
         around=constant(-1),
         span=constant(-1),
-        collective=found[shared],
+        collective=instances[shared],
         bytes=constant(-1),
         message=constant(-1),
         phase=constant(-1),

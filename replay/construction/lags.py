@@ -257,14 +257,14 @@ def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges
     lag = np.zeros(slack.size, np.int64)
     stream, event = kind == EdgeKind.STREAM, kind == EdgeKind.EVENT
     for code in range(KINDS):
-        mine = group == code
+        of_group = group == code
         latency, at_most, going_on = lags.launch[code], lags.early[code], lags.stream[code]
         if latency is not None:
-            lag[returned & mine] = latency
+            lag[returned & of_group] = latency
         if at_most is not None:
-            lag[early & mine] = np.clip(slack[early & mine], 0, at_most)
+            lag[early & of_group] = np.clip(slack[early & of_group], 0, at_most)
         if going_on is not None:
-            lag[stream & mine] = going_on
+            lag[stream & of_group] = going_on
     # The error of each GPU's clock shows as a latency of its rank that differs from the pooled one.
     lag += _gpu_clocks(started, slack - lag, returned & (group < ON_WORKER))
     if lags.event is not None:
@@ -299,11 +299,11 @@ def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> I
     usual, name = room.copy(), started.nodes.name[started.source[full]]
     taken = np.zeros(full.size, np.bool_)
     for code in np.unique(name).tolist():
-        mine = np.flatnonzero(name == code)
+        of_name = np.flatnonzero(name == code)
         first, median = lags.rooms[names[code]]
-        known = median[np.searchsorted(first, room[mine], side="right") - 1]
-        taken[mine] = known < 0
-        usual[mine] = np.where(known < 0, room[mine], known)
+        drained = median[np.searchsorted(first, room[of_name], side="right") - 1]
+        taken[of_name] = drained < 0
+        usual[of_name] = np.where(drained < 0, room[of_name], drained)
     lag[full] = np.minimum(usual - lasts, 0)
     return started.work[started.at[full[taken]]]
 
@@ -325,10 +325,10 @@ def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
     rank, window = nodes.rank[onto], nodes.window[onto]
     order = np.lexsort((window, rank))
     changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
-    for mine in np.split(launches[order], changes):
-        idle = mine[started.free[mine]]
+    for of_clock in np.split(launches[order], changes):
+        idle = of_clock[started.free[of_clock]]
         if idle.size >= ENOUGH_IDLE_LAUNCHES:
-            later[mine] = round(float(np.median(left[idle])))
+            later[of_clock] = round(float(np.median(left[idle])))
     return later
 
 
@@ -398,18 +398,18 @@ def _counts(times: Ints) -> Counts:
 
 def _sum(parts: Sequence[Counts]) -> Counts:
     """How often each time was seen in any of the parts."""
-    time, at = np.unique(np.concatenate([part.time for part in parts]), return_inverse=True)
+    time, place = np.unique(np.concatenate([part.time for part in parts]), return_inverse=True)
     count = np.zeros(time.size, np.int64)
-    np.add.at(count, at, np.concatenate([part.count for part in parts]))
+    np.add.at(count, place, np.concatenate([part.count for part in parts]))
     return Counts(time, count)
 
 
 def _comparable(counts: Counts) -> tuple[Ints, Ints]:
     """Times that differ by less than `SAME_ROOM`: the least of each group, and their median or -1."""
     first = [0][: counts.time.size]
-    for at, time in enumerate(counts.time.tolist()):
+    for number, time in enumerate(counts.time.tolist()):
         if time > SAME_ROOM * counts.time[first[-1]]:
-            first.append(at)
+            first.append(number)
     groups = [
         Counts(counts.time[low:high], counts.count[low:high])
         for low, high in zip(first, [*first[1:], counts.time.size])
@@ -420,10 +420,10 @@ def _comparable(counts: Counts) -> tuple[Ints, Ints]:
 
 
 @compiled
-def _latest(ended: Any, launch: Any, at: Any, others: Any, called: Any) -> None:
+def _latest(ended: Any, launch: Any, place: Any, others: Any, called: Any) -> None:
     # When the last of what work depends on had ended: of launches, and of all else.
-    for edge in range(at.size):
+    for edge in range(place.size):
         if launch[edge]:
-            called[at[edge]] = max(called[at[edge]], ended[edge])
+            called[place[edge]] = max(called[place[edge]], ended[edge])
         else:
-            others[at[edge]] = max(others[at[edge]], ended[edge])
+            others[place[edge]] = max(others[place[edge]], ended[edge])

@@ -39,7 +39,7 @@ class CallOrder:
     step: Ints
 
 
-def calls_of(view: RankView) -> CallOrder:
+def call_order(view: RankView) -> CallOrder:
     """Collectives the rank called inside the window."""
     ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
     called = view.start[view.launch[ran]]
@@ -64,7 +64,7 @@ def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
         orders.append((calls, calls.instance.tolist()))
         for instance, step in zip(calls.instance.tolist(), calls.step.tolist()):
             steps[instance][step] += 1
-    step_of = {each: votes.most_common(1)[0][0] for each, votes in steps.items() if votes.total() > 1}
+    step_of = {call: votes.most_common(1)[0][0] for call, votes in steps.items() if votes.total() > 1}
     by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
     for calls, order in orders:
         for instance in order:
@@ -108,34 +108,34 @@ def known_positions(calls: CallOrder, positions: Positions) -> tuple[Ints, Ints,
         calls: of the rank in the window, in order.
         positions: of the rank's collectives.
     """
-    known = [
+    positions_ = [
         (*positions[instance], called)
         for instance, called in zip(calls.instance.tolist(), calls.called.tolist())
         if instance in positions
     ]
-    in_step, position, when = np.array(known, np.int64).reshape(-1, 3).T.copy()
+    in_step, position, when = np.array(positions_, np.int64).reshape(-1, 3).T.copy()
     return in_step, position, when
 
 
 @compiled
-def fill_phases(number: Any, time: Any, step: Any, known: Any, phase: Any) -> None:
+def fill_phases(number: Any, time: Any, step: Any, positions: Any, phase: Any) -> None:
     """Write `phases_at` of some nodes.
 
     Args:
         number: [K] nodes.
         time: [K] ns.
         step: [N] of all nodes.
-        known: as from `known_positions`.
+        positions: as from `known_positions`.
         phase: [N] what is written.
     """
-    in_step, position, when = known
-    at = -1  # of the last that was called before; what follows is mostly in the same phase
+    in_step, position, when = positions
+    last = -1  # of the last that was called before; what follows is mostly in the same phase
     for i in range(number.size):
         node = number[i]
-        while at + 1 < when.size and when[at + 1] < time[i]:
-            at += 1
-        while at >= 0 and when[at] >= time[i]:
-            at -= 1
+        while last + 1 < when.size and when[last + 1] < time[i]:
+            last += 1
+        while last >= 0 and when[last] >= time[i]:
+            last -= 1
         phase[node] = -1
         if step[node] >= 0:
-            phase[node] = position[at] if at >= 0 and in_step[at] == step[node] else 0
+            phase[node] = position[last] if last >= 0 and in_step[last] == step[node] else 0

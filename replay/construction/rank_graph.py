@@ -37,7 +37,7 @@ from dpro.replay.construction.dependencies import (
     resolve,
 )
 from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
-from dpro.replay.construction.phases import Positions, calls_of, fill_phases, known_positions
+from dpro.replay.construction.phases import Positions, call_order, fill_phases, known_positions
 from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.engine import compiled, distinct
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
@@ -96,13 +96,13 @@ def build_rank_graph(
     executed = np.flatnonzero((view.instance >= 0) & ~view.on_gpu)
     work = np.concatenate([streams.work, executed[np.argsort(view.start[executed], kind="stable")]])
     numbering = number_nodes(pieces, work, view.instance >= 0)
-    found = [
+    dependencies = [
         *given,
         _launches(view, work, released),
         _lane_order(view, work),
         event_links(view, streams, syncs, between_streams(view, streams, *pairs), names),
     ]
-    edges = resolve(join(found), numbering)
+    edges = resolve(join(dependencies), numbering)
     nodes = partial(write_nodes, view, threads, numbering, positions)
     ran, instance = view.memberships
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
@@ -112,12 +112,13 @@ def build_rank_graph(
 
 
 def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:
-    """CallOrder that were blocked on GPU work, as waits of their threads."""
+    """Calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
     pairs = [(span, view.tid[b.call], b.end, not b.recorded) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)
-    found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
-    return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], found)
+    span, tid, end, inferred = awaited.T
+    dependencies = links(EdgeKind.SYNC, (WORK, span), (tid, end), inferred > 0)
+    return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], dependencies)
 
 
 def _released(view: RankView, blocked: list[BlockedCall]) -> Ints:
@@ -149,14 +150,14 @@ def _cut(
 ) -> ThreadPieces:
     """Cut a thread where it waits, where it releases work or hands over, and where steps begin and end."""
     calls = view.calls
-    handed = [each.source_at[each.source_thread == tid] for each in given]
+    handed = [dependencies.source_at[dependencies.source_thread == tid] for dependencies in given]
     cuts = [released[calls[view.tid[calls] == tid]], view.step_start, [view.steps_end], *handed]
-    mine = [wait.tid == tid for wait in waits]
+    of_thread = [wait.tid == tid for wait in waits]
     return cut_thread(
         threads.segments[tid],
         np.concatenate(cuts),
-        np.concatenate([wait.start[m] for wait, m in zip(waits, mine)]),
-        np.concatenate([wait.end[m] for wait, m in zip(waits, mine)]),
+        np.concatenate([wait.start[m] for wait, m in zip(waits, of_thread)]),
+        np.concatenate([wait.end[m] for wait, m in zip(waits, of_thread)]),
     )
 
 
@@ -228,7 +229,7 @@ def write_nodes(
     blocks.append(_work(view, numbering, lanes))
     spans = (view.name, view.span_id, view.instance, view.payload, view.message)
     steps = (view.step_start, view.step_number, np.int64(view.steps_end))
-    calls = None if positions is None else known_positions(calls_of(view), positions)
+    calls = None if positions is None else known_positions(call_order(view), positions)
     nodes = into.nodes
     first = 0
     for block in blocks:
@@ -261,15 +262,15 @@ def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> N
     kinds, duration, earliest, is_anchored, names, arounds, ids, collective, moved, which = into[:10]
     measured_start, measured_end = into[10:]
     for i in range(number.size):
-        node, own, outer = number[i], span[i], around[i]
+        node, its_span, outer = number[i], span[i], around[i]
         kinds[node], duration[node] = kind[i], end[i] - start[i]
         is_anchored[node], earliest[node] = anchored[i] != 0, start[i] if anchored[i] != 0 else 0
-        names[node] = name[own] if own >= 0 else no_name
-        ids[node] = span_id[own] if own >= 0 else -1
+        names[node] = name[its_span] if its_span >= 0 else no_name
+        ids[node] = span_id[its_span] if its_span >= 0 else -1
         arounds[node] = name[outer] if outer >= 0 else -1
         moves = kind[i] == TRANSFER
-        collective[node] = instance[own] if moves or kind[i] == ARRIVE else -1
-        moved[node], which[node] = payload[own] if moves else -1, message[own] if moves else -1
+        collective[node] = instance[its_span] if moves or kind[i] == ARRIVE else -1
+        moved[node], which[node] = payload[its_span] if moves else -1, message[its_span] if moves else -1
         measured_start[node], measured_end[node] = start[i], end[i]
 
 
@@ -277,19 +278,19 @@ def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> N
 def _say_when(number: Any, caused: Any, steps: Any, step: Any) -> None:
     # As `RankView.step_of`; what follows is mostly of the same step.
     begins, steps_number, steps_end = steps
-    at = -1
+    last = -1
     for i in range(number.size):
         time = caused[i]
-        while at + 1 < begins.size and begins[at + 1] <= time:
-            at += 1
-        while at >= 0 and begins[at] > time:
-            at -= 1
+        while last + 1 < begins.size and begins[last + 1] <= time:
+            last += 1
+        while last >= 0 and begins[last] > time:
+            last -= 1
         if begins.size == 0:
             step[number[i]] = 0
         elif time >= steps_end:
             step[number[i]] = -2
         else:
-            step[number[i]] = steps_number[at] if at >= 0 else -1
+            step[number[i]] = steps_number[last] if last >= 0 else -1
 
 
 def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, lanes: Lanes) -> Block:
@@ -336,8 +337,8 @@ def _work(view: RankView, numbering: Numbering, lanes: Lanes) -> Block:
         "anchored": np.zeros(work.size, np.int64),
     }
     # An arrival's number is followed by its transfer's.
-    both = np.concatenate([numbering.begins[work], numbering.ends[work][collective]])
-    order = np.argsort(both, kind="stable")
+    moments = np.concatenate([numbering.begins[work], numbering.ends[work][collective]])
+    order = np.argsort(moments, kind="stable")
     return {name: np.concatenate([first[name], second[name][collective]])[order] for name in first}
 
 
@@ -347,10 +348,10 @@ def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bool
     lane = np.empty(work.size, np.int64)
     first = np.zeros(work.size, np.bool_)
     for here in np.unique(place).tolist():
-        mine = np.flatnonzero(place == here)
-        lane[mine] = len(lanes)
-        first[mine[np.argmin(view.start[work[mine]])]] = True
-        one = work[mine[0]]
+        on_lane = np.flatnonzero(place == here)
+        lane[on_lane] = len(lanes)
+        first[on_lane[np.argmin(view.start[work[on_lane]])]] = True
+        one = work[on_lane[0]]
         on_gpu = bool(view.on_gpu[one])
         what = f"stream {view.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {view.tid[one]}"
         lanes.append((view.rank, what))
@@ -376,8 +377,8 @@ def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:
         return view.start[work]
     asked = np.where(view.launch[work] >= 0, view.start[np.maximum(view.launch[work], 0)], -1)
     order = np.lexsort((view.start[work], lane))
-    known = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
-    same_lane = (known >= 0) & (lane[order][np.maximum(known, 0)] == lane[order])
+    latest = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
+    same_lane = (latest >= 0) & (lane[order][np.maximum(latest, 0)] == lane[order])
     result = np.empty(work.size, np.int64)
-    result[order] = np.where(same_lane, asked[order][np.maximum(known, 0)], view.begin - 1)
+    result[order] = np.where(same_lane, asked[order][np.maximum(latest, 0)], view.begin - 1)
     return result

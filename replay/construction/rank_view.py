@@ -117,8 +117,8 @@ class RankView:
         """Step that contains each time: -1 before the first, -2 after the last."""
         if self.step_start.size == 0:
             return np.zeros(time.size, np.int64)
-        at = np.searchsorted(self.step_start, time, side="right") - 1
-        step = np.where(at >= 0, self.step_number[np.maximum(at, 0)], -1)
+        place = np.searchsorted(self.step_start, time, side="right") - 1
+        step = np.where(place >= 0, self.step_number[np.maximum(place, 0)], -1)
         return np.where(time >= self.steps_end, -2, step)
 
 
@@ -235,8 +235,8 @@ def index_of(ids: Ints) -> Callable[[Ints], Ints]:
     sorted_ids = ids[order]
 
     def place(wanted: Ints) -> Ints:
-        at = np.minimum(np.searchsorted(sorted_ids, wanted), max(ids.size - 1, 0))
-        return np.where(sorted_ids[at] == wanted, order[at], -1)
+        likely = np.minimum(np.searchsorted(sorted_ids, wanted), max(ids.size - 1, 0))
+        return np.where(sorted_ids[likely] == wanted, order[likely], -1)
 
     return place
 
@@ -250,21 +250,21 @@ def _launches(spans: pl.DataFrame, kind: Ints, gpu: Bools) -> Ints:
         return launch
     order = calls[np.argsort(correlation[calls], kind="stable")]
     work = np.flatnonzero(gpu & (correlation >= 0))
-    at = np.minimum(np.searchsorted(correlation[order], correlation[work]), order.size - 1)
-    launch[work] = np.where(correlation[order[at]] == correlation[work], order[at], -1)
+    likely = np.minimum(np.searchsorted(correlation[order], correlation[work]), order.size - 1)
+    launch[work] = np.where(correlation[order[likely]] == correlation[work], order[likely], -1)
     return launch
 
 
 def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
     """The thread that drives the training loop: the one that marks steps, else the process's first thread,
     else the one with most time in spans."""
-    own = np.flatnonzero(cpu)
-    if own.size == 0:
+    on_cpu = np.flatnonzero(cpu)
+    if on_cpu.size == 0:
         return -1
-    tid, pid, marks = (spans[name].to_numpy()[own] for name in ("tid", "pid", "marks"))
-    threads, at = distinct(tid)
-    marked, busy = np.bincount(at[marks], minlength=threads.size), np.zeros(threads.size, np.int64)
-    np.add.at(busy, at, duration[own])
+    tid, pid, marks = (spans[name].to_numpy()[on_cpu] for name in ("tid", "pid", "marks"))
+    threads, thread = distinct(tid)
+    marked, busy = np.bincount(thread[marks], minlength=threads.size), np.zeros(threads.size, np.int64)
+    np.add.at(busy, thread, duration[on_cpu])
     first = np.zeros(threads.size, np.bool_)
-    first[at[tid == pid]] = True
+    first[thread[tid == pid]] = True
     return int(threads[np.lexsort((-threads, busy, first, marked))[-1]])

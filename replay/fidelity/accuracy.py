@@ -31,6 +31,7 @@ from dpro.replay.timeline import (
     measured_step_times,
     rank_step_times,
     replay,
+    share_saved,
     step_ends,
     step_times,
 )
@@ -104,7 +105,7 @@ def figures_of(
         100 * starts_ns[percent] / step_ns if step_ns and percent in starts_ns else None
         for percent in (50, 95)
     )
-    found = [
+    figures = [
         criterion("error of replayed steps", error, 1.0, 5.0),
         criterion("median error of starts, of a step", half, 0.2, 5.0),
         criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
@@ -118,7 +119,7 @@ def figures_of(
             50.0,
         ),
     ]
-    return tuple(sorted(found, key=lambda figure: 2.0 if figure.score is None else figure.score))
+    return tuple(sorted(figures, key=lambda figure: 2.0 if figure.score is None else figure.score))
 
 
 def _smallest_change(
@@ -165,7 +166,7 @@ ADVICE = {
 }
 
 
-def in_words(score: float, figures: Sequence[Criterion]) -> str:
+def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     """The grade, the score, what keeps it down, and what of it the run does not show.
 
     Args:
@@ -306,8 +307,8 @@ def _count_streams(graph: Graph) -> tuple[int, int]:
     events = edges.kind == EdgeKind.EVENT
     lanes = [graph.nodes.lane[nodes[events]].tolist() for nodes in (edges.source, edges.target)]
     inferred = edges.inferred[events].tolist()
-    known = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
-    return len(known), len(set(zip(*lanes)) - known)
+    ordered = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
+    return len(ordered), len(set(zip(*lanes)) - ordered)
 
 
 # Beyond these a replay does not describe the job well enough to predict from.
@@ -397,7 +398,7 @@ class Trust:
     @property
     def verdict(self) -> str:
         """How far to trust predictions, in a sentence."""
-        return in_words(self.score, self.figures)
+        return grade_sentence(self.score, self.figures)
 
     def _repr_html_(self) -> str:
         """The verdict, and the figures with their bars, for notebooks."""
@@ -486,10 +487,8 @@ def _share_of_delays(graph: Graph) -> float:
     Many wait for others meanwhile: their time is no measure of it.
     """
     nodes = graph.nodes
-    prompt = replay(graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration)))
-    measured = float(measured_step_times(graph)["duration_ns"].sum())
-    left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
-    return 1 - left / measured if measured else 0.0
+    prompt = graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration))
+    return share_saved(graph, prompt)
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
@@ -631,16 +630,16 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
 
 def added(facts: Sequence[FitFacts]) -> FitFacts:
     """What several groups of ranks show together."""
-    misses = pl.concat([each.misses for each in facts])
+    misses = pl.concat([part.misses for part in facts])
     misses = misses.group_by("window", "step", "miss_ns").agg(pl.col("count").sum())
     return FitFacts(
-        ranks=pl.concat([each.ranks for each in facts]),
+        ranks=pl.concat([part.ranks for part in facts]),
         misses=misses,
-        starts=StartCounts(*(sum(column) for column in zip(*(each.starts for each in facts)))),
-        unexplained=np.sum([each.unexplained for each in facts], axis=0),
-        gaps=np.sum([each.gaps for each in facts], axis=0),
-        classified=np.sum([each.classified for each in facts], axis=0),
-        kernels=pl.concat([each.kernels for each in facts]),
+        starts=StartCounts(*(sum(column) for column in zip(*(part.starts for part in facts)))),
+        unexplained=np.sum([part.unexplained for part in facts], axis=0),
+        gaps=np.sum([part.gaps for part in facts], axis=0),
+        classified=np.sum([part.classified for part in facts], axis=0),
+        kernels=pl.concat([part.kernels for part in facts]),
     )
 
 
@@ -677,10 +676,12 @@ def _classified_ns(graph: Graph) -> Ints:
     gpu &= np.isin(nodes.lane, [i for i, (_, what) in enumerate(graph.lanes) if what.startswith("stream")])
     if not gpu.any():
         return np.zeros(2, np.int64)
-    known = np.zeros(len(graph.names), np.bool_)
+    is_classified = np.zeros(len(graph.names), np.bool_)
     for name in np.unique(nodes.name[gpu]).tolist():
-        known[name] = classify(graph.names[name]).kind != "other"
-    return np.array([nodes.duration[gpu & known[nodes.name]].sum(), nodes.duration[gpu].sum()], np.int64)
+        is_classified[name] = classify(graph.names[name]).kind != "other"
+    return np.array(
+        [nodes.duration[gpu & is_classified[nodes.name]].sum(), nodes.duration[gpu].sum()], np.int64
+    )
 
 
 # How far a replay is from the trace: by step, by rank, and by single starts.
@@ -758,9 +759,10 @@ def start_errors(misses: pl.DataFrame) -> dict[int, float]:
         return {}
     ordered = misses.group_by("miss_ns").agg(pl.col("count").sum()).sort("miss_ns")
     miss, before = ordered["miss_ns"].to_numpy(), ordered["count"].cum_sum().to_numpy()
-    at = (before[-1] - 1) * (np.array(PERCENTILES) / 100)
-    low, high = (miss[np.searchsorted(before, place, side="right")] for place in (np.floor(at), np.ceil(at)))
-    over = at - np.floor(at)
+    places = (before[-1] - 1) * (np.array(PERCENTILES) / 100)
+    ends = np.floor(places), np.ceil(places)
+    low, high = (miss[np.searchsorted(before, place, side="right")] for place in ends)
+    over = places - ends[0]
     between = np.where(over < 0.5, low + (high - low) * over, high - (high - low) * (1 - over))
     return dict(zip(PERCENTILES, between.tolist()))
 
@@ -811,7 +813,7 @@ def has_gpu_work(graph: Graph) -> bool:
 
 
 def _compared(measured: pl.DataFrame, replayed: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    both = measured.rename({"duration_ns": "measured_ns"}).join(replayed, on=keys)
-    both = both.rename({"duration_ns": "replayed_ns"}).filter(pl.col("measured_ns") > 0)
+    steps = measured.rename({"duration_ns": "measured_ns"}).join(replayed, on=keys)
+    steps = steps.rename({"duration_ns": "replayed_ns"}).filter(pl.col("measured_ns") > 0)
     error = (pl.col("replayed_ns") / pl.col("measured_ns") - 1) * 100
-    return both.with_columns(error_pct=error).sort(keys)
+    return steps.with_columns(error_pct=error).sort(keys)

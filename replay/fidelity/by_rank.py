@@ -96,30 +96,30 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     done()
     work = ((run, matched.of(rank), folder) for rank in ranks)
     pooled = pool(_with(done, executor.map(build_rank, *zip(*work))))
-    known = [pooled.of(rank) for rank in ranks]
-    skeletons = list(_with(done, executor.map(condense_rank, [folder] * len(ranks), known)))
+    of_ranks = [pooled.of(rank) for rank in ranks]
+    skeletons = list(_with(done, executor.map(condense_rank, [folder] * len(ranks), of_ranks)))
     joined = join_skeletons(skeletons, matched, pooled, run)
     timeline = replay(joined.graph)
     rendezvous = rendezvous_of(timeline)
-    met = [of_collectives(rendezvous, each.instance) for each in skeletons]
+    met = [of_collectives(rendezvous, skeleton.instance) for skeleton in skeletons]
     compared = set(ranks[:: -(-len(ranks) // MAX_COMPARED_RANKS)])
     places = [rank in compared for rank in ranks]
-    judged = executor.map(fit_of_rank, [folder] * len(ranks), known, met, places)
+    judged = executor.map(fit_of_rank, [folder] * len(ranks), of_ranks, met, places)
     facts = _with_meetings(_sum(_with(done, judged)), joined.graph)
     trust = judge(_built(matched, pooled, joined), timeline, facts, run.manifest)
     return CondensedRun(matched, pooled, joined, trust, facts.misses)
 
 
 def _with(done: Callable[[], None], results: Iterator[T]) -> Iterator[T]:
-    for each in results:
+    for result in results:
         done()
-        yield each
+        yield result
 
 
 def _sum(facts: Iterator[FitFacts]) -> FitFacts:
     waiting: list[FitFacts] = []
-    for each in facts:
-        waiting.append(each)
+    for of_rank in facts:
+        waiting.append(of_rank)
         if len(waiting) == TOGETHER:
             waiting = [added(waiting)]
     return added(waiting)

@@ -21,7 +21,7 @@ from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
+from dpro.replay.timeline import Timeline, replay, share_saved
 from dpro.store import Manifest
 from dpro.words import few
 
@@ -45,12 +45,12 @@ class RendezvousRegistry:
     def transfers_in(self, graph: Graph) -> Ints:
         """[T] their nodes in the graph of the recorded ranks, as a whole or condensed."""
         nodes = graph.nodes
-        at = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+        transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         size = max(int(nodes.rank.max(initial=0)), int(self.rank.max(initial=0))) + 1
-        member = nodes.collective[at] * size + nodes.rank[at]
+        member = nodes.collective[transfers] * size + nodes.rank[transfers]
         order = np.argsort(member, kind="stable")
-        found: Ints = at[order[np.searchsorted(member[order], self.collective * size + self.rank)]]
-        return found
+        wanted: Ints = transfers[order[np.searchsorted(member[order], self.collective * size + self.rank)]]
+        return wanted
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,9 @@ def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> flo
     Args:
         rendezvous: as of `rendezvous_with`.
     """
-    measured = float(measured_step_times(graph)["duration_ns"].sum())
-    if rendezvous is None or measured == 0:
+    if rendezvous is None:
         return 0.0
-    prompt = replay(_without_waiting(graph, rendezvous))
-    left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
-    return max(1 - left / measured, 0.0)
+    return max(share_saved(graph, _without_waiting(graph, rendezvous)), 0.0)
 
 
 def _without_waiting(graph: Graph, rendezvous: RendezvousRegistry) -> Graph:

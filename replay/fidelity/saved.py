@@ -88,8 +88,8 @@ def load_condensed(file: Path, run: Run) -> CondensedRun | None:
     Args:
         file: what `save_condensed` has written.
     """
-    found = read_archive(file, RECORDS, run)
-    if not isinstance(found, CondensedRun):
+    condensed = read_archive(file, RECORDS, run)
+    if not isinstance(condensed, CondensedRun):
         return None
-    matched = dataclasses.replace(found.matched, parts=parts_of(run, found.matched.windows))
-    return dataclasses.replace(found, matched=matched)
+    matched = dataclasses.replace(condensed.matched, parts=parts_of(run, condensed.matched.windows))
+    return dataclasses.replace(condensed, matched=matched)

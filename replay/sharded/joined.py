@@ -49,30 +49,29 @@ def join_skeletons(
     Args:
         skeletons: of all ranks, in any order.
     """
-    skeletons = sorted(skeletons, key=lambda each: each.rank)
-    names = sorted({name for each in skeletons for name in each.graph.names})
-    code = {name: at for at, name in enumerate(names)}
+    skeletons = sorted(skeletons, key=lambda skeleton: skeleton.rank)
+    names = sorted({name for skeleton in skeletons for name in skeleton.graph.names})
+    code = {name: number for number, name in enumerate(names)}
     labels = (*names, "(no span)", "(rendezvous)")
-    found = in_order([_as_part(each, code, pooled.origin_ns) for each in skeletons], matched.moved, labels)
     origin = pooled.origin_ns
-    for times in (found.nodes.measured_start, found.nodes.measured_end):
+    as_parts = [_as_part(skeleton, code, origin) for skeleton in skeletons]
+    parts = in_order(as_parts, matched.moved, labels)
+    for times in (parts.nodes.measured_start, parts.nodes.measured_end):
         times -= origin
-    edges = _less_paths_beside(found.edges, found.nodes.duration.size)
-    graph = assembled(found.nodes, edges, labels, found.lanes, origin)
+    edges = _less_paths_beside(parts.edges, parts.nodes.duration.size)
+    graph = assembled(parts.nodes, edges, labels, parts.lanes, origin)
     node = np.full(graph.num_nodes, -1, np.int64)
-    own = np.concatenate([each.node for each in skeletons])
-    node[found.number[: own.size]] = own
+    of_ranks = np.concatenate([skeleton.node for skeleton in skeletons])
+    node[parts.number[: of_ranks.size]] = of_ranks
     graph = dataclasses.replace(graph, messages=matched.messages, places=matched.places, run=run)
     return JoinedGraph(graph, node)
 
 
 def _less_paths_beside(edges: Edges, size: int) -> Edges:
     meets = edges.kind == EdgeKind.RENDEZVOUS
-    own = np.flatnonzero(~meets)
-    kept = paths_beside(
-        edges.source[own], edges.target[own], edges.lag[own, None], edges.taken(np.flatnonzero(meets)), size
-    )
-    meets[own[kept]] = True
+    inside, between = np.flatnonzero(~meets), edges.taken(np.flatnonzero(meets))
+    lag = edges.lag[inside, None]
+    meets[inside[paths_beside(edges.source[inside], edges.target[inside], lag, between, size)]] = True
     return edges.taken(np.flatnonzero(meets))
 
 
@@ -81,9 +80,9 @@ def with_own_order(graph: Graph) -> Graph:
     nodes, edges = graph.nodes, graph.edges
     arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
-    own = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
-    both = edges.and_also(own)
-    return assembled(nodes, both, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+    order = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
+    all_edges = edges.and_also(order)
+    return assembled(nodes, all_edges, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
 def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkeleton]:
@@ -91,22 +90,22 @@ def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkele
     graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
     nodes, edges = graph.nodes, graph.edges
     kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)
-    at = np.flatnonzero(kept)
-    if at.size == 0:
+    rest_nodes = np.flatnonzero(kept)
+    if rest_nodes.size == 0:
         return []
     place = np.cumsum(kept) - 1
     inside = edges.taken(np.flatnonzero(kept[edges.source] & kept[edges.target]))
     inside = dataclasses.replace(inside, source=place[inside.source], target=place[inside.target])
-    columns = nodes.taken(at)
+    columns = nodes.taken(rest_nodes)
     rest = assembled(columns, inside, graph.names, graph.lanes, graph.origin_ns)
     arrive, transfer = (_members(columns, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
-    return [RankSkeleton(-1, rest, joined.node[at], columns.collective[transfer], arrive, transfer)]
+    return [RankSkeleton(-1, rest, joined.node[rest_nodes], columns.collective[transfer], arrive, transfer)]
 
 
 def _members(nodes: Nodes, kind: NodeKind) -> Ints:
     """Nodes of one kind by collective and rank."""
-    at = np.flatnonzero(nodes.kind == kind)
-    return at[np.lexsort((nodes.rank[at], nodes.collective[at]))]
+    members = np.flatnonzero(nodes.kind == kind)
+    return members[np.lexsort((nodes.rank[members], nodes.collective[members]))]
 
 
 def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
@@ -115,18 +114,19 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
     begins = graph.nodes.measured_start + origin
 
     def nodes(into: Place) -> Lanes:
-        own = graph.nodes
+        kept = graph.nodes
         codes = np.array([*(code[name] for name in graph.names), -1], np.int64)
-        columns = dataclasses.replace(
-            own, name=codes[own.name], around=codes[own.around],
-            lane=np.where(own.lane < 0, -1, own.lane + into.lane),
-            measured_start=begins, measured_end=own.measured_end + origin,
+        as_recorded = dataclasses.replace(
+            kept, name=codes[kept.name], around=codes[kept.around],
+            lane=np.where(kept.lane < 0, -1, kept.lane + into.lane),
+            measured_start=begins, measured_end=kept.measured_end + origin,
         )  # fmt: skip
-        write_columns(columns, into.nodes, into.number)
+        write_columns(as_recorded, into.nodes, into.number)
         return list(graph.lanes)
 
-    met = [each[members] for each in (skeleton.instance, skeleton.arrive, skeleton.transfer)]
-    return RankGraph(begins, nodes, graph.edges, met[0], met[1], met[2], background=0)
+    columns = (skeleton.instance, skeleton.arrive, skeleton.transfer)
+    instance, arrive, transfer = (column[members] for column in columns)
+    return RankGraph(begins, nodes, graph.edges, instance, arrive, transfer, background=0)
 
 
 # One rank as it runs in the joined graph: its own nodes, replayed by themselves.
@@ -159,10 +159,10 @@ def of_collectives(rendezvous: RendezvousTimes, instance: Ints) -> RendezvousTim
         rendezvous: as from `rendezvous_of`.
         instance: [K] the collectives; those that one rank ran alone have none.
     """
-    at = np.searchsorted(rendezvous.collective, np.sort(instance))
-    at = at[at < rendezvous.collective.size]
-    own = at[np.isin(rendezvous.collective[at], instance)]
-    return RendezvousTimes(rendezvous.collective[own], rendezvous.start[own])
+    place = np.searchsorted(rendezvous.collective, np.sort(instance))
+    place = place[place < rendezvous.collective.size]
+    wanted = place[np.isin(rendezvous.collective[place], instance)]
+    return RendezvousTimes(rendezvous.collective[wanted], rendezvous.start[wanted])
 
 
 def replay_inside(bare: BareRank, graph: Graph, rendezvous: RendezvousTimes) -> Timeline:
@@ -208,11 +208,11 @@ def _path_to_last(joined: JoinedGraph, timeline: Timeline, inside: InsideOf, las
     kept = int(np.argmax(last))
     nodes = joined.graph.nodes
     rank = int(nodes.rank[kept])
-    own = inside(rank).graph.nodes
+    inner = inside(rank).graph.nodes
     ends = inside(rank).end == timeline.end[kept]
-    ends &= own.window == nodes.window[kept]
+    ends &= inner.window == nodes.window[kept]
     if nodes.kind[kept] == NodeKind.END:
-        ends &= own.step == nodes.step[kept]
+        ends &= inner.step == nodes.step[kept]
     return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
 
 
@@ -223,16 +223,16 @@ def path_inside(
     stretches: list[Stretch] = []
     edges, kind = joined.graph.edges, joined.graph.nodes.kind
     met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
-    met_by = {int(joined.graph.nodes.collective[each]): int(each) for each in met}
+    met_by = {int(joined.graph.nodes.collective[meeting_node]): int(meeting_node) for meeting_node in met}
     while True:
-        own = inside(rank)
-        path = chain_to(own, node)
-        stretches.append((own, path))
-        first, nodes = int(path[0]), own.graph.nodes
+        inner = inside(rank)
+        path = chain_to(inner, node)
+        stretches.append((inner, path))
+        first, nodes = int(path[0]), inner.graph.nodes
         meeting = (
             met_by.get(int(nodes.collective[first]), -1) if nodes.kind[first] == NodeKind.TRANSFER else -1
         )
-        if meeting < 0 or timeline.start[meeting] < own.start[first] or timeline.binding[meeting] < 0:
+        if meeting < 0 or timeline.start[meeting] < inner.start[first] or timeline.binding[meeting] < 0:
             return stretches[::-1]
         last_arrived = edges.source[timeline.binding[meeting]]
         rank, node = int(joined.graph.nodes.rank[last_arrived]), int(joined.node[last_arrived])

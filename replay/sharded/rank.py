@@ -27,8 +27,8 @@ from dpro.replay.construction.graph_builder import (
     on_worker,
     steps_in,
 )
-from dpro.replay.construction.lags import LagFacts, Lags, facts_of, merged, pooled, started_work, with_lags
-from dpro.replay.construction.phases import CallOrder, Positions, calls_of, phases_at, positions_in_steps
+from dpro.replay.construction.lags import LagFacts, Lags, facts_of, pooled, started_work, with_lags
+from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
 from dpro.replay.construction.rank_graph import RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import GPU_KINDS, Edges, Graph, NodeKind, Nodes, assembled
@@ -37,9 +37,6 @@ from dpro.replay.timeline import extents_of
 from dpro.schema import DEPENDENCIES, SPANS, STEPS, SYNCS
 from dpro.store import Run
 from dpro.table import Table
-
-# Facts are summed up once there are those of this many ranks, so that they do not pile up.
-TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -157,15 +154,15 @@ def _put_together(
     """The windows of a rank as one graph, without rendezvous: the ranks that it meets are not known here."""
     nothing = np.empty(0, np.int64)
     alone = [dataclasses.replace(part, instance=nothing, arrive=nothing, transfer=nothing) for part in parts]
-    found = in_order(alone, moved.clear(), names)
-    graph = assembled(found.nodes, found.edges, names, found.lanes, 0)
+    joined = in_order(alone, moved.clear(), names)
+    graph = assembled(joined.nodes, joined.edges, names, joined.lanes, 0)
     first = np.cumsum([0, *(part.begins.size for part in parts)])
     arrive, transfer = (
-        found.number[np.concatenate([getattr(part, end) + at for part, at in zip(parts, first)])]
+        joined.number[np.concatenate([getattr(part, end) + begin for part, begin in zip(parts, first)])]
         for end in ("arrive", "transfer")
     )
     instance = np.concatenate([part.instance for part in parts])
-    return BareRank(graph, instance, arrive, transfer, tuple(map(calls_of, views)))
+    return BareRank(graph, instance, arrive, transfer, tuple(map(call_order, views)))
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -241,16 +238,9 @@ class Pooled:
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
     """Pool what all ranks show; the order in which they come makes no difference."""
-    waiting: list[LagFacts] = []
-    parts: list[RankSummary] = []
-    for rank in facts:
-        waiting.append(rank.lags)
-        parts.append(rank)
-        if len(waiting) == TOGETHER:
-            waiting = [merged(waiting)]
-    parts.sort(key=lambda part: part.rank)
+    parts = sorted(facts, key=lambda part: part.rank)
     return Pooled(
-        lags=pooled(waiting),
+        lags=pooled(part.lags for part in parts),
         origin_ns=min(part.begins for part in parts),
         positions=positions_in_steps(calls for part in parts for calls in part.calls),
         background=sum(part.background for part in parts),
@@ -302,9 +292,9 @@ def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
     graph = bare.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
     for calls in bare.calls:
-        mine = graph.nodes.window == calls.window
-        time, step = graph.nodes.phase[mine], graph.nodes.step[mine]
-        columns["phase"][mine] = phases_at(calls, time, step, of_all.positions)
+        in_window = graph.nodes.window == calls.window
+        time, step = graph.nodes.phase[in_window], graph.nodes.step[in_window]
+        columns["phase"][in_window] = phases_at(calls, time, step, of_all.positions)
     nodes = Nodes(**columns)
     count_from(nodes, of_all.origin_ns)
     edges, nodes = with_lags(
@@ -333,8 +323,8 @@ def skeletons_of_both(
         changed: [N] ns, how long its nodes last in the other.
     """
     cut = cut_of(rank, bare, graph)
-    both = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
-    return _kept(rank, bare, graph, cut, both, 0), _kept(rank, bare, graph, cut, both, 1)
+    skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
+    return _kept(rank, bare, graph, cut, skeletons, 0), _kept(rank, bare, graph, cut, skeletons, 1)
 
 
 def _kept(
@@ -369,9 +359,9 @@ def _with_measured_ends(small: Graph, graph: Graph) -> Graph:
     end = small.nodes.kind == NodeKind.END
     measured = extents_of(graph, ["window", "step"], graph.nodes.measured_start, graph.nodes.measured_end)
     ends = pl.DataFrame({"window": small.nodes.window[end], "step": small.nodes.step[end]})
-    found = ends.join(measured, on=["window", "step"], how="left", maintain_order="left")
+    extents = ends.join(measured, on=["window", "step"], how="left", maintain_order="left")
     start, stop = small.nodes.measured_start.copy(), small.nodes.measured_end.copy()
-    start[end], stop[end] = found["start"], found["end"]
+    start[end], stop[end] = extents["start"], extents["end"]
     nodes = dataclasses.replace(small.nodes, measured_start=start, measured_end=stop)
     return dataclasses.replace(small, nodes=nodes)
 
@@ -382,5 +372,5 @@ def _with_own_names(graph: Graph) -> Graph:
     used, code = np.unique(np.append(nodes.name, nodes.around), return_inverse=True)
     code -= int(np.searchsorted(used, 0))  # -1 for none comes first
     name, around = np.split(code, 2)
-    names = tuple(graph.names[at] for at in used[used >= 0].tolist())
+    names = tuple(graph.names[number] for number in used[used >= 0].tolist())
     return dataclasses.replace(graph, names=names, nodes=dataclasses.replace(nodes, name=name, around=around))

@@ -127,11 +127,11 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         `[rank, window, step, start_ns, end_ns]`.
     """
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
-    known = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
-    deep = known.filter(pl.col("window") >= 0)
-    undivided = known.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
+    lasting = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
+    deep = lasting.filter(pl.col("window") >= 0)
+    undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
     windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
-    stepless = windows.join(known, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
+    stepless = windows.join(lasting, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), stepless.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
 
@@ -274,9 +274,9 @@ def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
         .group_by("rank", pl.col("parent").alias("span_id"))
         .agg(pl.col("size").sum().alias("inside_ns"))
     )
-    own = pl.col("size") - pl.col("inside_ns").fill_null(0)
+    outside = pl.col("size") - pl.col("inside_ns").fill_null(0)
     timed = opened.join(inside, on=["rank", "span_id"], how="left")
-    return timed.select("name", own.clip(lower_bound=0).alias("self_ns"))
+    return timed.select("name", outside.clip(lower_bound=0).alias("self_ns"))
 
 
 def collective_totals(
@@ -328,8 +328,8 @@ def collective_totals(
 
 def _hosts(workers: pl.DataFrame) -> pl.Expr:
     """How many hosts the members of a row's group, or the two ends of a message, are on."""
-    known = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
-    host = pl.col("rank").replace_strict(known, default=None, return_dtype=pl.String)
+    host_of = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    host = pl.col("rank").replace_strict(host_of, default=None, return_dtype=pl.String)
     count = pl.when(host.is_null().any().over("key")).then(None).otherwise(host.n_unique().over("key"))
     return count.cast(pl.Int64)
 

@@ -68,63 +68,63 @@ def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) 
     """
     parts = {rank: part.sort("step") for (rank,), part in steps.group_by("rank", maintain_order=True)}
     waits = {rank: _waits(part["time_ns"].to_numpy(), _disturbed(part)) for rank, part in parts.items()}
-    if not any(at.size for at in waits.values()):
+    if not any(places.size for places in waits.values()):
         return steps
     facts = host_facts(steps, read_counters())
-    for rank, at in waits.items():
-        if at.size and not _is_aside(parts[rank], at, facts):
-            parts[rank] = _averaged(parts[rank], at)
+    for rank, places in waits.items():
+        if places.size and not _is_aside(parts[rank], places, facts):
+            parts[rank] = _averaged(parts[rank], places)
     return pl.concat(parts.values()).sort(STEPS.sort_by, maintain_order=True)
 
 
 def _disturbed(steps: pl.DataFrame) -> Bools:
     """Which steps are no measure of others; none if all are so."""
-    found: Bools = steps.select(disturbed(steps)).to_series().to_numpy()
-    return np.asarray(found & ~found.all())
+    is_disturbed: Bools = steps.select(disturbed(steps)).to_series().to_numpy()
+    return np.asarray(is_disturbed & ~is_disturbed.all())
 
 
 def _waits(times: Ints, disturbed: Bools) -> Ints:
     """Where a host waited for its device: steps far longer than most, at a regular distance; else none."""
     none = np.empty(0, np.int64)
-    known = times[(times > 0) & ~disturbed]
-    if not known.size:
+    undisturbed_times = times[(times > 0) & ~disturbed]
+    if not undisturbed_times.size:
         return none
-    at = np.flatnonzero((times > FAR * np.median(known)) & ~disturbed)
-    if at.size <= CYCLES:
+    places = np.flatnonzero((times > FAR * np.median(undisturbed_times)) & ~disturbed)
+    if places.size <= CYCLES:
         return none
-    apart = np.diff(at)
-    usual = int(np.median(apart))
-    return at if usual >= 2 and float((apart % usual == 0).mean()) >= REGULAR else none
+    distances = np.diff(places)
+    usual = int(np.median(distances))
+    return places if usual >= 2 and float((distances % usual == 0).mean()) >= REGULAR else none
 
 
-def _is_aside(steps: pl.DataFrame, at: Ints, facts: pl.DataFrame) -> bool:
+def _is_aside(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
     """Whether what the host counted explains most of the long steps."""
-    chosen = steps["step"][at.tolist()].implode()
-    known = facts.filter(pl.col("rank") == steps["rank"][0]).with_columns(
+    chosen = steps["step"][places.tolist()].implode()
+    of_rank = facts.filter(pl.col("rank") == steps["rank"][0]).with_columns(
         aside=pl.sum_horizontal(pl.col(name).fill_null(0.0) for name in FACTS.values() if name in _ASIDE)
     )
-    if known.is_empty():
+    if of_rank.is_empty():
         return False
     is_long = pl.col("step").is_in(chosen)
-    more = known.select(
+    more = of_rank.select(
         (pl.col(name).filter(is_long).mean() - pl.col(name).filter(~is_long).median()).alias(name)
         for name in ("aside", "duration_ns")
     ).row(0)
     return None not in more and more[0] >= EXPLAINED * more[1]
 
 
-def _averaged(steps: pl.DataFrame, at: Ints) -> pl.DataFrame:
+def _averaged(steps: pl.DataFrame, places: Ints) -> pl.DataFrame:
     """Each step as the mean of its cycle, which ends with a wait."""
-    number = np.searchsorted(at, np.arange(steps.height))  # of the cycle that the step is in
-    whole = (number > 0) & (number < at.size) & ~np.isin(number, number[_disturbed(steps)])
-    apart = int(np.median(np.diff(at)))
+    number = np.searchsorted(places, np.arange(steps.height))  # of the cycle that the step is in
+    whole = (number > 0) & (number < places.size) & ~np.isin(number, number[_disturbed(steps)])
+    length = int(np.median(np.diff(places)))
     return (
         steps.with_columns(cycle_number=pl.Series(number), is_whole=pl.Series(whole))
         .with_columns(
             time_ns=pl.when("is_whole")
             .then(pl.col("time_ns").mean().over("cycle_number").round().cast(pl.Int64))
             .otherwise(-1),
-            cycle=pl.lit(apart, pl.Int64),
+            cycle=pl.lit(length, pl.Int64),
         )
         .drop("cycle_number", "is_whole")
     )
@@ -210,8 +210,8 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     Args:
         steps: table `steps`.
     """
-    known = undisturbed(with_times(steps))
-    series = job_steps(known)
+    usable = undisturbed(with_times(steps))
+    series = job_steps(usable)
     if series.is_empty():
         return None
     times = series["duration_ns"].to_numpy().astype(np.float64)
@@ -224,9 +224,9 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
         usual,
         paused,
         _lost(times - usual, paused, noise * usual),
-        recorded=bool((known["window"] >= 0).all()),
-        by_device=bool(known["by_device"].any()),
-        cycle=int(known["cycle"].to_numpy().max()),
+        recorded=bool((usable["window"] >= 0).all()),
+        by_device=bool(usable["by_device"].any()),
+        cycle=int(usable["cycle"].to_numpy().max()),
     )
 
 
@@ -272,9 +272,9 @@ def _lost(longer: Floats, paused: Bools, noise: Floats) -> Floats:
     """What pauses cost: a host that was ahead of its GPU goes on faster until it is ahead again."""
     lost = np.where(paused, longer, 0.0)
     caught_up = (longer < -2 * noise) & ~paused
-    for at in np.flatnonzero(paused):
-        following = at + 1
-        while following < longer.size and caught_up[following] and lost[at] > 0:
-            lost[at] = max(lost[at] + longer[following], 0.0)
+    for pause in np.flatnonzero(paused):
+        following = pause + 1
+        while following < longer.size and caught_up[following] and lost[pause] > 0:
+            lost[pause] = max(lost[pause] + longer[following], 0.0)
             following += 1
     return np.asarray(lost)

@@ -32,14 +32,14 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
         `[rank, step, duration_ns]` and the columns of `FACTS` (ns or a count, Float64), sorted by rank and
         step; no rows where nothing is known of any step.
     """
-    known = counters.filter(pl.col("counter").is_in(list(FACTS)))
-    if known.is_empty():
+    samples = counters.filter(pl.col("counter").is_in(list(FACTS)))
+    if samples.is_empty():
         steps = steps.clear()
     columns = [
         pl.col("value").filter(pl.col("counter") == counter).first().alias(column)
         for counter, column in FACTS.items()
     ]
-    wide = known.group_by("rank", pl.col("time_ns").alias("start_ns")).agg(columns)
+    wide = samples.group_by("rank", pl.col("time_ns").alias("start_ns")).agg(columns)
     joined = steps.join(wide, on=["rank", "start_ns"], how="left")
     return joined.select("rank", "step", "duration_ns", *FACTS.values()).sort("rank", "step")
 
@@ -62,6 +62,6 @@ def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
 
 def _as_large_a_share(name: str) -> pl.Expr:
     """Of the mean step, of what the steps in which it was measured say; null where there are none."""
-    duration, known = pl.col("duration_ns"), pl.col(name).is_not_null()
-    share = pl.col(name).sum() / duration.filter(known).sum()
-    return pl.when(known.any()).then(share * duration.mean()).alias(name)
+    duration, is_sampled = pl.col("duration_ns"), pl.col(name).is_not_null()
+    share = pl.col(name).sum() / duration.filter(is_sampled).sum()
+    return pl.when(is_sampled.any()).then(share * duration.mean()).alias(name)

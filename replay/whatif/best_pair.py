@@ -157,10 +157,10 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
         origin = (path, before.edges.source)
         same.append(once(now, "edges as before", origin, lambda: _edges_as_before(before, now, edges)))
     total = anywhere = 0.0
-    has_all = all((known >= 0).all() for known in same)
-    for (was, then, lasts), known in zip(columns, same):
-        longer = np.maximum(lasts / np.maximum(was[known], 1), 1)  # by what it takes longer by now
-        can = np.where(known >= 0, np.maximum(was[known] - then[known], 0) * longer, np.inf)
+    has_all = all((place >= 0).all() for place in same)
+    for (was, then, lasts), place in zip(columns, same):
+        longer = np.maximum(lasts / np.maximum(was[place], 1), 1)  # by what it takes longer by now
+        can = np.where(place >= 0, np.maximum(was[place] - then[place], 0) * longer, np.inf)
         total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
         anywhere += total if has_all else samples * sets.taken_anywhere_ns(edit, was, then)
     return facts.per_step(min(total, anywhere)), has_all
@@ -178,10 +178,10 @@ def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
         return nodes
     columns = (before.nodes.lane, before.nodes.kind, before.nodes.measured_start, before.nodes.measured_end)
     order, keys = once(before, "nodes by what they are", columns, lambda: _sorted(_what(*columns)))
-    own = [getattr(graph.nodes, name)[nodes] for name in ("lane", "kind", "measured_start", "measured_end")]
-    found = order[np.searchsorted(keys, _what(*own)).clip(max=keys.size - 1)]
-    equal = np.logical_and.reduce([mine == theirs[found] for mine, theirs in zip(own, columns)])
-    return np.where(equal, found, -1)
+    here = [getattr(graph.nodes, name)[nodes] for name in ("lane", "kind", "measured_start", "measured_end")]
+    likely = order[np.searchsorted(keys, _what(*here)).clip(max=keys.size - 1)]
+    equal = np.logical_and.reduce([now == was[likely] for now, was in zip(here, columns)])
+    return np.where(equal, likely, -1)
 
 
 def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
@@ -203,5 +203,5 @@ def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
     begins = _as_before(before, graph, graph.edges.source[edges])
     ends = _as_before(before, graph, graph.edges.target[edges])
     wanted = ends * count + begins
-    found = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
-    return np.where((keys[found] == wanted) & (begins >= 0) & (ends >= 0), found, -1)
+    likely = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
+    return np.where((keys[likely] == wanted) & (begins >= 0) & (ends >= 0), likely, -1)

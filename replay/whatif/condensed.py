@@ -9,19 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.overlap import differs, overlapped_share, settled, slowed
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message, NodeKind
 from dpro.replay.peers import with_calls, work_without_calls
 from dpro.replay.sharded.joined import (
     JoinedGraph,
@@ -35,22 +36,27 @@ from dpro.replay.sharded.joined import (
     with_own_order,
     without_ranks,
 )
-from dpro.replay.sharded.matched import MapTasks
-from dpro.replay.sharded.rank import BareRank, RankSkeleton, skeleton_of, skeletons_of_both
+from dpro.replay.sharded.matched import TABLES_OF_RANKS, MapTasks, MatchedRank
+from dpro.replay.sharded.rank import (
+    BareRank,
+    PooledOfRank,
+    RankSkeleton,
+    build_rank,
+    load_rank,
+    rank_file,
+    skeleton_of,
+    skeletons_of_both,
+    with_pooled_lags,
+)
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import Changed, ReplayedJob, T
-from dpro.replay.whatif.rank import (
-    CHANGED,
-    FASTEST,
-    WHOLE_ONLY,
-    RankEdit,
-    RankWork,
-    change_rank,
-    rank_under_edits,
-)
+from dpro.replay.whatif.job import WHOLE_ONLY, Changed, ReplayedJob, T
 from dpro.store import Run
+from dpro.table import Table
+
+CHANGED, FASTEST = 0, -1  # 1, 2, … are the ends of what an edit leaves open
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,6 +71,8 @@ class CondensedJob(ReplayedJob):
         map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
         changes: what was changed inside ranks, in order.
     """
+
+    by_rank: ClassVar[bool] = True
 
     node: Ints
     run: Run
@@ -89,22 +97,34 @@ class CondensedJob(ReplayedJob):
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
         if edit.scope() == "transfers":
             return super().under(edit, in_full)
-        known: RankChange = edit
+        informed: RankChange = edit
         if edit.compares_ranks:
-            known = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
-        change, skeletons, why = RankEdit(known), dict[int, list[RankSkeleton]](), Counter[str]()
-        ranks = self.work_on(edit.ranks_changed(self.graph))
-        for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), ranks):
+            informed = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
+        change = RankEdit(informed)
+        skeletons = self._condensed_under(change, edit.ranks_changed(self.graph), in_full)
+        jobs = partial(self._at_end, skeletons, change)
+        ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
+        notes = informed.notes(self.graph) if isinstance(informed, Edit) and edit.compares_ranks else ()
+        return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
+
+    def _condensed_under(
+        self, change: RankEdit, ranks: Iterable[int], in_full: bool
+    ) -> dict[int, list[RankSkeleton]]:
+        """Skeletons of ranks under one more change, by the end of what it leaves open.
+
+        Raises:
+            Unanswerable: it changes none of them.
+        """
+        skeletons, why = dict[int, list[RankSkeleton]](), Counter[str]()
+        for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), self.work_on(ranks)):
             why[reason] += 1
             for end, skeleton in by_end.items():
                 skeletons.setdefault(end, []).append(skeleton)
         if CHANGED not in skeletons:
-            raise Unanswerable(max(why, key=why.__getitem__, default=f"nothing in the run fits {edit}"))
-
-        jobs = partial(self._at_end, skeletons, change)
-        ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
-        notes = known.notes(self.graph) if isinstance(known, Edit) and edit.compares_ranks else ()
-        return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
+            raise Unanswerable(
+                max(why, key=why.__getitem__, default=f"nothing in the run fits {change.edit}")
+            )
+        return skeletons
 
     def _at_end(self, skeletons: dict[int, list[RankSkeleton]], change: RankEdit, end: int) -> Self:
         """The job with ranks as they are at one of the ends of what an edit leaves open."""
@@ -141,10 +161,10 @@ class CondensedJob(ReplayedJob):
         moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
         rank_of, places = nodes.rank[moving], dict(matched.places)
         for rank in ranks:
-            mine = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
+            of_rank = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
             yield RankWork(
                 self.run, matched.of(rank), self.condensed.pooled.of(rank), self.folder, matched.messages,
-                places, graph.products, self.changes, self.node[mine], nodes.duration[mine],
+                places, graph.products, self.changes, self.node[of_rank], nodes.duration[of_rank],
             )  # fmt: skip
 
     def keeps_nodes(self, after: Self) -> bool:
@@ -205,15 +225,9 @@ class CondensedJob(ReplayedJob):
 
     def with_change(self, change: RankChange) -> Self:
         """As of `ReplayedJob`."""
-        rank_edit, skeletons, why = RankEdit(change), list[RankSkeleton](), list[str]()
-        for by_end, reason in self.map_tasks(
-            partial(change_rank, rank_edit, False), self.work_on(self.ranks)
-        ):
-            skeletons += by_end.values()
-            why.append(reason)
-        if not skeletons:
-            raise Unanswerable(why[0])
-        return self._with_ranks(skeletons, rank_edit)
+        rank_edit = RankEdit(change)
+        skeletons = self._condensed_under(rank_edit, self.ranks, in_full=False)
+        return self._with_ranks(skeletons[CHANGED], rank_edit)
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
         """As of `ReplayedJob`."""
@@ -227,11 +241,7 @@ class CondensedJob(ReplayedJob):
         return path_through(self.joined, timeline, inside)
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
-        """The graph of one rank, as it runs beside the others.
-
-        Args:
-            timeline: the replay of the joined graph.
-        """
+        """As of `ReplayedJob`."""
         bare, graph = rank_under_edits(next(self.work_on([rank])))
         return replay_inside(bare, graph, rendezvous_of(timeline)).graph
 
@@ -252,7 +262,165 @@ def _members(graph: Graph) -> Ints:
     return member
 
 
-# What processes do with a rank.
+# One rank, in any process: built again, changed, condensed again. Where it meets other ranks, an edge of its
+# own from arrival to transfer stands for the rendezvous: an edit that takes that away takes it out of the
+# collective.
+
+
+@dataclass(frozen=True)
+class RankEdit:
+    """What an edit makes of a rank.
+
+    Attributes:
+        edit: the edit, or what follows from it.
+        end: the changed job, one of the ends of what the edit leaves open, or what it cannot be faster than.
+    """
+
+    edit: RankChange
+    end: int = CHANGED
+
+    def of(self, graph: Graph) -> Graph:
+        """The graph of a rank as it is then, itself where it stays as it is.
+
+        Raises:
+            Unanswerable: the run lacks what the edit needs.
+        """
+        try:
+            return self.made(graph) if self.end == CHANGED else self.ends(graph).get(self.end, graph)
+        except NothingToChange:
+            return graph
+
+    def made(self, graph: Graph) -> Graph:
+        """What the edit makes of a rank.
+
+        Raises:
+            NothingToChange: it stays as it is.
+            Unanswerable: the run lacks what the edit needs.
+        """
+        changed = self.edit.apply(graph)
+        if changed.num_nodes != graph.num_nodes:
+            raise Unanswerable(f"{self.edit} {WHOLE_ONLY}")
+        return changed
+
+    def ends(self, graph: Graph) -> dict[int, Graph]:
+        """The ends of what an edit leaves open, and what it cannot be faster than; none of other changes."""
+        edit, graphs = self.edit, dict[int, Graph]()
+        if not isinstance(edit, Edit):
+            return graphs
+        with suppress(NothingToChange):
+            graphs |= dict(enumerate(edit.bounds(graph), CHANGED + 1))
+        with suppress(NothingToChange):
+            least = edit.limit(graph)
+            graphs |= {} if least is None else {FASTEST: least}
+        return graphs
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a process has to know to build a rank again as a job has it.
+
+    Attributes:
+        run: the run.
+        matched: what the rank needs of it.
+        pooled: over all ranks.
+        folder: where it is kept once it was built.
+        messages: kinds of communication.
+        places: of all ranks.
+        products: measured matrix products.
+        changes: what was changed inside ranks, in order.
+        transfers: [K] its transfers, and
+        lasting: [K] ns that they take.
+    """
+
+    run: Run
+    matched: MatchedRank
+    pooled: PooledOfRank
+    folder: Path
+    messages: tuple[Message, ...]
+    places: dict[int, MeshPosition]
+    products: pl.DataFrame | None
+    changes: tuple[RankEdit, ...]
+    transfers: Ints
+    lasting: Ints
+
+
+def rank_under_edits(work: RankWork) -> tuple[BareRank, Graph]:
+    """A rank without lags, and its graph as the job has it.
+
+    Of collectives that edits have taken it out of, it has instance -1. Where there are edits,
+    the graph has edges `with_rendezvous`.
+    """
+    file = rank_file(work.folder, work.matched.rank)
+    if not file.exists():
+        build_rank(work.run, work.matched, work.folder)
+    bare = load_rank(file)
+    graph = dataclasses.replace(
+        with_pooled_lags(bare, work.pooled),
+        messages=work.messages,
+        places=work.places,
+        run=tables_of(work.run, work.matched),
+        products=work.products,
+    )
+    if work.changes:
+        graph = with_rendezvous(graph, bare)
+        for change in work.changes:
+            graph = change.of(graph)
+        bare = with_memberships(bare, graph)
+    duration = graph.nodes.duration.copy()
+    duration[work.transfers] = work.lasting
+    return bare, graph.with_durations(duration)
+
+
+def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
+    """A rank's graph with an edge for each rendezvous, from its arrival to its transfer."""
+    edges, count = graph.edges, bare.instance.size
+    place = graph.indptr[bare.transfer + 1]
+    zero = np.zeros(count, np.int64)
+    columns = {
+        "source": bare.arrive,
+        "target": bare.transfer,
+        "lag": zero,
+        "kind": np.full(count, EdgeKind.RENDEZVOUS, np.int64),
+        "inferred": zero != 0,
+    }
+    met = Edges(**{name: np.insert(getattr(edges, name), place, new) for name, new in columns.items()})
+    more = np.bincount(bare.transfer, minlength=graph.num_nodes)
+    return dataclasses.replace(graph, edges=met, indptr=graph.indptr + np.append(0, np.cumsum(more)))
+
+
+def with_memberships(bare: BareRank, graph: Graph) -> BareRank:
+    """A rank without lags, with instance -1 for collectives that edits have taken the rank out of."""
+    waits = np.zeros(graph.num_nodes, np.bool_)
+    waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
+    return dataclasses.replace(bare, instance=np.where(waits[bare.transfer], bare.instance, -1))
+
+
+def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict[int, RankSkeleton], str]:
+    """Condense a rank under one more edit.
+
+    Args:
+        with_ends: whether the ends of what the edit leaves open are asked for, too.
+        work: the rank without it.
+
+    Returns:
+        Skeletons of the rank in the changed job and at the ends, where it is another one; and why it is none
+        in the changed job.
+    """
+    bare, graph = rank_under_edits(work)
+    if not work.changes:
+        graph = with_rendezvous(graph, bare)
+    made, why = dict[int, Graph](), ""
+    try:
+        made[change.end] = change.made(graph)
+    except NothingToChange as error:
+        why = str(error)
+    if with_ends:
+        made |= change.ends(graph)
+    skeletons = {
+        end: skeleton_of(work.matched.rank, with_memberships(bare, changed), changed)
+        for end, changed in made.items()
+    }
+    return skeletons, why
 
 
 def _result(function: Callable[[Graph], T], work: RankWork) -> T:
@@ -300,3 +468,41 @@ def _overlap(bare: BareRank, graph: Graph, met: RendezvousTimes) -> Floats:
 
 def _file(work: RankWork, what: str) -> Path:
     return work.folder / f"rank{work.matched.rank:05d}-{what}.npy"
+
+
+# A run as one of its ranks sees it: of tables that every rank has rows of, its own alone.
+
+
+@dataclass(frozen=True)
+class RankTables(KeptRun):
+    """The tables of one rank, each read once.
+
+    Attributes:
+        matched: the rank, with the files that hold its rows.
+    """
+
+    matched: MatchedRank | None = None
+
+    def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
+
+        Args:
+            columns: those to read, where not all are needed.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        if self.matched is None or table not in TABLES_OF_RANKS:
+            return super().table(table, columns)
+        wanted = table.columns if columns is None else columns
+        read = super().table(table, None if columns is None else list(dict.fromkeys([*columns, "rank"])))
+        return read.filter(pl.col("rank") == self.matched.rank).select(list(wanted))
+
+    def parts(self, table: Table) -> list[Path]:
+        """The files that hold the rank's rows of a table."""
+        return super().parts(table) if self.matched is None else list(self.matched.parts.get(table.name, ()))
+
+
+def tables_of(run: Run, matched: MatchedRank) -> RankTables:
+    """A run as one of its ranks sees it."""
+    return RankTables(run.path, run.manifest, run.source, matched=matched)

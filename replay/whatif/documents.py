@@ -65,14 +65,16 @@ class PredictionDocument(DocumentPart, frozen=True):
 
 def undominated(predictions: Sequence[Prediction]) -> list[bool]:
     """[P] whether nothing else that is advice gains as much for less effort, or more for as much."""
-    effort = [list(EFFORTS).index(each.effort) for each in predictions]
-    advice = [at for at, each in enumerate(predictions) if each.is_advice and each.speedup > 1]
+    advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
+    efforts = list(EFFORTS)
 
-    def beats(one: int, other: int) -> bool:
-        more, less = predictions[one].speedup - predictions[other].speedup, effort[other] - effort[one]
+    def beats(one: Prediction, other: Prediction) -> bool:
+        more = one.speedup - other.speedup
+        less = efforts.index(other.effort) - efforts.index(one.effort)
         return more >= 0 and less >= 0 and (more > 0 or less > 0)
 
-    return [at in advice and not any(beats(one, at) for one in advice) for at in range(len(predictions))]
+    best = {id(prediction) for prediction in advice if not any(beats(one, prediction) for one in advice)}
+    return [id(prediction) in best for prediction in predictions]
 
 
 def prediction_document(

@@ -30,6 +30,7 @@ EFFORTS = {
 
 
 Counts = dict[str, float]
+Reach = Literal["transfers", "ranks", "peers", "job"]  # what an edit looks at and changes, as `Edit.acts_on`
 
 
 class RankChange(Protocol):
@@ -79,7 +80,7 @@ class Edit(ABC):
     training: ClassVar[str] = ""
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
-    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "job"
+    acts_on: ClassVar[Reach] = "job"
     compares_ranks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -182,7 +183,7 @@ class CountedEdit(Edit):
         counted: these numbers, the sums of `counts` of all ranks; None where the graph is of the whole job.
     """
 
-    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "ranks"
+    acts_on: ClassVar[Reach] = "ranks"
     compares_ranks: ClassVar[bool] = True
     counted: Counts | None = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 

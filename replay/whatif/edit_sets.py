@@ -17,13 +17,11 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
-from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict
-from dpro.replay.whatif.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import EDITS, all_kinds
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
@@ -153,7 +151,7 @@ class PredictedSets(EditSets):
 
     compares_pairs = False
 
-    def __init__(self, job: CondensedJob, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
+    def __init__(self, job: ReplayedJob, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
         """Begin with nothing tried.
 
         Args:
@@ -219,25 +217,25 @@ def candidates(
     Args:
         kinds: the edits to consider, all where None.
     """
-    found: list[Edit] = []
+    edits: list[Edit] = []
     refused = []
     for kind in all_kinds() if kinds is None else kinds:
         try:
-            found += kind.candidates(facts)
+            edits += kind.candidates(facts)
         except (Unanswerable, GraphError) as error:
             refused.append(Refusal(kind.name, str(error)))
-    return found, refused
+    return edits, refused
 
 
 def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
     """The most that each edit can gain, ns of the mean step, and what the run cannot answer."""
-    found, refused = dict[Edit, float](), []
+    bounds, refused = dict[Edit, float](), []
     for edit in edits:
         try:
-            found[edit] = edit.bound(facts)
+            bounds[edit] = edit.bound(facts)
         except (Unanswerable, GraphError) as error:
             refused.append(Refusal(str(edit), str(error)))
-    return found, refused
+    return bounds, refused
 
 
 def replayed_gains(
@@ -256,7 +254,7 @@ def replayed_gains(
     Returns:
         Gains, in the order of the edits, and what the run cannot answer.
     """
-    graph, found, refused = facts.graph, dict[Edit, float](), []
+    graph, gains, refused = facts.graph, dict[Edit, float](), []
     for edit in edits:
         count()
         try:
@@ -264,11 +262,11 @@ def replayed_gains(
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.append(Refusal(str(edit), str(error)))
             continue
-        found[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
-        kept = is_slim(graph, changed) or found[edit] > MIN_GAIN * facts.base_ns
+        gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
+        kept = is_slim(graph, changed) or gains[edit] > MIN_GAIN * facts.base_ns
         if changed_by is not None and kept:
             changed_by[edit] = changed
-    return found, refused
+    return gains, refused
 
 
 def is_slim(graph: Graph, changed: Graph) -> bool:
@@ -292,9 +290,9 @@ def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
     Who is healed becomes as fast as its peers that are not: of those that do the same work half have to stay.
     """
     if not isinstance(edit, Heal):
-        return all(type(edit) is not type(each) for each in taken)
-    heals = [each for each in (edit, *taken) if isinstance(each, Heal)]
-    healed = {rank for each in heals for rank in each.at.ranks(facts.graph)}
+        return all(type(edit) is not type(other) for other in taken)
+    heals = [other for other in (edit, *taken) if isinstance(other, Heal)]
+    healed = {rank for other in heals for rank in other.at.ranks(facts.graph)}
     return all(2 * len(healed.intersection(team)) <= len(team) for team in facts.teams)
 
 

@@ -22,9 +22,9 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, once
-from dpro.replay.peers import phase_work, teams
-from dpro.replay.timeline import AFTER_STEPS, Timeline, chain_to, replay, step_ends, step_lengths
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
+from dpro.replay.peers import phase_work, teams_by_work
+from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replay, step_ends, step_lengths
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # operations on the critical path that are looked at one by one
@@ -55,11 +55,7 @@ class RunFacts:
     @cached_property
     def path(self) -> Ints:
         """What decides when the last steps of all windows end."""
-        last = [
-            int(np.argmax(np.where(counts, self.timeline.end, -1)))
-            for counts in _in_steps(self.graph, sorted(set(self.baseline["window"].to_list())))
-        ]
-        return np.concatenate([chain_to(self.timeline, node) for node in last])
+        return path_of_steps(self.timeline, sorted(set(self.baseline["window"].to_list())))
 
     @cached_property
     def of_critical_path(self) -> Ints:
@@ -77,7 +73,7 @@ class RunFacts:
         """ns of the path that are work of each rank without its communication."""
         nodes, works = self.graph.nodes, ~np.isin(self.graph.nodes.kind[self.path], COMMUNICATION)
         rank, lasts = nodes.rank[self.path][works], self._path_duration[works]
-        return Counter({each: int(lasts[rank == each].sum()) for each in np.unique(rank).tolist()})
+        return Counter({number: int(lasts[rank == number].sum()) for number in np.unique(rank).tolist()})
 
     @cached_property
     def _path_duration(self) -> Ints:
@@ -151,7 +147,7 @@ class RunFacts:
     @cached_property
     def teams(self) -> list[list[int]]:
         """Ranks that do the same work."""
-        return teams(phase_work(self.graph))
+        return teams_by_work(phase_work(self.graph))
 
     @cached_property
     def deciding_ranks(self) -> list[int]:
@@ -159,28 +155,28 @@ class RunFacts:
         if len(self.ranks) < 2:
             return []
         rank = self.graph.nodes.rank
-        mine = rank >= 0
-        share = np.bincount(rank[mine], self.of_critical_path[mine], minlength=max(self.ranks) + 1)
-        most = sorted(self.ranks, key=lambda each: (each not in self.suspects, -share[each], each))
+        of_ranks = rank >= 0
+        share = np.bincount(rank[of_ranks], self.of_critical_path[of_ranks], minlength=max(self.ranks) + 1)
+        most = sorted(self.ranks, key=lambda number: (number not in self.suspects, -share[number], number))
         return sorted(most[:MAX_RANKS])
 
     @cached_property
     def largest_ops(self) -> list[tuple[str, NodeKind]]:
         """Names of kernels and operators that most of the critical path is, the largest first."""
-        found = [*self._on_path_by_name(NodeKind.KERNEL), *self._on_path_by_name(NodeKind.CPU)]
-        found.sort(key=lambda each: (-each[0], each[1]))
-        return [(name, kind) for _, name, kind in found[:LARGEST_OPS]]
+        by_time = [*self._on_path_by_name(NodeKind.KERNEL), *self._on_path_by_name(NodeKind.CPU)]
+        by_time.sort(key=lambda row: (-row[0], row[1]))
+        return [(name, kind) for _, name, kind in by_time[:LARGEST_OPS]]
 
     @cached_property
     def largest_host_code(self) -> list[str]:
         """The range whose code in no operator is most of the critical path; nothing where there is none."""
-        found = sorted(self._on_path_by_name(NodeKind.HOST), key=lambda each: (-each[0], each[1]))
-        return [name for _, name, _ in found[:1]]
+        by_time = sorted(self._on_path_by_name(NodeKind.HOST), key=lambda row: (-row[0], row[1]))
+        return [name for _, name, _ in by_time[:1]]
 
     def _on_path_by_name(self, kind: NodeKind) -> list[tuple[float, str, NodeKind]]:
         nodes, spent = self.graph.nodes, self.of_critical_path
-        mine = (nodes.kind == kind) & (spent > 0) & (nodes.span >= 0)
-        total = np.bincount(nodes.name[mine], spent[mine], minlength=len(self.graph.names))
+        on_path = (nodes.kind == kind) & (spent > 0) & (nodes.span >= 0)
+        total = np.bincount(nodes.name[on_path], spent[on_path], minlength=len(self.graph.names))
         return [(float(total[i]), self.graph.names[i], kind) for i in np.flatnonzero(total).tolist()]
 
     @cached_property
@@ -192,17 +188,6 @@ class RunFacts:
     def on_cpu(self) -> Bools:
         """[N] work of the host."""
         return np.isin(self.graph.nodes.kind, CPU_KINDS)
-
-
-def _in_steps(graph: Graph, windows: list[int]) -> list[Bools]:
-    """[N] for each window what of it can decide when its last step ends."""
-    nodes = graph.nodes
-
-    def compute() -> list[Bools]:
-        counts = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
-        return [counts & (nodes.window == window) for window in windows]
-
-    return once(graph, ("in steps", *windows), (nodes.step, nodes.kind, nodes.window), compute)
 
 
 def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Collection[int] = ()) -> RunFacts:

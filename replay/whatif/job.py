@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import polars as pl
@@ -23,6 +23,7 @@ from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 
 T = TypeVar("T")
+WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +31,13 @@ class ReplayedJob:
     """A job as it is, or as edits have changed it.
 
     Attributes:
+        by_rank: whether its ranks are condensed.
         graph: the whole graph; of condensed ranks that which joins them: all collectives and steps, and no
             other work.
         made: graphs that single edits have made of it, where they are at hand.
     """
+
+    by_rank: ClassVar[bool] = False
 
     graph: Graph
     made: Mapping[Edit, Graph] = dataclasses.field(default_factory=dict)
@@ -105,6 +109,14 @@ class ReplayedJob:
             ranks: those that are asked where each has a graph of its own; all where None.
         """
         return [function(self.graph)]
+
+    def graph_of(self, rank: int, timeline: Timeline) -> Graph:
+        """The graph that shows one rank as it runs beside the others.
+
+        Args:
+            timeline: the replay of its graph.
+        """
+        return self.graph
 
     def with_change(self, change: RankChange) -> Self:
         """The job with a change of each rank by itself.

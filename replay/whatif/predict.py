@@ -316,8 +316,8 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
 
 def _slowdowns(trust: Trust) -> tuple[float, ...]:
     """Of kernels by communication: as estimated, and at both bounds; none where that is not known."""
-    known = trust.overlap
-    return () if known is None else (known.factor, known.low, known.high)
+    overlap = trust.overlap
+    return () if overlap is None else (overlap.factor, overlap.low, overlap.high)
 
 
 def _with_interval(

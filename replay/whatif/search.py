@@ -24,7 +24,6 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.best_pair import best_pair
-from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, in_order
 from dpro.replay.whatif.edits.heal import Heal
@@ -90,8 +89,8 @@ def search(
     graph: Graph, trust: Trust, suspects: Collection[int] = ()
 ) -> tuple[list[Prediction], list[Refusal]]:
     """Predictions and refusals of `explore`."""
-    found = explore(graph, trust, suspects=suspects)
-    return found.predictions, found.refused
+    result = explore(graph, trust, suspects=suspects)
+    return result.predictions, result.refused
 
 
 def explore(
@@ -117,9 +116,8 @@ def explore(
     """
     job = job_of(job).with_kept_tables()
     facts = facts_of(job.graph, baseline, suspects)
-    sets = EditSets(facts, trust, report)
-    if isinstance(job, CondensedJob):
-        sets = PredictedSets(job, facts, trust, report)
+    by_rank = job.by_rank
+    sets = PredictedSets(job, facts, trust, report) if by_rank else EditSets(facts, trust, report)
     bounds, refused = sets.bounds(all_kinds() if kinds is None else kinds)
     least_ns = MIN_GAIN * facts.base_ns
     promising = sorted((edit for edit in bounds if bounds[edit] > least_ns), key=lambda edit: -bounds[edit])
@@ -152,24 +150,26 @@ def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
 
     What is faster beyond doubt, then what is proven, then what leaves the training as it is, then the gain.
     """
-    return sorted(
-        (each for each in ranked(singles) if each.is_advice and each.gain_ns >= WORTH * base_ns),
-        key=lambda each: (each.effect != "faster", not each.proven, bool(each.training), -each.speedup),
-    )
+    advice = [single for single in ranked(singles) if single.is_advice and single.gain_ns >= WORTH * base_ns]
+
+    def place(single: Prediction) -> tuple[bool, bool, bool, float]:
+        return single.effect != "faster", not single.proven, bool(single.training), -single.speedup
+
+    return sorted(advice, key=place)
 
 
 def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
     """What edits gain that there is memory for only with others that free some; of each the best."""
     room = [edit for edit in every if edit.memory == "frees"]
-    found = []
+    answers = []
     for edit in refused:
         if edit.memory != "takes":
             continue
         ways = [(gain, other) for other in room if (gain := sets.together([edit, other])) is not None]
         most, best = max(ways, key=lambda way: way[0], default=(0.0, edit))
         if most > MIN_GAIN * sets.facts.base_ns:
-            found.append(sets.answer([edit, best]))
-    return found
+            answers.append(sets.answer([edit, best]))
+    return answers
 
 
 def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
@@ -182,21 +182,21 @@ def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit,
     """Of each two of the best those that do not save together what they do in sum."""
     if not sets.compares_pairs:
         return []
-    found = []
-    best = [each.edits[0] for each in _best_of_each(sets, usable) if len(each.edits) == 1]
+    interactions = []
+    best = [single.edits[0] for single in _best_of_each(sets, usable) if len(single.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
-        both = sets.together(pair) if sets.goes_with(pair[1], [pair[0]]) else None
-        apart = gains[pair[0]] + gains[pair[1]]
-        if both is not None and abs(both - apart) > INTERACT * sets.facts.base_ns:
-            found.append(Interaction(list(map(str, pair)), ms(both), ms(apart)))
-    return found
+        together_ns = sets.together(pair) if sets.goes_with(pair[1], [pair[0]]) else None
+        apart_ns = gains[pair[0]] + gains[pair[1]]
+        if together_ns is not None and abs(together_ns - apart_ns) > INTERACT * sets.facts.base_ns:
+            interactions.append(Interaction(list(map(str, pair)), ms(together_ns), ms(apart_ns)))
+    return interactions
 
 
 def _best_of_each(sets: EditSets, usable: list[Prediction]) -> list[Prediction]:
     """Of several edits of one kind the best, of ranks as many as go together; what gains most first."""
     kept: list[Prediction] = []
-    for single in sorted(usable, key=lambda each: -each.speedup):
-        if sets.goes_with(single.edits[0], [each.edits[0] for each in kept]):
+    for single in sorted(usable, key=lambda other: -other.speedup):
+        if sets.goes_with(single.edits[0], [other.edits[0] for other in kept]):
             kept.append(single)
     return kept
 
@@ -211,16 +211,16 @@ def _together(
         advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
     """
     chosen = _sets_together(sets, usable, advice)
-    found = []
+    answers = []
     for edits in dict.fromkeys(map(tuple, chosen)):
         answer = sets.answer(edits)
-        apart = sum(gains.get(edit, 0.0) for edit in edits)
+        apart_ns = sum(gains.get(edit, 0.0) for edit in edits)
         note = (
             f"together they save {format_duration(answer.gain_ns)} per step; "
-            f"apart, {format_duration(apart)} in sum"
+            f"apart, {format_duration(apart_ns)} in sum"
         )
-        found.append(dataclasses.replace(answer, notes=(note, *answer.notes)))
-    return found
+        answers.append(dataclasses.replace(answer, notes=(note, *answer.notes)))
+    return answers
 
 
 def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[Edit]) -> list[list[Edit]]:
@@ -253,7 +253,7 @@ def _from_best_pair(
 
 def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
     """The first edits where they are several, and these with one more at a time that saves more."""
-    taken, found = first, [first] if len(first) > 1 else []
+    taken, chosen = first, [first] if len(first) > 1 else []
     so_far = sets.together(taken)
     for edits in others:
         if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
@@ -263,5 +263,5 @@ def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]
         more = sets.together([*taken, *edits])
         if more is not None and more >= so_far + WORTH * sets.facts.base_ns:
             taken, so_far = in_order([*taken, *edits]), more
-            found.append(taken)
-    return found
+            chosen.append(taken)
+    return chosen

@@ -136,7 +136,7 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return part
 
 
-def in_words(curve: Curve) -> str:
+def curve_sentence(curve: Curve) -> str:
     """What a curve says, in a sentence."""
     part = PART_WORDS[curve.part]
     if curve.break_even is None or curve.then is None:

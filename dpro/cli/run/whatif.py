@@ -170,7 +170,7 @@ def whatif(
 
 def _sensitivity(analysis: Analysis, as_json: bool) -> None:
     from dpro.analysis.answers.whatif import sensitivity_of
-    from dpro.replay.whatif.sensitivity import in_words
+    from dpro.replay.whatif.sensitivity import curve_sentence
 
     document = sensitivity_of(analysis)
     if as_json:
@@ -179,7 +179,7 @@ def _sensitivity(analysis: Analysis, as_json: bool) -> None:
     out = console()
     _print_trust(document)
     for curve in document.sensitivity:
-        out.print(in_words(curve))
+        out.print(curve_sentence(curve))
         if curve.break_even is None:
             continue
         steps = zip(curve.factors, curve.step_ms)

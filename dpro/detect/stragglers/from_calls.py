@@ -25,7 +25,7 @@ from dpro.detect.stragglers.causes import (
     idle_cause,
 )
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
-from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams, usual_ones
+from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams_by_calls, usual_ones
 from dpro.schema.members import num_members
 from dpro.units import format_duration
 
@@ -66,7 +66,7 @@ def find_late_ranks(
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
-    for ranks in teams(calls, own_times, stages):
+    for ranks in teams_by_calls(calls, own_times, stages):
         team = team_of(own_times, ranks)
         uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)

@@ -18,7 +18,7 @@ from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import EXPLAINED, HOST_CAUSES
 from dpro.detect.stragglers.excess import MIN_RATIO, Team
 from dpro.detect.stragglers.from_calls import team_of
-from dpro.detect.stragglers.own_time import teams
+from dpro.detect.stragglers.own_time import teams_by_calls
 from dpro.units import format_duration
 
 MIN_STEPS = 60  # of fewer, how far the slowest tenth is off is hardly known
@@ -42,7 +42,7 @@ def find_jitter(
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     findings: list[Finding] = []
-    for ranks in teams(calls, own_times, stages):
+    for ranks in teams_by_calls(calls, own_times, stages):
         team = team_of(own_times, ranks)
         if len(ranks) < 2 or team.steps.size < MIN_STEPS:
             continue

@@ -122,7 +122,7 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def teams(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
+def teams_by_calls(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
     """Ranks that do the same work and wait for each other: the same calls, linked by groups, of one stage.
 
     Args:

@@ -51,7 +51,7 @@ from dpro.detect.stragglers.excess import (
 )
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
-from dpro.replay.peers import ON_CPU, ON_GPU, median_of_others, peers_of, ranks_of_teams, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, peer_medians, peers_of, ranks_of_teams, teams_by_work
 from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
@@ -118,11 +118,11 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     place = ["team", "step", "resource"]
     whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
-    whole = whole.join(ranks_of_teams(teams(work)).select("rank", "team"), on="rank")
+    whole = whole.join(ranks_of_teams(teams_by_work(work)).select("rank", "team"), on="rank")
     places = whole.select(place).unique().with_row_index("place")
     rows = whole.join(places, on=place).with_columns(others=pl.len().over("place").cast(pl.Int64) - 1)
     place_of_row, spent, others = (rows[name].to_numpy() for name in ("place", "work_ns", "others"))
-    peer = median_of_others(place_of_row, spent, np.ones(rows.height, np.bool_), others)
+    peer = peer_medians(place_of_row, spent, np.ones(rows.height, np.bool_), others)
     compared = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
     in_all = compared.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
     excess = in_all["excess"].to_numpy().reshape(-1, base.size).T
@@ -164,7 +164,7 @@ def _healed(
     baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]
 ) -> tuple[list[list[int]], Shortened]:
     """The sets without ranks that have no peer, and what healing each of these takes away."""
-    with_peers = {rank for team in teams(work) if len(team) > 1 for rank in team}
+    with_peers = {rank for team in teams_by_work(work) if len(team) > 1 for rank in team}
     sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
     return sets, Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
 
@@ -201,7 +201,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
-    causes = excess_by_cause(baseline, ranks[0], peers_of(teams(work), ranks[0]), since)
+    causes = excess_by_cause(baseline, ranks[0], peers_of(teams_by_work(work), ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)
@@ -239,7 +239,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     if graph.run is None:
         return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
-    compared = pl.col("rank").is_in([rank, *peers_of(teams(work), rank)])
+    compared = pl.col("rank").is_in([rank, *peers_of(teams_by_work(work), rank)])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])
@@ -373,7 +373,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     Peers are ranks of one team and one pipeline stage.
     """
     stages = {rank: place.stage for rank, place in graph.places.items()}
-    numbered = {rank: number for number, team in enumerate(teams(work)) for rank in team}
+    numbered = {rank: number for number, team in enumerate(teams_by_work(work)) for rank in team}
     sort = [
         pl.col("rank").replace_strict(numbered),
         pl.col("rank").replace_strict(stages, default=NO_STAGE),
@@ -443,7 +443,7 @@ def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
     """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
     per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     arrays = []
-    for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
+    for members, resource in product(teams_by_work(work), (ON_CPU, ON_GPU)):
         team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
         ranks = sorted(team["rank"].unique().to_list())
         whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")

@@ -302,7 +302,7 @@ def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
     return table.filter(pl.col("elements") > 0, *norms, *times)
 
 
-def in_words(chosen: Sequence[BucketChoice]) -> list[str]:
+def compression_lines(chosen: Sequence[BucketChoice]) -> list[str]:
     """A line per codec: for which buckets it is, and what is lost of them."""
     lines = []
     for codec in dict.fromkeys(each.option.codec for each in chosen):

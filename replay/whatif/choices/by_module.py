@@ -193,7 +193,7 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
     return result
 
 
-def in_words(chosen: Sequence[ModulePrecision]) -> list[str]:
+def precision_lines(chosen: Sequence[ModulePrecision]) -> list[str]:
     """A line per precision: which modules have it, and what the loss may rise by."""
     lines = []
     for precision in dict.fromkeys(each.precision for each in chosen):

@@ -278,7 +278,7 @@ class Algorithm(Edit):
         ran = {recorded_algorithm(facts.graph, message.op) or RING for message in facts.graph.messages}
         table = facts.graph.network
         measured = set() if table is None or "protocol" not in table.columns else set(table["protocol"])
-        protocols = [cls(proto=each) for each in PROTOCOLS if each in measured]
+        protocols = [cls(proto=proto) for proto in PROTOCOLS if proto in measured]
         return [*(cls(to) for to in (*FLAT, HIERARCHICAL) if {to} != ran), *protocols]
 
     def bound(self, facts: RunFacts) -> float:
@@ -290,8 +290,8 @@ class Algorithm(Edit):
         answered, refused = self._ratios(graph)
         if not answered:
             raise Unanswerable(refused[0] if refused else f"no group in the run fits {self.group!r}")
-        for mine, ratio in answered:
-            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+        for transfers, ratio in answered:
+            duration[transfers] = np.rint(duration[transfers] * ratio).astype(np.int64)
         return graph.with_durations(duration)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
@@ -307,12 +307,12 @@ class Algorithm(Edit):
         for kind, messages in messages_by_kind(graph).items():
             if not fits[messages[0]]:
                 continue
-            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
-            message, num_bytes = graph.messages[messages[0]], nodes.bytes[mine].astype(np.float64)
+            transfers = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
+            message, num_bytes = graph.messages[messages[0]], nodes.bytes[transfers].astype(np.float64)
             try:
-                by_table = self._by_protocol(graph, message, mine) if self.proto else None
+                by_table = self._by_protocol(graph, message, transfers) if self.proto else None
                 ratio = self._ratio(graph, lines, kind, message, num_bytes) if by_table is None else by_table
-                answered.append((mine, ratio))
+                answered.append((transfers, ratio))
             except Unanswerable as error:
                 refused.append(f"{kind[0]} in {kind[1] or 'unnamed group'}: {error}")
         return answered, refused
@@ -346,7 +346,7 @@ class Algorithm(Edit):
         inside = self._inside(graph, lines, num_bytes)
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
-    def _by_protocol(self, graph: Graph, message: Message, mine: NDArray[np.int64]) -> Floats:
+    def _by_protocol(self, graph: Graph, message: Message, transfers: NDArray[np.int64]) -> Floats:
         """[T] as `_ratio`, of protocols, by the network table.
 
         Raises:
@@ -354,12 +354,12 @@ class Algorithm(Edit):
         """
         now, ranks = recorded_word(graph, message.op, "protocol", PROTOCOLS), message.num_ranks
         if now == self.proto:
-            return np.ones(mine.size)
+            return np.ones(transfers.size)
         num_bytes, took = (
-            each[mine].astype(np.float64) for each in (graph.nodes.bytes, graph.nodes.duration)
+            column[transfers].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
         )
-        both = (now, self.proto)
-        ratio = ratio_by_table(graph, message, ranks, num_bytes, took, both) if mine.size else None
+        protocols = (now, self.proto)
+        ratio = ratio_by_table(graph, message, ranks, num_bytes, took, protocols) if transfers.size else None
         if ratio is None:
             raise Unanswerable(
                 f"what {now or 'the protocol that NCCL chose'} and {self.proto} take among {ranks} ranks is "

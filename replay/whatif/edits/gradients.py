@@ -27,7 +27,7 @@ from dpro.replay.whatif.choices.by_bucket import (
     by_choice,
     choose,
     compressed,
-    in_words,
+    compression_lines,
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.reductions import ReductionEdit
@@ -329,7 +329,7 @@ class Compress(ReductionEdit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What was chosen; what is inferred; operations and groups whose latency the run does not show."""
-        chosen = [] if self.budget is None else in_words(choose(reduced(graph), self.budget))
+        chosen = [] if self.budget is None else compression_lines(choose(reduced(graph), self.budget))
         return (*chosen, *super().notes(graph))
 
     def _compressed(

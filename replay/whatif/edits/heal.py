@@ -18,11 +18,11 @@ from dpro.replay.graph import Graph, once
 from dpro.replay.peers import (
     LABEL,
     PHASE,
-    median_of_others,
+    peer_medians,
     peers_of,
     phase_work,
     ranks_of_teams,
-    teams,
+    teams_by_work,
     with_calls,
     work_keys,
     work_without_calls,
@@ -59,10 +59,10 @@ class RanksAt:
             NothingToChange: there are none.
             Unanswerable: the run does not say.
         """
-        found = ranks_at(graph, self.rank, self.host, self.stage)
-        if not found:
+        ranks = ranks_at(graph, self.rank, self.host, self.stage)
+        if not ranks:
             raise NothingToChange(absent(graph, self.describe()))
-        return found
+        return ranks
 
     def describe(self) -> str:
         """The one that is given, in words."""
@@ -155,10 +155,10 @@ class Shortened:
     def durations(self, graph: Graph) -> Ints:
         """[N] ns, how long the nodes of a graph last then."""
         by = [name for name in self.ratios.columns if name != "ratio"]
-        mine = work_keys(graph, self.ratios["rank"].unique().to_list())
-        joined = mine.join(self.ratios, on=by, maintain_order="left")
-        durations, at = graph.nodes.duration.copy(), joined["node"].to_numpy()
-        durations[at] = np.rint(durations[at] * joined["ratio"].to_numpy()).astype(np.int64)
+        keys = work_keys(graph, self.ratios["rank"].unique().to_list())
+        joined = keys.join(self.ratios, on=by, maintain_order="left")
+        durations, work = graph.nodes.duration.copy(), joined["node"].to_numpy()
+        durations[work] = np.rint(durations[work] * joined["ratio"].to_numpy()).astype(np.int64)
         return durations
 
     def of(self, rank: int) -> Shortened:
@@ -187,7 +187,7 @@ def healing(
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
-    return _healing(graph, ranks, work, ranks_of_teams(teams(work), apart))
+    return _healing(graph, ranks, work, ranks_of_teams(teams_by_work(work), apart))
 
 
 def healing_of_stages(
@@ -217,27 +217,27 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
     Raises:
         Unanswerable: the rank has no peer that went through the same phases.
     """
-    peers, place = peers_of(teams(work), rank), ["step", *PHASE]
+    peers, place = peers_of(teams_by_work(work), rank), ["step", *PHASE]
     if not peers:
         raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
-    own = sums.filter(pl.col("rank") == rank).select("rank", *place, own="work_ns")
+    of_rank = sums.filter(pl.col("rank") == rank).select("rank", *place, own="work_ns")
     theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
     excess = pl.col("own") - pl.col("work_ns").fill_null(0)
     longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
     taken = longer * (whole / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
-    ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
+    ratios = of_rank.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
     return ratios.select("rank", *place, pl.col("ratio").fill_nan(1.0))
 
 
-def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
     """As `healing`.
 
     Args:
         work: `phase_work`, of the steps that count.
-        known: all ranks, as from `ranks_of_teams`.
+        peers: all ranks, as from `ranks_of_teams`.
     """
-    others = dict(known.select("rank", "others").iter_rows())
+    others = dict(peers.select("rank", "others").iter_rows())
     for rank in ranks:
         if rank not in others:
             raise Unanswerable(absent(graph, f"rank {rank}"))
@@ -245,11 +245,11 @@ def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, known: pl.D
             raise Unanswerable(_NO_PEER.format(rank))
     phases = once(graph, "typical work of phases", (work,), lambda: _typical(work, PHASE))
     labels = once(graph, "typical work by its names", (work,), lambda: _typical(work, LABEL))
-    mine = pl.col("rank").is_in(list(ranks))
-    compared = known.filter(pl.col("team").is_in(known.filter(mine)["team"].unique().implode()))
+    is_healed = pl.col("rank").is_in(list(ranks))
+    compared = peers.filter(pl.col("team").is_in(peers.filter(is_healed)["team"].unique().implode()))
     phase = _excess(phases, compared, PHASE).select("rank", *PHASE, whole=pl.col("excess"))
     parts = pl.col("excess").sum().over("rank", *PHASE)
-    longer = _excess(labels, compared, LABEL).filter(mine).sort("rank", *LABEL).with_columns(parts=parts)
+    longer = _excess(labels, compared, LABEL).filter(is_healed).sort("rank", *LABEL).with_columns(parts=parts)
     # Below 1 for the work that makes a rank slower than its peers.
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0) / pl.col("own")
     return longer.join(phase, on=["rank", *PHASE]).select("rank", *LABEL, ratio=1.0 - taken)
@@ -262,20 +262,20 @@ def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return per_step.group_by("rank", *by).agg(_median_of(num_steps))
 
 
-def _excess(typical: pl.DataFrame, known: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _excess(typical: pl.DataFrame, peers: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """What each rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
 
     A peer that never does a piece of work needs no time for it.
 
     Args:
         typical: as from `_typical`.
-        known: the ranks that are asked for and their peers, as from `ranks_of_teams`.
+        peers: the ranks that are asked for and their peers, as from `ranks_of_teams`.
         by: the columns that distinguish pieces of work.
     """
-    rows = typical.join(known, on="rank")
+    rows = typical.join(peers, on="rank")
     pieces = rows.select("team", *by).unique().with_row_index("piece")
     rows = rows.join(pieces, on=["team", *by], maintain_order="left")
-    peer = median_of_others(*(rows[name].to_numpy() for name in ("piece", "work_ns", "counts", "others")))
+    peer = peer_medians(*(rows[name].to_numpy() for name in ("piece", "work_ns", "counts", "others")))
     excess = rows.select("rank", *by, own="work_ns", excess=pl.col("work_ns") - pl.Series(peer))
     return excess.filter(pl.col("excess") > 0)
 
@@ -283,5 +283,5 @@ def _excess(typical: pl.DataFrame, known: pl.DataFrame, by: list[str]) -> pl.Dat
 def _median_of(count: int) -> pl.Expr:
     """Median of `work_ns` over `count` cases, of which those without a row are 0."""
     falling = pl.col("work_ns").sort(descending=True)
-    middle = [falling.get(at, null_on_oob=True).fill_null(0) for at in ((count - 1) // 2, count // 2)]
+    middle = [falling.get(place, null_on_oob=True).fill_null(0) for place in ((count - 1) // 2, count // 2)]
     return ((middle[0] + middle[1]) / 2).alias("work_ns")

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from dpro.replay.cost.fabric.network import GPU, HUB, NIC, Fabric, Routes, betwe
 from dpro.replay.cost.fabric.placement import Placed, placed
 from dpro.replay.cost.fabric.planning import evenly_split, planned_connections
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit import Edit, Reach
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
@@ -42,7 +42,7 @@ class FabricEdit(Edit):
     needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several hosts of it"
     source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
     is_better: ClassVar[bool] = True
-    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "transfers"
+    acts_on: ClassVar[Reach] = "transfers"
 
     @abstractmethod
     def cables(self, at: Placed) -> Callable[[float], Cables]:

@@ -94,12 +94,12 @@ class DataParallelSize(Edit):
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """With no more noise than now, and with twice what is expected; of shards, with all of the update."""
         changed = self._with_noise(graph, 0.0, 2.0)
-        return (*changed, *(self._with_shards(graph, each, (*GPU_KINDS, *CPU_KINDS)) for each in changed))
+        return (*changed, *(self._with_shards(graph, end, (*GPU_KINDS, *CPU_KINDS)) for end in changed))
 
     def _with_shards(self, graph: Graph, changed: Graph, kinds: Sequence[NodeKind]) -> Graph:
         """The update in proportion to the shard of a rank, where each has one; else the graph as it is."""
-        own = _between_replicas(graph)
-        scattered = any(mine and each.op == SCATTER for mine, each in zip(own.tolist(), graph.messages))
+        between = _between_replicas(graph)
+        scattered = any(of and message.op == SCATTER for of, message in zip(between.tolist(), graph.messages))
         if not scattered:
             return changed
         updates = optimizing(graph) & is_of(graph.nodes.kind, kinds)
@@ -113,23 +113,25 @@ class DataParallelSize(Edit):
         recorded = replicas_of(graph)
         if recorded == self.ranks:
             return (graph,) * len(times)
-        own = _between_replicas(graph)
+        between = _between_replicas(graph)
         nodes, edges = graph.nodes, graph.edges
         columns = (*nodes.columns, *edges.columns, graph.messages, graph.network, graph.run)
-        takes = once(graph, ("among replicas", self), columns, lambda: self._transfers(graph, recorded, own))
+        takes = once(
+            graph, ("among replicas", self), columns, lambda: self._transfers(graph, recorded, between)
+        )
         scaled = graph.with_durations(takes)
-        mine = np.append(own, False)[graph.nodes.message[graph.edges.target]]
+        into_transfers = np.append(between, False)[graph.nodes.message[graph.edges.target]]
         noise = once(graph, "noise before transfers", columns, lambda: _noise_before(graph))
-        later = (largest_of(self.ranks) - largest_of(recorded)) * noise * mine
+        later = (largest_of(self.ranks) - largest_of(recorded)) * noise * into_transfers
         lag = graph.edges.lag
-        made = tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
-        alone = self._alone(graph, recorded, own)
-        return tuple(each.without_edges(alone) for each in made) if alone.any() else made
+        made = tuple(scaled.with_lags(lag + np.rint(many * later).astype(np.int64)) for many in times)
+        alone = self._alone(graph, recorded, between)
+        return tuple(end.without_edges(alone) for end in made) if alone.any() else made
 
-    def _alone(self, graph: Graph, recorded: int, own: Bools) -> Bools:
+    def _alone(self, graph: Graph, recorded: int, between: Bools) -> Bools:
         """[E] where ranks meet of which only one is left."""
         left = [self._ranks_of(message, recorded) == 1 for message in graph.messages]
-        single = np.append(own & np.array(left, np.bool_), False)[graph.nodes.message]
+        single = np.append(between & np.array(left, np.bool_), False)[graph.nodes.message]
         collectives = graph.nodes.collective[single & (graph.nodes.kind == NodeKind.TRANSFER)]
         met: Bools = graph.edges.kind == EdgeKind.RENDEZVOUS
         return met & np.isin(graph.nodes.collective[graph.edges.source], collectives)
@@ -138,38 +140,38 @@ class DataParallelSize(Edit):
         """How many ranks a group that has data-parallel ranks then has."""
         return max(message.num_ranks * self.ranks // recorded, 1)
 
-    def _transfers(self, graph: Graph, recorded: int, own: Bools) -> NDArray[np.int64]:
+    def _transfers(self, graph: Graph, recorded: int, between: Bools) -> NDArray[np.int64]:
         """[N] ns, with transfers between replicas that take what they do among this many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         sized = np.flatnonzero((nodes.bytes > 0) & (duration > 0) & (nodes.message >= 0))
         for kind, messages in messages_by_kind(graph).items():
-            if not own[messages[0]]:
+            if not between[messages[0]]:
                 continue
             now = graph.messages[messages[0]].num_ranks
             then = self._ranks_of(graph.messages[messages[0]], recorded)
-            mine = sized[np.isin(nodes.message[sized], messages)]
+            of_kind = sized[np.isin(nodes.message[sized], messages)]
             if kind not in lines:
                 raise Unanswerable(why_no_cost(graph, kind))
             if then == 1:
                 duration[np.isin(nodes.message, messages) & (nodes.kind == NodeKind.TRANSFER)] = 0
                 continue
-            ratio = self._by_table(graph, messages[0], mine, then)
+            ratio = self._by_table(graph, messages[0], of_kind, then)
             if ratio is None:
                 algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
                 spent = cost(kind[0], algorithm, now)
-                num_bytes = nodes.bytes[mine].astype(np.float64)
+                num_bytes = nodes.bytes[of_kind].astype(np.float64)
                 link = link_of(lines[kind], spent, num_bytes)
                 after = time_ns(cost(kind[0], algorithm, then), link, num_bytes)
                 ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
-            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+            duration[of_kind] = np.rint(duration[of_kind] * ratio).astype(np.int64)
         return duration
 
-    def _by_table(self, graph: Graph, message: int, mine: NDArray[np.int64], then: int) -> Floats | None:
+    def _by_table(self, graph: Graph, message: int, transfers: NDArray[np.int64], then: int) -> Floats | None:
         """[T] ratio of times by the measured network table; None without one of both numbers of ranks."""
-        if graph.network is None or not mine.size:
+        if graph.network is None or not transfers.size:
             return None
         num_bytes, took = (
-            column[mine].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
+            column[transfers].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
         )
         return ratio_by_table(graph, graph.messages[message], then, num_bytes, took)
 
@@ -179,15 +181,15 @@ class DataParallelSize(Edit):
         if graph.network is None:
             return (*beyond, *unknown_latencies(graph))
         lines = {False: list[str](), True: list[str]()}
-        own, recorded = _between_replicas(graph), replicas_of(graph)
+        between, recorded = _between_replicas(graph), replicas_of(graph)
         for (op, _), messages in messages_by_kind(graph).items():
-            if not own[messages[0]]:
+            if not between[messages[0]]:
                 continue
             then = self._ranks_of(graph.messages[messages[0]], recorded)
-            mine = np.flatnonzero(
+            of_kind = np.flatnonzero(
                 np.isin(graph.nodes.message, messages) & (graph.nodes.bytes > 0) & (graph.nodes.duration > 0)
             )
-            lines[self._by_table(graph, messages[0], mine, then) is not None].append(op)
+            lines[self._by_table(graph, messages[0], of_kind, then) is not None].append(op)
         measured, others = (", ".join(sorted(set(lines[by]))) for by in (True, False))
         notes = [f"{measured} among {self.ranks} ranks: by the network table"] if measured else []
         if others:
@@ -260,7 +262,7 @@ def _noise_before(graph: Graph) -> Floats:
     arrives = meets[nodes.kind[edges.source[meets]] == NodeKind.ARRIVE]
     phase = np.full(graph.num_nodes, -1)
     phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
-    spread[met] = [deviation.get(at, 0.0) for at in phase[edges.source[met]].tolist()]
+    spread[met] = [deviation.get(position, 0.0) for position in phase[edges.source[met]].tolist()]
     return spread
 
 
@@ -282,4 +284,6 @@ def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
         .agg(mad=pl.col("off").median(), count=pl.len())
         .filter(pl.col("count") >= MIN_DURATIONS)
     )
-    return {int(at): MAD_TO_SIGMA * float(mad) for at, mad in spread.select("position", "mad").iter_rows()}
+    return {
+        int(phase): MAD_TO_SIGMA * float(mad) for phase, mad in spread.select("position", "mad").iter_rows()
+    }

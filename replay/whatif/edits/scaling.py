@@ -133,17 +133,17 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
         fits[:-1] &= messages_fitting(graph, group=group)
     else:
         fits[:-1] &= _of_replicas(graph, fits[:-1])
-    found: Bools = fits[graph.nodes.message] & (graph.nodes.kind == NodeKind.TRANSFER)
-    if not found.any():
+    reduces: Bools = fits[graph.nodes.message] & (graph.nodes.kind == NodeKind.TRANSFER)
+    if not reduces.any():
         raise Unanswerable(
             "the run holds no reduction of gradients" + (f" in group {group!r}" if group else "")
         )
-    groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[found])})
+    groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[reduces])})
     if len(groups) > 1 and not group and not _along(graph, fits[:-1]):
         raise Unanswerable(
             f"several groups reduce: say which of {', '.join(groups)} has the gradients (group=)"
         )
-    return found
+    return reduces
 
 
 def _of_replicas(graph: Graph, fits: Bools) -> Bools:
@@ -157,15 +157,15 @@ def _of_replicas(graph: Graph, fits: Bools) -> Bools:
     if (fits & between).any():
         return between
     if fits.any() and all(axis for axis, fit in zip(axes, fits) if fit):
-        known = ", ".join(sorted({axis for axis, fit in zip(axes, fits) if fit}))
-        raise Unanswerable(f"no reduction in the run is between data-parallel ranks: all are along {known}")
+        along = ", ".join(sorted({axis for axis, fit in zip(axes, fits) if fit}))
+        raise Unanswerable(f"no reduction in the run is between data-parallel ranks: all are along {along}")
     return np.ones_like(fits)
 
 
 def _along(graph: Graph, messages: Bools) -> set[str]:
     """The axes of some messages; none where that of one of them is not known."""
-    found = {axis for axis, fit in zip(axes_of_messages(graph), messages) if fit}
-    return set() if "" in found else found
+    along = {axis for axis, fit in zip(axes_of_messages(graph), messages) if fit}
+    return set() if "" in along else along
 
 
 def _group_of_gradients(graph: Graph) -> str:
@@ -334,14 +334,14 @@ def with_more_activations(graph: Graph, factor: float) -> Graph:
         factor: of the bytes.
     """
     nodes, duration = graph.nodes, graph.nodes.duration.astype(np.float64)
-    grows, costs, own = np.flatnonzero(moves_activations(graph)), fit_costs(graph), own_ns(graph)
+    grows, costs, alone_ns = np.flatnonzero(moves_activations(graph)), fit_costs(graph), own_ns(graph)
     for kind, messages in messages_by_kind(graph).items():
-        mine = grows[np.isin(nodes.message[grows], messages)]
-        num_bytes = nodes.bytes[mine].astype(np.float64)
-        known = kind in costs and bool((num_bytes > 0).all())
-        now = costs[kind].time_ns(num_bytes) if known else np.ones(mine.size)
-        then = costs[kind].time_ns(factor * num_bytes) if known else factor * now
-        duration[mine] += own[mine] * (then / np.maximum(now, 1e-9) - 1)
+        moved = grows[np.isin(nodes.message[grows], messages)]
+        num_bytes = nodes.bytes[moved].astype(np.float64)
+        is_fitted = kind in costs and bool((num_bytes > 0).all())
+        now = costs[kind].time_ns(num_bytes) if is_fitted else np.ones(moved.size)
+        then = costs[kind].time_ns(factor * num_bytes) if is_fitted else factor * now
+        duration[moved] += alone_ns[moved] * (then / np.maximum(now, 1e-9) - 1)
     return graph.with_durations(np.rint(duration).astype(np.int64))
 
 
@@ -354,19 +354,19 @@ def moves_activations(graph: Graph) -> Bools:
     """
     nodes = graph.nodes
     columns = (nodes.kind, nodes.bytes, nodes.message, graph.messages, graph.run)
-    found = np.zeros(graph.num_nodes, np.bool_)
-    found[kept(graph, "transfers-of-activations", columns, lambda: _moving_activations(graph))] = True
-    return found
+    moves = np.zeros(graph.num_nodes, np.bool_)
+    moves[kept(graph, "transfers-of-activations", columns, lambda: _moving_activations(graph))] = True
+    return moves
 
 
 def _moving_activations(graph: Graph) -> Ints:
     nodes = graph.nodes
     moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
     ops = np.array([message.op for message in graph.messages] + [""])[nodes.message[moving]]
-    found: Bools = np.isin(ops, BETWEEN_LAYERS)
+    activations: Bools = np.isin(ops, BETWEEN_LAYERS)
     if graph.run is not None:
-        found |= (ops == "all_reduce") & np.isin(nodes.bytes[moving], _reduced_forward(graph.run))
-    return moving[found]
+        activations |= (ops == "all_reduce") & np.isin(nodes.bytes[moving], _reduced_forward(graph.run))
+    return moving[activations]
 
 
 def _reduced_forward(run: Run) -> list[int]:
@@ -435,15 +435,15 @@ def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
     if blocks.filter("backward").is_empty():
         raise Unanswerable(f"no backward pass of {pattern!r} in the run has sequence numbers")
     nodes = graph.nodes
-    at = blocks["node"].to_numpy()
-    if (nodes.kind[at] == NodeKind.TRANSFER).any():
+    node = blocks["node"].to_numpy()
+    if (nodes.kind[node] == NodeKind.TRANSFER).any():
         raise Unanswerable(f"{pattern!r} communicates: whether that is repeated depends on the job")
-    on_gpu = np.isin(nodes.kind[at], GPU_KINDS)
+    on_gpu = np.isin(nodes.kind[node], GPU_KINDS)
     rows = blocks.with_columns(
         on_gpu=pl.Series(on_gpu),
-        works=pl.Series(on_gpu | np.isin(nodes.kind[at], CPU_KINDS)),
-        ns=pl.Series(nodes.duration[at]),
-        start=pl.Series(nodes.measured_start[at]),
+        works=pl.Series(on_gpu | np.isin(nodes.kind[node], CPU_KINDS)),
+        ns=pl.Series(nodes.duration[node]),
+        start=pl.Series(nodes.measured_start[node]),
     ).filter("works")
     forward = rows.filter(~pl.col("backward")).group_by("block", "on_gpu").agg(pl.col("ns").sum())
     begins = rows.filter("backward").sort("start", "node").unique(["block", "on_gpu"], keep="first")
@@ -489,8 +489,8 @@ def _steps(graph: Graph) -> Ints:
     """
     nodes, edges = graph.nodes, graph.edges
     last = int(nodes.step.max(initial=0)) + 1
-    known = nodes.kind != NodeKind.RENDEZVOUS
-    left = np.where(nodes.step == AFTER_STEPS, 0, np.where(known, last - nodes.step, 0))
+    works = nodes.kind != NodeKind.RENDEZVOUS
+    left = np.where(nodes.step == AFTER_STEPS, 0, np.where(works, last - nodes.step, 0))
     order = np.argsort(-edges.source, kind="stable")
     target = graph.num_nodes - 1 - edges.source[order]
     indptr = np.searchsorted(target, np.arange(graph.num_nodes + 1)).astype(np.int64)
@@ -506,8 +506,8 @@ def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int) -> Nodes:
     """The nodes of the graph, then those of the copies, whose collectives are others."""
     columns = {}
     for f in dataclasses.fields(Nodes):
-        own, new = getattr(graph.nodes, f.name), np.tile(getattr(copied.nodes, f.name)[picked], times)
-        columns[f.name] = np.append(own, np.zeros_like(new) if f.name in ("earliest", "anchored") else new)
+        as_is, new = getattr(graph.nodes, f.name), np.tile(getattr(copied.nodes, f.name)[picked], times)
+        columns[f.name] = np.append(as_is, np.zeros_like(new) if f.name in ("earliest", "anchored") else new)
     instances = int(graph.nodes.collective.max(initial=-1)) + 1
     copy = np.append(np.zeros(graph.num_nodes, np.int64), np.repeat(np.arange(times) + 1, picked.size))
     columns["collective"] = np.where(
@@ -548,8 +548,8 @@ def _behind(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges
     kind = np.where(np.isin(nodes.kind[begin], CPU_KINDS), EdgeKind.THREAD, EdgeKind.STREAM)
     size = begin.size
     none, sure = np.full(size, -1), np.zeros(size, np.bool_)
-    found = []
+    edges = []
     for copy, shift in enumerate(first):
         after = position[begin] + first[copy + 1] if copy + 1 < first.size else begin
-        found.append(Edges(position[end] + shift, after, none, kind.astype(np.int64), sure))
-    return found
+        edges.append(Edges(position[end] + shift, after, none, kind.astype(np.int64), sure))
+    return edges

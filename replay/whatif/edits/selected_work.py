@@ -20,7 +20,7 @@ from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.edits.parallelism.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
-from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
+from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -101,8 +101,8 @@ class Remove(Edit):
         if not self.selection.kind:
             mask = with_descendants(facts.graph, mask)
         if (mask & facts.communication).any():
-            return facts.idle(mask | facts.communication | calls_of(facts.graph, mask))
-        gone = mask | calls_of(facts.graph, mask)
+            return facts.idle(mask | facts.communication | calls_only_for(facts.graph, mask))
+        gone = mask | calls_only_for(facts.graph, mask)
         return facts.on_path(gone, gone[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
@@ -143,12 +143,12 @@ class Replace(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The operation that most of the critical path is, each time as long as it usually takes."""
-        found = []
+        edits = []
         for name, kind in facts.largest_ops[:1]:
             selection = selection_of(name, kind)
             usual = np.median(facts.graph.nodes.duration[selection.mask(facts.graph)])
-            found.append(cls(selection, us=float(usual) / NS_PER_US))
-        return found
+            edits.append(cls(selection, us=float(usual) / NS_PER_US))
+        return edits
 
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(self.selection.mask(facts.graph))
@@ -230,7 +230,7 @@ def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
     """
     edges, mask = graph.edges, mask | _arriving(graph, mask)
     unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
-    return mask | calls_of(graph, mask), unmet
+    return mask | calls_only_for(graph, mask), unmet
 
 
 def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
@@ -293,8 +293,8 @@ class Slow(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
         ranks = self.at.ranks(graph)
-        mine = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
-        duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
+        works = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        duration = scaled(graph, works, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
 
@@ -447,8 +447,8 @@ def _by_coordinates(workers: pl.DataFrame, ranks: Collection[int]) -> str:
     stay = workers.filter(~pl.col("rank").is_in(list(ranks)))
     for axis, words in AXES.items():
         same = [other for other in ("dp", *AXES) if other != axis]
-        known = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
-        left = known.join(stay.select(axis, *same), on=same, suffix="_left")
+        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
+        left = placed.join(stay.select(axis, *same), on=same, suffix="_left")
         apart = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
         if apart.height:
             rank, at = apart.sort("rank").select("rank", axis).row(0)

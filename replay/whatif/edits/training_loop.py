@@ -244,8 +244,8 @@ def paused_ns(graph: Graph) -> Ints:
             continue
         overlap = np.minimum(nodes.measured_end[at], end) - np.maximum(nodes.measured_start[at], begin)
         by_lane = np.bincount(nodes.lane[at], overlap)
-        mine = nodes.lane[at] == int(by_lane.argmax())
-        paused[at[mine]] += overlap[mine]
+        of_main = nodes.lane[at] == int(by_lane.argmax())
+        paused[at[of_main]] += overlap[of_main]
     return np.minimum(paused, nodes.duration)
 
 
@@ -258,11 +258,11 @@ def _pauses(graph: Graph) -> list[tuple[int, int, int]]:
     if noted.is_empty():
         return []
     shift = clock_shifts(graph)
-    found = []
+    pauses = []
     for rank, time, length in noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)).iter_rows():
         if rank in shift:
-            found.append((rank, time + shift[rank], time + shift[rank] + length))
-    return found
+            pauses.append((rank, time + shift[rank], time + shift[rank] + length))
+    return pauses
 
 
 def clock_shifts(graph: Graph) -> dict[int, int]:
@@ -270,16 +270,20 @@ def clock_shifts(graph: Graph) -> dict[int, int]:
     if graph.run is None:
         return {}
     nodes = graph.nodes
-    known = nodes.span >= 0
+    in_spans = nodes.span >= 0
     seen = pl.DataFrame(
-        {"rank": nodes.rank[known], "span_id": nodes.span[known], "at": nodes.measured_start[known]}
+        {
+            "rank": nodes.rank[in_spans],
+            "span_id": nodes.span[in_spans],
+            "at": nodes.measured_start[in_spans],
+        }
     ).group_by("rank", "span_id")
     spans = graph.run.table(SPANS, ["rank", "span_id", "start_ns"]).with_columns(
         pl.col("rank").cast(pl.Int64)
     )
-    both = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
+    matched = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
     # A span's first own piece begins with it, unless one that it contains begins at the same moment.
-    shifts = both.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
+    shifts = matched.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
     return {int(rank): int(shift) for rank, shift in shifts.iter_rows()}
 
 

@@ -37,25 +37,27 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     if dtype not in gpu.tflops:
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
     node, begins, sizes = matmuls.node, matmuls.begins, matmuls.sizes
-    own = graph.nodes.duration[node]
-    at = np.flatnonzero(own == np.repeat(np.maximum.reduceat(own, begins), sizes))
-    longest = at[np.searchsorted(at, begins)]  # the first of them in each operator
-    both = matmuls.kind * len(graph.names) + graph.nodes.name[node[longest]]
-    kinds, of_kind = np.unique(both, return_inverse=True)
-    pairs = [divmod(each, len(graph.names)) for each in kinds.tolist()]
-    casts = [_cast(matmuls.kinds[of], graph.names[name], gpu, dtype) for of, name in pairs]
-    known = np.array([cast is not None for cast in casts], np.bool_)
-    if not known.any():
+    now = graph.nodes.duration[node]
+    is_longest = np.flatnonzero(now == np.repeat(np.maximum.reduceat(now, begins), sizes))
+    longest = is_longest[np.searchsorted(is_longest, begins)]  # the first of them in each operator
+    num_names = len(graph.names)
+    kinds, of_kind = np.unique(
+        matmuls.kind * num_names + graph.nodes.name[node[longest]], return_inverse=True
+    )
+    pairs = [divmod(kind, num_names) for kind in kinds.tolist()]
+    casts = [_cast(matmuls.kinds[kind], graph.names[name], gpu, dtype) for kind, name in pairs]
+    can_be_cast = np.array([cast is not None for cast in casts], np.bool_)
+    if not can_be_cast.any():
         raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
     figures = np.array([(*cast,) if cast is not None else (np.nan,) * 5 for cast in casts])
-    least, computing, fewer, by_bytes, extra = figures[of_kind].T
-    arithmetic = np.add.reduceat(own, begins) >= least
-    ratio = np.where(arithmetic, fewer, by_bytes)
-    limits = np.where(arithmetic & (computing >= least), "compute", "memory")
-    new = own * np.repeat(ratio, sizes)
-    new[longest] += extra
-    mine = np.repeat(known[of_kind], sizes)
-    return node[mine], new[mine], np.repeat(limits, sizes)[mine]
+    least, computing, fewer, by_bytes, cast_ns = figures[of_kind].T
+    by_arithmetic = np.add.reduceat(now, begins) >= least
+    ratio = np.where(by_arithmetic, fewer, by_bytes)
+    limits = np.where(by_arithmetic & (computing >= least), "compute", "memory")
+    then = now * np.repeat(ratio, sizes)
+    then[longest] += cast_ns
+    changed = np.repeat(can_be_cast[of_kind], sizes)
+    return node[changed], then[changed], np.repeat(limits, sizes)[changed]
 
 
 class _Matmuls(NamedTuple):

@@ -228,8 +228,8 @@ class GraphEditor:
         like[places] = self._templates
         columns: dict[str, Any] = {}
         for f in dataclasses.fields(Nodes):
-            own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
-            column = columns[f.name] = own[like]
+            as_is = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
+            column = columns[f.name] = as_is[like]
             for rows, changed in self._changed_at_once:
                 if f.name in changed:
                     column[places[rows]] = changed[f.name]
@@ -252,7 +252,7 @@ def _mended(order: Ints, source: Ints, target: Ints) -> Ints:
     if not late.size:
         return order
     stretches = union(target[late], source[late] + 1)
-    places = np.concatenate([np.arange(*each) for each in stretches.tolist()])
+    places = np.concatenate([np.arange(*ends_of) for ends_of in stretches.tolist()])
     stretch = np.repeat(np.arange(len(stretches)), stretches[:, 1] - stretches[:, 0])
     inside = np.zeros(order.size, np.bool_)
     inside[places] = True

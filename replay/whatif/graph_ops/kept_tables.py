@@ -44,16 +44,16 @@ class KeptRun(Run):
             if table.name not in self.whole:
                 self.whole[table.name] = super().table(table)
             return self.whole[table.name]
-        known = self.columns.get(table.name)
-        missing = [name for name in columns if known is None or name not in known.columns]
-        if missing or known is None:
+        columns_read = self.columns.get(table.name)
+        missing = [name for name in columns if columns_read is None or name not in columns_read.columns]
+        if missing or columns_read is None:
             read = super().table(table, missing).select(missing)
-            if known is not None and read.height == known.height:
-                read = known.hstack(read)
-            elif known is not None:  # a part was added meanwhile
+            if columns_read is not None and read.height == columns_read.height:
+                read = columns_read.hstack(read)
+            elif columns_read is not None:  # a part was added meanwhile
                 read = super().table(table, columns)
-            self.columns[table.name] = known = read
-        return known.select(columns)
+            self.columns[table.name] = columns_read = read
+        return columns_read.select(columns)
 
 
 def with_kept_tables(graph: Graph) -> Graph:

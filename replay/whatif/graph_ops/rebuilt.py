@@ -70,9 +70,9 @@ def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -
         fixed = np.maximum(work[[0, -1]] - inner, -inner * min(len(work) / places, 1.0))
     body = work.copy()
     body[[0, -1]] -= fixed
-    found = _cut(body, places)
-    found[[0, -1]] = np.maximum(found[[0, -1]] + fixed, 0.0)
-    return _cut(found.T, batches).T
+    shares = _cut(body, places)
+    shares[[0, -1]] = np.maximum(shares[[0, -1]] + fixed, 0.0)
+    return _cut(shares.T, batches).T
 
 
 def _cut(work: Floats, parts: int) -> Floats:
@@ -80,10 +80,10 @@ def _cut(work: Floats, parts: int) -> Floats:
     if parts == len(work):
         return work
     until = np.concatenate([np.zeros((1, work.shape[1])), np.cumsum(work, axis=0)])
-    at = np.linspace(0, len(work), parts + 1)
-    low = np.minimum(at.astype(np.int64), len(work) - 1)
-    found: Floats = np.diff(until[low] + (at - low)[:, None] * work[low], axis=0)
-    return found
+    borders = np.linspace(0, len(work), parts + 1)
+    low = np.minimum(borders.astype(np.int64), len(work) - 1)
+    parts_: Floats = np.diff(until[low] + (borders - low)[:, None] * work[low], axis=0)
+    return parts_
 
 
 def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wanted) -> Graph:
@@ -107,7 +107,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     link_ns = _link_times(graph, rows, passed, wanted.smaller)
     launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
     borders = _borders(graph, rows, draft.gone)
-    number = {name: at for at, name in enumerate(graph.names)}
+    number = {name: place for place, name in enumerate(graph.names)}
     around = [number[label(chunk, batch)] for chunk, batch in zip(table.chunk.tolist(), table.batch.tolist())]
     for (step, *_), pipe in _pipes(rows).group_by("step", "first", maintain_order=True):
         durations = np.rint(_durations(pipe, wanted, slow) + launch_ns).astype(np.int64)
@@ -126,18 +126,18 @@ def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
 
     Of several ranks that hold one stage of one replica (tensor parallelism) each is in its own pipeline.
     """
-    found = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
-    if found.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
+    sided = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
+    if sided.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
         raise Unanswerable("stages are of different numbers of ranks: which pass on to which is not known")
-    firsts = found.with_columns(first=pl.col("rank").min().over("step", "dp", "side"))
+    firsts = sided.with_columns(first=pl.col("rank").min().over("step", "dp", "side"))
     return firsts.sort("step", "first", "stage", "start", "node")
 
 
 def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
     """The names of the graph, and those of its new pieces of work."""
     labels = [label(int(chunk), int(batch)) for chunk, batch in {*zip(table.chunk, table.batch)}]
-    known = set(graph.names)
-    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - known))
+    there = set(graph.names)
+    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - there))
 
 
 def label(chunk: int, batch: int) -> str:
@@ -151,10 +151,10 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     place, batch, ns, rank = (
         pipe[name].to_numpy()[of_kind] for name in ("place", "micro_batch", "ns", "rank")
     )
-    found = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
-    np.add.at(found, (place, batch), ns)
+    work_ns = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
+    np.add.at(work_ns, (place, batch), ns)
     ranks = dict(zip(place.tolist(), rank.tolist()))
-    return found, [ranks[at] for at in range(len(found))]
+    return work_ns, [ranks[at] for at in range(len(work_ns))]
 
 
 def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
@@ -169,8 +169,8 @@ def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], f
         whole.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
     forward, backward = whole
     apart = np.where(table.apart, 1 - wanted.share, 1.0)
-    found: Floats = np.choose(table.kind, [forward, backward * apart, backward * wanted.share])
-    return found
+    durations: Floats = np.choose(table.kind, [forward, backward * apart, backward * wanted.share])
+    return durations
 
 
 def _insert(
@@ -185,10 +185,10 @@ def _insert(
     stage, start, node = (pipe[name].to_numpy() for name in ("stage", "start", "node"))
     is_kind = {kind: (pipe["kind"] == kind).to_numpy() for kind in (FORWARD, BACKWARD)}
     likes, starts = [], []
-    for each, count in zip(*np.unique(table.stage, return_counts=True)):
-        own = stage == each
-        likes.append([node[own & is_kind[kind]][0] for kind in (FORWARD, BACKWARD)])
-        starts.append(np.linspace(start[own][0], start[own][-1], count).astype(np.int64))
+    for number, count in zip(*np.unique(table.stage, return_counts=True)):
+        of_stage = stage == number
+        likes.append([node[of_stage & is_kind[kind]][0] for kind in (FORWARD, BACKWARD)])
+        starts.append(np.linspace(start[of_stage][0], start[of_stage][-1], count).astype(np.int64))
     kind, start = table.kind, np.concatenate(starts)
     template = np.array(likes)[table.stage, (kind != KINDS.index(FORWARD)).astype(np.int64)]
     name = np.where(kind == KINDS.index(WEIGHTS), weights, draft.graph.nodes.name[template])
@@ -223,18 +223,18 @@ def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, i
         (step, rank): at
         for step, rank, at in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
     }
-    found: dict[tuple[int, int], list[Border]] = defaultdict(list)
+    borders: dict[tuple[int, int], list[Border]] = defaultdict(list)
     for edge in np.flatnonzero(replaced[edges.target] & ~gone[edges.source]).tolist():
         source, target = int(edges.source[edge]), int(edges.target[edge])
         if nodes.measured_start[source] < latest[owner[target]]:
-            found[owner[target]].append((source, -1, EdgeKind(edges.kind[edge]), int(edges.lag[edge])))
+            borders[owner[target]].append((source, -1, EdgeKind(edges.kind[edge]), int(edges.lag[edge])))
     for edge in np.flatnonzero(replaced[edges.source] & ~gone[edges.target]).tolist():
         source, target = int(edges.source[edge]), int(edges.target[edge])
         if nodes.measured_start[target] >= latest[owner[source]]:
-            found[owner[source]].append(
+            borders[owner[source]].append(
                 (-1, target, EdgeKind(edges.kind[edge]), min(int(edges.lag[edge]), 0))
             )
-    return found
+    return borders
 
 
 def _messages(graph: Graph) -> Bools:
@@ -242,8 +242,8 @@ def _messages(graph: Graph) -> Bools:
     nodes = graph.nodes
     between_stages = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
     moves = between_stages[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
-    found: Bools = (nodes.collective >= 0) & np.isin(nodes.collective, nodes.collective[moves])
-    return found
+    is_message: Bools = (nodes.collective >= 0) & np.isin(nodes.collective, nodes.collective[moves])
+    return is_message
 
 
 def _delays_of(graph: Graph, work: Bools) -> Bools:
@@ -251,8 +251,8 @@ def _delays_of(graph: Graph, work: Bools) -> Bools:
     edges = graph.edges
     delays = np.zeros(graph.num_nodes, np.bool_)
     delays[edges.source[work[edges.target]]] = True
-    found: Bools = delays & (graph.nodes.kind == NodeKind.DELAY)
-    return found
+    of_tasks: Bools = delays & (graph.nodes.kind == NodeKind.DELAY)
+    return of_tasks
 
 
 def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float) -> Ints:
@@ -266,11 +266,11 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
     moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
     seen = _moved(graph, rows, moves) if moves.any() else _handed(graph, rows)
     usual = float(np.median(seen["ns"].to_numpy())) if seen.height else 0.0
-    each = {
+    times = {
         (one, to): ns for one, to, ns in seen.group_by("one", "to").agg(pl.col("ns").median()).iter_rows()
     }
     stages = range(int(rows["stage"].to_numpy().max()) + 1)
-    return np.array([[round(each.get((one, to), usual) * smaller) for to in stages] for one in stages])
+    return np.array([[round(times.get((one, to), usual) * smaller) for to in stages] for one in stages])
 
 
 def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
@@ -313,28 +313,30 @@ def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
             "stage": [stage.get(rank, -1) for rank in nodes.rank[moves].tolist()],
         }
     )
-    found: dict[tuple[int, int], int] = defaultdict(int)
+    counts: dict[tuple[int, int], int] = defaultdict(int)
     ends = frame.group_by("instance").agg(pl.col("stage").unique().sort())["stage"]
     for stages in ends.to_list():
         if len(stages) == 2:
-            found[stages[0], stages[1]] += 1
-    return dict(found)
+            counts[stages[0], stages[1]] += 1
+    return dict(counts)
 
 
 def recorded_orders(rows: pl.DataFrame) -> list[Order]:
     """The order of each stage, as one pipeline had it in the middle of the run."""
     steps = rows["step"].unique().sort().to_list()
-    own = rows.filter((pl.col("step") == steps[len(steps) // 2]) & (pl.col("dp") == rows["dp"].min()))
+    of_step = rows.filter((pl.col("step") == steps[len(steps) // 2]) & (pl.col("dp") == rows["dp"].min()))
     orders = []
-    for _, stage in own.sort("stage", "start", "node").group_by(["stage"], maintain_order=True):
-        mine = stage.filter(pl.col("rank") == stage["rank"].min())
+    for _, stage in of_step.sort("stage", "start", "node").group_by(["stage"], maintain_order=True):
+        of_rank = stage.filter(pl.col("rank") == stage["rank"].min())
         orders.append(
-            [PipelineTask(*each) for each in mine.select("kind", "micro_batch", "chunk").iter_rows()]
+            [PipelineTask(*row) for row in of_rank.select("kind", "micro_batch", "chunk").iter_rows()]
         )
     return orders
 
 
 def recorded_place(rows: pl.DataFrame) -> Place:
     """Where each chunk of each stage is in the model."""
-    at = {(stage, chunk): place for stage, chunk, place in rows.select("stage", "chunk", "place").iter_rows()}
-    return lambda stage, chunk, num_stages: at.get((stage, chunk), looped(stage, chunk, num_stages))
+    places = {
+        (stage, chunk): place for stage, chunk, place in rows.select("stage", "chunk", "place").iter_rows()
+    }
+    return lambda stage, chunk, num_stages: places.get((stage, chunk), looped(stage, chunk, num_stages))

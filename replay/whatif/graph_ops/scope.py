@@ -80,19 +80,19 @@ class Nesting:
             chosen: [S] spans.
         """
         begin, end = merge_intervals(self.start[chosen], self.end[chosen])
-        found = np.zeros(chosen.size, np.bool_)
+        is_inside = np.zeros(chosen.size, np.bool_)
         if begin.size == 0:
-            return found
+            return is_inside
         cpu = np.flatnonzero(self.on_cpu)
         time = self.start[cpu]
-        at = np.searchsorted(begin, time, side="right") - 1
-        found[cpu] = (at >= 0) & (time < end[np.maximum(at, 0)])
+        place = np.searchsorted(begin, time, side="right") - 1
+        is_inside[cpu] = (place >= 0) & (time < end[np.maximum(place, 0)])
         calling = np.zeros(int(self.launch.max(initial=-1)) + 2, np.bool_)  # the last: launched by none
-        calling[self.launch[found & self.calls]] = True
+        calling[self.launch[is_inside & self.calls]] = True
         calling[-1] = False
         work = np.flatnonzero(self.launched)
-        found[work] = calling[self.launch[work]]
-        return found
+        is_inside[work] = calling[self.launch[work]]
+        return is_inside
 
     def with_backward(self, chosen: Bools) -> Bools:
         """[S] what is inside the chosen spans, and inside the backward pass of that.
@@ -125,9 +125,9 @@ class Nesting:
         Args:
             rows: of `spans`.
         """
-        found = np.zeros(self.start.size, np.bool_)
-        found[rows["row"].to_numpy()] = True
-        return found
+        is_marked = np.zeros(self.start.size, np.bool_)
+        is_marked[rows["row"].to_numpy()] = True
+        return is_marked
 
     def column(self, name: str) -> Ints:
         """A column of the rows.
@@ -189,11 +189,11 @@ def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
     Args:
         members: [S] spans of its `Nesting`.
     """
-    found: Bools = np.append(members, False)[rows_of(graph, run)]
+    nodes_inside: Bools = np.append(members, False)[rows_of(graph, run)]
     columns = (graph.nodes.rank, graph.nodes.span, run)
     caller, node = kept(graph, "calls-of-collectives", columns, lambda: _calls(graph, run))
-    found[node[members[caller]]] = True
-    return found
+    nodes_inside[node[members[caller]]] = True
+    return nodes_inside
 
 
 def rows_of(graph: Graph, run: Run) -> Ints:
@@ -211,14 +211,14 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
     Args:
         rank, span: [K] whose, and which; below 0 for none.
     """
-    known = (rank >= 0) & (span >= 0)
+    have_spans = (rank >= 0) & (span >= 0)
     of, ids = nesting.column("rank"), nesting.column("span_id")
-    keys = _numbered(np.append(of, rank[known]), np.append(ids, span[known]))
+    keys = _numbered(np.append(of, rank[have_spans]), np.append(ids, span[have_spans]))
     row = np.full(int(keys.max(initial=-1)) + 1, -1)
     row[keys[: of.size]] = np.arange(of.size)
-    found = np.full(rank.size, -1)
-    found[known] = row[keys[of.size :]]
-    return found
+    row_of = np.full(rank.size, -1)
+    row_of[have_spans] = row[keys[of.size :]]
+    return row_of
 
 
 def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
@@ -296,7 +296,9 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     rows, parts = rows_of(graph, run), []
     for block, outer in enumerate(_outermost(calls)["row"].to_list()):
         chosen = np.arange(nesting.start.size) == outer
-        forward, every = (np.append(each(chosen), False) for each in (nesting.inside, nesting.with_backward))
+        forward, every = (
+            np.append(rows_in(chosen), False) for rows_in in (nesting.inside, nesting.with_backward)
+        )
         node = np.flatnonzero(every[rows])
         parts.append(pl.DataFrame({"node": node, "block": block, "backward": ~forward[rows[node]]}))
     return pl.concat(parts).sort("node", maintain_order=True)
@@ -342,11 +344,11 @@ def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
         .with_columns(holds=pl.col("start_ns").shift(-1).over(LANE) < end)
     )
     holding = modules.group_by(pl.col("name").str.strip_prefix(MODULE), "kind").agg(pl.col("holds").any())
-    found: dict[str, list[str]] = {}
+    blocks: dict[str, list[str]] = {}
     for name, kind, holds in holding.sort("name").iter_rows():
         if (holds and OF_CLASS.fullmatch(name)) if kind == "python" else NUMBERED.fullmatch(name):
-            found.setdefault(re.sub(r"\d+$", "*", name), []).append(name)
-    return {pattern: names for pattern, names in found.items() if len(names) > 1}
+            blocks.setdefault(re.sub(r"\d+$", "*", name), []).append(name)
+    return {pattern: names for pattern, names in blocks.items() if len(names) > 1}
 
 
 def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
@@ -393,7 +395,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     Args:
         work: [N] GPU work.
     """
-    calls = calls_of(graph, work)
+    calls = calls_only_for(graph, work)
     if graph.run is None:
         return calls
     run = graph.run
@@ -420,9 +422,9 @@ def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
     launching[nesting.launch[nesting.launched]] = True
     calls = np.flatnonzero(nesting.calls)
     calls = calls[launching[nesting.launch[calls]]]
-    at = np.searchsorted(nesting.start[outer], nesting.start[calls], side="right") - 1
-    inside = (at >= 0) & (nesting.start[calls] < np.append(nesting.end[outer], 0)[at])
-    return calls[inside], outer[at[inside]]
+    place = np.searchsorted(nesting.start[outer], nesting.start[calls], side="right") - 1
+    inside = (place >= 0) & (nesting.start[calls] < np.append(nesting.end[outer], 0)[place])
+    return calls[inside], outer[place[inside]]
 
 
 def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
@@ -436,8 +438,8 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
         node; kernels that no matmul launched are left out.
     """
     columns = (graph.nodes.kind, graph.nodes.rank, graph.nodes.span, _run_of(graph))
-    found = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
-    return found.filter(kernels[found["node"].to_numpy()])
+    matmuls = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
+    return matmuls.filter(kernels[matmuls["node"].to_numpy()])
 
 
 def products_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
@@ -483,7 +485,7 @@ def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
     )
 
 
-def calls_of(graph: Graph, work: Bools) -> Bools:
+def calls_only_for(graph: Graph, work: Bools) -> Bools:
     """[N] calls that launch some of this work and no other.
 
     Args:
@@ -544,8 +546,8 @@ def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
 
 
 def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:
-    known = spans["name"].unique().to_list()
-    fitting = [name for name in known if _fits_name(name, pattern)]
+    names = spans["name"].unique().to_list()
+    fitting = [name for name in names if _fits_name(name, pattern)]
     return spans["name"].is_in(fitting)
 
 

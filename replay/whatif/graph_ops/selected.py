@@ -133,8 +133,8 @@ class NodeSelection:
         """
         mask = self.mask(graph)
         if not mask.any():
-            known = not self.name or fitting(graph.names, self.name).any()
-            near = "" if known else nearest(self.name, graph.names)
+            fits_name = not self.name or fitting(graph.names, self.name).any()
+            near = "" if fits_name else nearest(self.name, graph.names)
             raise NothingToChange(f"nothing in the run fits {self}{near}")
         return mask
 
@@ -209,8 +209,8 @@ def _of_collectives(graph: Graph, op: str, group: str, axis: str) -> Bools:
     if not graph.messages:
         raise Unanswerable("the run does not say which collectives it holds")
     fits = np.append(messages_fitting(graph, op, group, axis), False)  # the last: nodes without a message
-    found: Bools = fits[graph.nodes.message]
-    return found
+    of_messages: Bools = fits[graph.nodes.message]
+    return of_messages
 
 
 def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = "") -> Bools:
@@ -272,5 +272,5 @@ def recorded_word(graph: Graph, op: str, column: str, known: Sequence[str]) -> s
     if graph.run is None:
         return ""
     rows = graph.run.table(COLLECTIVES, ["op", column]).filter(pl.col("op") == op)
-    found = [word.lower() for word in rows[column].unique().to_list()]
-    return found[0] if len(found) == 1 and found[0] in known else ""
+    words = [word.lower() for word in rows[column].unique().to_list()]
+    return words[0] if len(words) == 1 and words[0] in known else ""

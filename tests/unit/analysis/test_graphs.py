@@ -221,7 +221,7 @@ def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatc
 
     monkeypatch.setattr(graphs, "LARGE", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
-    for module in ("fidelity.by_rank", "whatif.rank"):
+    for module in ("fidelity.by_rank", "whatif.condensed"):
         monkeypatch.setattr(f"dpro.replay.{module}.build_rank", counting)
     documents(run, command=command)
     assert sorted(built) == run.manifest.ranks

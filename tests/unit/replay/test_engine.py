@@ -53,7 +53,7 @@ def test_every_start_equals_that_of_the_event_driven_simulation(dag):
 
 
 @given(dags(), st.lists(st.integers(0, 5), min_size=1, max_size=4))
-def test_many_scenarios_in_one_pass_equal_each_by_itself(dag, factors):
+def test_many_scenarios_in_one_pass_equal_without_rendezvous(dag, factors):
     graph = _graph(dag)
     columns = np.stack([graph.nodes.duration * factor for factor in factors], axis=1)
     ends = replay_durations(graph, columns)

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams, teams_in_groups
+from dpro.replay.peers import peer_medians, peers_of, ranks_of_teams, teams_by_work, teams_in_groups
 
 VALUES = st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans())  # group, value, whether it counts
 
@@ -21,14 +21,14 @@ def test_the_median_of_others_is_that_of_all_values_of_the_group_that_count_but_
         theirs[at] = False
         found.append([*value[theirs].tolist(), *[0] * absent])
     others = np.array([len(each) for each in found], np.int64)
-    medians = median_of_others(group, value, counts == 1, others)
+    medians = peer_medians(group, value, counts == 1, others)
     assert medians.tolist() == [float(np.median(each)) if each else 0.0 for each in found]
 
 
 def test_peers_are_the_others_of_a_team_and_those_set_apart_do_not_count():
     teams = [[4, 1, 3], [0], [2, 5]]
     assert [peers_of(teams, rank) for rank in (1, 0, 2, 7)] == [[4, 3], [], [5], []]
-    known = ranks_of_teams(teams, apart=[1, 5])
+    known = ranks_of_teams(teams, without=[1, 5])
     assert known["rank"].to_list() == [0, 1, 2, 3, 4, 5]
     assert known["others"].to_list() == [0, 2, 0, 1, 1, 1]
 
@@ -36,7 +36,7 @@ def test_peers_are_the_others_of_a_team_and_those_set_apart_do_not_count():
 def test_a_lone_rank_is_a_team_without_peers():
     rows = [(0, 1, 5), (1, 1, 5), (2, 1, 6), (3, 2, 5)]  # as many phases, and the same calls
     work = pl.DataFrame(rows, ["rank", "position", "calls"], orient="row")
-    assert teams(work) == [[0, 1], [2], [3]]
+    assert teams_by_work(work) == [[0, 1], [2], [3]]
 
 
 def test_ranks_that_wait_for_each_other_are_of_one_kind_and_none_waits_for_itself():

@@ -90,23 +90,23 @@ class CudaGraph(CountedEdit):
         counts = {LAUNCHES: num_launches(graph), "steps": where.n_unique(), "taken": 0.0, "open": 0.0}
         counts["whole"] = float(nodes.duration[inside].sum())
         with suppress(NothingToChange):
-            found = self._captured(graph)
-            for name, mask in (("taken", found.taken), ("open", found.open)):
+            host_time = self._captured(graph)
+            for name, mask in (("taken", host_time.taken), ("open", host_time.open)):
                 counts[name] = float(nodes.duration[mask & inside].sum())
         return counts
 
     def apply(self, graph: Graph) -> Graph:
         """Make the CPU time of captured operators free, behind the first launch of each graph."""
-        found = self._captured(graph)
-        return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
+        host_time = self._captured(graph)
+        return graph.with_durations(np.where(host_time.taken, 0, graph.nodes.duration))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Where launching a graph takes long, and where all host code between launches is captured."""
-        found = self._captured(graph)
-        duration = np.where(found.taken, 0, graph.nodes.duration)
+        host_time = self._captured(graph)
+        duration = np.where(host_time.taken, 0, graph.nodes.duration)
         return (
-            graph.with_durations(duration + found.launching),
-            graph.with_durations(np.where(found.open, 0, duration)),
+            graph.with_durations(duration + host_time.launching),
+            graph.with_durations(np.where(host_time.open, 0, duration)),
         )
 
     def limit(self, graph: Graph) -> Graph | None:
@@ -135,8 +135,8 @@ class CudaGraph(CountedEdit):
 
         if str(self.selection):
             return once(graph, self, columns, compute)
-        known, records = (*columns, graph.run), {"CapturedHostTime": CapturedHostTime}
-        return kept(graph, "captured-host-time", known, compute, records)
+        with_run, records = (*columns, graph.run), {"CapturedHostTime": CapturedHostTime}
+        return kept(graph, "captured-host-time", with_run, compute, records)
 
     def describe(self) -> str:
         if self.selection == OF_OPTIMIZER:
@@ -257,24 +257,24 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
 
 def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
     """[S] which spans have a marked one in them or are it."""
-    at = np.sort(start[marked])
-    found: Bools = np.searchsorted(at, end, "left") > np.searchsorted(at, start, "left")
-    return found
+    marks = np.sort(start[marked])
+    holds: Bools = np.searchsorted(marks, end, "left") > np.searchsorted(marks, start, "left")
+    return holds
 
 
 def _inside(time: Ints, begin: Ints, end: Ints) -> Bools:
     """[T] which times lie in one of these intervals, which are disjoint and ascend."""
     if begin.size == 0:
         return np.zeros(time.size, np.bool_)
-    at = np.searchsorted(begin, time, "right") - 1
-    found: Bools = (at >= 0) & (time < end[np.maximum(at, 0)])
-    return found
+    place = np.searchsorted(begin, time, "right") - 1
+    is_inside: Bools = (place >= 0) & (time < end[np.maximum(place, 0)])
+    return is_inside
 
 
 def _fitting(names: pl.Series, patterns: tuple[str, ...]) -> Bools:
-    known = names.unique().to_list()
-    found = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return names.is_in(found).to_numpy()
+    unique_names = names.unique().to_list()
+    fitting = [name for name in unique_names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return names.is_in(fitting).to_numpy()
 
 
 def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, Ints, Bools]:
@@ -294,10 +294,10 @@ def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, 
     same = (nodes.lane[order], nodes.window[order], nodes.step[order], outside[order])
     opens = np.append(True, np.any([np.diff(column) != 0 for column in same], axis=0)) | woken[order]
     stretch = np.cumsum(opens) - 1
-    at = np.arange(order.size)
+    place = np.arange(order.size)
     launching = calls[order]
     first = np.full(int(stretch[-1]) + 1 if stretch.size else 0, order.size)
-    np.minimum.at(first, stretch[launching], at[launching])
+    np.minimum.at(first, stretch[launching], place[launching])
     last = np.full(first.size, -1)
-    np.maximum.at(last, stretch[launching], at[launching])
-    return order, stretch, first, (at > first[stretch]) & (at <= last[stretch]) & ~outside[order]
+    np.maximum.at(last, stretch[launching], place[launching])
+    return order, stretch, first, (place > first[stretch]) & (place <= last[stretch]) & ~outside[order]

@@ -21,7 +21,7 @@ from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
+from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, precision_lines
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
@@ -115,15 +115,14 @@ def _any(names: list[str], beginning: str) -> bool:
 
 def _loop_of(names: list[str]) -> tuple[int, int, int]:
     """The row of `LOOPS` for the optimizer that was recorded."""
-    found = {name.removeprefix(OPTIMIZER).split(".")[0] for name in names if name.startswith(OPTIMIZER)}
-    known = [name for name in LOOPS if name in found]
-    if len(known) != 1 or len(found) != 1:
-        raise Unanswerable(
-            f"what {', '.join(sorted(found))} moves is not known: there are {', '.join(LOOPS)}, one in a run"
-        )
-    if known == ["SGD"] and not any(name in ("aten::mul_", "aten::_foreach_mul_") for name in names):
+    optimizers = {name.removeprefix(OPTIMIZER).split(".")[0] for name in names if name.startswith(OPTIMIZER)}
+    loops = [name for name in LOOPS if name in optimizers]
+    if len(loops) != 1 or len(optimizers) != 1:
+        given = ", ".join(sorted(optimizers))
+        raise Unanswerable(f"what {given} moves is not known: there are {', '.join(LOOPS)}, one in a run")
+    if loops == ["SGD"] and not any(name in ("aten::mul_", "aten::_foreach_mul_") for name in names):
         return PLAIN_SGD
-    return LOOPS[known[0]]
+    return LOOPS[loops[0]]
 
 
 def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, operators: int) -> Graph:
@@ -272,12 +271,12 @@ def _firsts(run: Ints) -> Ints:
 def _fused_ns(graph: Graph, run: Ints) -> Ints:
     """[R] how long each run takes as one kernel."""
     members = np.flatnonzero(run >= 0)
-    of, own = run[members], graph.nodes.duration[members]
+    of, lasts = run[members], graph.nodes.duration[members]
     first, last = _firsts(run), members[members.size - 1 - np.unique(of[::-1], return_index=True)[1]]
-    total = np.bincount(of, own)
+    total = np.bincount(of, lasts)
     ends = graph.nodes.duration[first] + graph.nodes.duration[last]
     longest = np.zeros(total.size, np.int64)
-    np.maximum.at(longest, of, own)
+    np.maximum.at(longest, of, lasts)
     saved = SHARE_OF_A_TENSOR * (2 * total - ends)
     return np.maximum(np.rint(total - saved).astype(np.int64), longest)
 
@@ -331,8 +330,8 @@ class Precision(Edit):
         kernels, computing = self._chosen(graph)
         duration = graph.nodes.duration.astype(np.float64)
         if self.budget is not None:
-            for each in choose_precisions(graph, kernels, self.dtype, self.budget):
-                duration[each.nodes] = each.ns
+            for choice in choose_precisions(graph, kernels, self.dtype, self.budget):
+                duration[choice.nodes] = choice.ns
             return graph.with_durations(np.rint(duration).astype(np.int64))
         if self.speedup is None:
             nodes, new, _ = by_roofline(graph, kernels, self.dtype)
@@ -347,7 +346,7 @@ class Precision(Edit):
         """Which matmuls the arithmetic limits, and which the memory."""
         kernels, _ = self._chosen(graph)
         if self.budget is not None:
-            return tuple(in_words(choose_precisions(graph, kernels, self.dtype, self.budget)))
+            return tuple(precision_lines(choose_precisions(graph, kernels, self.dtype, self.budget)))
         halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
         lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
         if self.speedup is None:
@@ -404,14 +403,14 @@ def half_of(graph: Graph) -> str:
 
 def _matmuls(graph: Graph) -> Bools:
     """[N] kernels of matmuls, convolutions and attention, by their names."""
-    found: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
-    return found[graph.nodes.name]
+    computes: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
+    return computes[graph.nodes.name]
 
 
 def _more_bits(graph: Graph, dtype: str) -> Bools:
     """[N] kernels that read more bits than these, by their names."""
-    found: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
-    return found[graph.nodes.name]
+    more: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
+    return more[graph.nodes.name]
 
 
 def _pointwise_floats(graph: Graph) -> Bools:

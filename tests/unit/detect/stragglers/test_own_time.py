@@ -14,7 +14,7 @@ from dpro.detect.stragglers.from_calls import (
     finding_of,
     team_of,
 )
-from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams
+from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams_by_calls
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
 from dpro.watch.late import LatestRecords, OwnTimes
 from tests.unit.detect.calling import (
@@ -194,7 +194,7 @@ def alarms(job: Job, size: int = 240, stride: int = 5) -> int:
     collectives, steps, _, _ = tables(job)
     calls = calls_of(collectives)
     own = own_time(calls, steps)
-    [ranks] = teams(calls, own, {})
+    [ranks] = teams_by_calls(calls, own, {})
     whole = team_of(own, ranks)
     return sum(
         bool(late_columns(team_of(own.filter(pl.col("step").is_between(end - size, end)), ranks)))

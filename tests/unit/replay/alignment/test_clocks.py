@@ -40,7 +40,7 @@ def test_aligned_times_are_those_of_integers_without_bound_and_keep_their_order(
     st.lists(lines, min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 5), st.none() | times_of_day), max_size=12),
 )
-def test_all_clocks_at_once_are_moved_as_each_by_itself(some, rows):
+def test_all_clocks_at_once_are_moved_as_without_rendezvous(some, rows):
     frame = pl.DataFrame(rows, schema={"clock": pl.Int32, "time": pl.Int64}, orient="row")
     moved = on_lines(frame, "clock", dict(enumerate(some)), ["time"])["time"].to_list()
     expected = [

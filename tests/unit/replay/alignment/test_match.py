@@ -243,7 +243,7 @@ def test_a_rank_whose_order_cannot_be_matched_may_have_recorded_anything():
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**31), st.integers(2, 5), st.booleans())
-def test_groups_and_windows_are_matched_each_by_itself(seed, num_groups, numbered):
+def test_groups_and_windows_are_matched_without_rendezvous(seed, num_groups, numbered):
     noise = np.random.default_rng(seed)
     parts = []
     for group in range(num_groups):

@@ -18,7 +18,7 @@ from dpro.replay.fidelity.accuracy import (
     criterion,
     figures_of,
     grade_of,
-    in_words,
+    grade_sentence,
     score_of,
     trust_document,
     windows_to_usual,
@@ -61,7 +61,8 @@ def test_a_little_more_changes_the_score_a_little(copied, more):
 
 def test_20_and_22_percent_of_copied_starts_say_the_same_in_nearly_the_same_words():
     said = [
-        in_words(score_of(figures), figures) for figures in (_figures(0.199), _figures(0.2), _figures(0.22))
+        grade_sentence(score_of(figures), figures)
+        for figures in (_figures(0.199), _figures(0.2), _figures(0.22))
     ]
     assert {each.split(" (")[0] for each in said} == {"Predictions from this run: poor"}
     assert [each.split("starts taken from the trace: ")[1][:5] for each in said] == [
@@ -75,7 +76,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     figures = _figures(copied=0.11, windows=1.3)
     assert score_of(figures) == pytest.approx(0.5)
     assert grade_of(score_of(figures)) == "fair"
-    words = in_words(score_of(figures), figures)
+    words = grade_sentence(score_of(figures), figures)
     assert (
         "weakest: steps in deep windows to the typical step outside: 1.3x (good up to 1.1x, poor from 1.5x)"
         in words
@@ -95,7 +96,7 @@ def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
     assert windows_to_usual(STEPS.empty()) is None
     (unknown,) = [figure for figure in _figures(windows=None) if figure.value is None]
     assert "not known" in str(unknown)
-    assert in_words(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
+    assert grade_sentence(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
 
 
 def test_a_trust_has_a_grade_and_its_figures_as_json(tmp_path):

@@ -16,8 +16,8 @@ from dpro.replay.fidelity.by_rank import CondensedRun, condense_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.condensed import CondensedJob
+from dpro.replay.whatif.job import WHOLE_ONLY
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
-from dpro.replay.whatif.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.replay.whatif.search import explore
 from dpro.store import Run
