@@ -137,6 +137,13 @@ def json_option(command: F) -> F:
     )
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines that fit the screen as they are, and an empty one."""
+    for line in lines:
+        click.echo(line)
+    click.echo()
+
+
 def print_json(document: Struct) -> None:
     """Print one object on stdout, with `schema_version` first.
 

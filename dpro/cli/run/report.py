@@ -15,6 +15,7 @@ from dpro.cli.output import (
     json_option,
     print_end,
     print_json,
+    print_lines,
     print_selection,
     stderr_console,
     write_text,
@@ -197,9 +198,7 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
     for line in pretended_lines(analysis.run.manifest, pretended_step(analysis)):
         out.print(line)
     if not selection:
-        for line in lines_of(analysis.explanation):
-            click.echo(line)
-        click.echo()
+        print_lines(lines_of(analysis.explanation))
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from dpro.cli.analysis import analyse, network_option, ranks_option, run_argument, steps_option
 from dpro.cli.completion import edits as complete_edits
-from dpro.cli.output import console, json_option, print_end, print_json, print_selection, progress
+from dpro.cli.output import (
+    console,
+    json_option,
+    print_end,
+    print_json,
+    print_lines,
+    print_selection,
+    progress,
+)
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 from dpro.words import one_line
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges, RankChoice
     from dpro.store import Run
 
-ROWS = 12
+ROWS = 12  # of each block that are listed where all are asked for
+MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
 HEADINGS = {
     "faster": "Faster beyond doubt",
     "unclear": "May gain nothing",
@@ -81,6 +90,11 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     type=click.IntRange(1, 1_000_000),
     help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
 )
+@click.option(
+    "--all", "in_full", is_flag=True, help="List all that was found, not only what a person would do."
+)
+@click.option("--bounds", is_flag=True, help="List what parts are worth: bounds and suppositions, no advice.")
+@click.option("--why-not", is_flag=True, help="List what the run cannot answer, by what to record instead.")
 @network_option
 @click.option(
     "--device-table",
@@ -101,6 +115,9 @@ def whatif(
     with_curves: bool,
     with_memory: bool,
     budget: int | None,
+    in_full: bool,
+    bounds: bool,
+    why_not: bool,
     network_table: str | None,
     device_tables: tuple[str, ...],
     steps: Ranges,
@@ -110,7 +127,8 @@ def whatif(
     """Predict what a change would do to throughput and to the mean step, with intervals.
 
     \b
-    dpro whatif RUN                             what would help, alone and together
+    dpro whatif RUN                             what limits the job, and what would help
+    dpro whatif RUN --all                       all that was found, alone and together
     dpro whatif RUN --sensitivity               is a faster network worth it?
     dpro whatif RUN --pareto                    time against memory
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
@@ -154,6 +172,7 @@ def whatif(
         raise UsageError("--budget is for the search: give no --edit with it")
     from dpro.analysis.answers.whatif import what_if
     from dpro.trial.calibrate import as_tried
+    from dpro.verdict.words import lines_of
 
     analysis = analyse(run, network_table, device_tables)
     with progress("Trying edits") as report:
@@ -163,7 +182,12 @@ def whatif(
     else:
         print_end(analysis.end)
         print_selection(selection)
-        _print(answer, analysis.run, searched=not parsed)
+        if not parsed and not selection:
+            print_lines(lines_of(analysis.explanation))
+        listed = Listed(
+            in_full or bool(parsed), in_full or bounds or bool(parsed), in_full or why_not or bool(parsed)
+        )
+        _print(answer, analysis.run, listed, searched=not parsed)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
 
@@ -235,7 +259,15 @@ def _reduces_without_ddp(run: Run) -> bool:
     return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())
 
 
-def _print(answer: WhatIf, run: Run, searched: bool) -> None:
+class Listed(NamedTuple):
+    """Which predictions are listed: all changes, or some that a person can make; bounds; what was refused."""
+
+    changes: bool
+    bounds: bool
+    refused: bool
+
+
+def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
@@ -243,6 +275,7 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     """
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
+    from dpro.replay.whatif.edits.heal import Heal
 
     out, document = console(), answer.document
     _print_trust(document)
@@ -255,22 +288,38 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     other = document.other_steps_ms
     if other is not None and not document.of_operations:
         out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
-    shown = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
-    _print_blocks(shown)
-    left = len(answer.predictions) - len(shown) + len(document.little)
-    if left:
+    worth = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
+    changes = [row for row in worth if row.is_advice]
+    if not listed.changes:
+        # A healed rank is a cost, which `dpro diagnose` states: a person cannot do it.
+        changes = [row for row in changes if not any(isinstance(edit, Heal) for edit in row.edits)][
+            :MAX_CHANGES
+        ]
+    shown = [*changes, *(row for row in worth if listed.bounds and not row.is_advice)]
+    _print_blocks(shown, document.answerable)
+    left = len(answer.predictions) - len(worth) + len(document.little)
+    if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how(shown, run)
-    for pair in document.interactions:
+    _print_how(changes, run)
+    _print_rest(len(worth) - len(shown), len(document.refused), listed)
+    for pair in document.interactions if listed.changes else ():
         more = "more" if pair.together_ms > pair.apart_ms else "less"
         saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
         out.print(f"  {' and '.join(pair.edits)} save {more} together ({saved})")
     for line in document.widened:
         out.print(line)
-    if document.untried:
+    if document.untried and listed.changes:
         out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
-    for line in refused_in_words(document.refused):
+    for line in refused_in_words(document.refused) if listed.refused else ():
         out.print(line)
+
+
+def _print_rest(left: int, refused: int, listed: Listed) -> None:
+    """How many predictions are not listed, and how to see them."""
+    more = [f"{left} more: --all"] if left and not listed.changes else []
+    more += [f"{refused} not answered: --why-not"] if refused and not listed.refused else []
+    if more:
+        console().print("; ".join(more))
 
 
 def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
@@ -281,8 +330,12 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
 
 
-def _print_blocks(shown: Sequence[Prediction]) -> None:
-    """Predictions under how sure they are, in their order."""
+def _print_blocks(shown: Sequence[Prediction], answerable: bool) -> None:
+    """Predictions under how sure they are, in their order.
+
+    Args:
+        answerable: whether the replay fits; nothing is sure where it does not.
+    """
     from itertools import groupby
 
     from dpro.replay.whatif.edit import EFFORTS
@@ -291,7 +344,8 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
     out.print("Throughput (samples per second) and the step:")
 
     def heading(row: Prediction) -> str:
-        return HEADINGS[row.effect if row.is_advice else "bound"]
+        sure = row.effect if answerable else "unclear"
+        return HEADINGS[sure if row.is_advice else "bound"]
 
     for words, rows in groupby(
         sorted(shown, key=lambda row: list(HEADINGS.values()).index(heading(row))), heading
