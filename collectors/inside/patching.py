@@ -48,7 +48,7 @@ def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
     setattr(owner, name, functools.wraps(original)(around(original)))
 
 
-def notified_before(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
+def preceded_by(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
     """Have an action called with the arguments of a function before it is: a way `around` it for `wrap`.
 
     Args:
@@ -57,25 +57,25 @@ def notified_before(call: Callable[..., None], action: Callable[..., None]) -> C
     """
 
     def around(original: Any) -> Any:
-        def notified(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             call(action, *args, *kwargs.values())
             return original(*args, **kwargs)
 
-        return notified
+        return wrapped
 
     return around
 
 
-def notified_after(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
+def followed_by(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
     """The same with its result, before the arguments, once it has returned."""
 
     def around(original: Any) -> Any:
-        def notified(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             call(action, result, *args, *kwargs.values())
             return result
 
-        return notified
+        return wrapped
 
     return around
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..names import BACKWARD, FORWARD
-from ..patching import notified_before, wrap
+from ..patching import preceded_by, wrap
 from ..recorder import Recorder
 from .operations import PipelineOperations, timed
 
@@ -43,7 +43,7 @@ class DeepSpeedHooks:
             return
         self._set = True
         if hasattr(engine, SCHEDULE):
-            wrap(engine, SCHEDULE, notified_before(self._recorder.call, self._on_schedule))
+            wrap(engine, SCHEDULE, preceded_by(self._recorder.call, self._on_schedule))
         instructions = getattr(engine, "_INSTRUCTION_MAP", {})
         for name, noted in ((FORWARDS, self._on_forward), (BACKWARDS, self._on_backward)):
             original = getattr(engine, name, None)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import notified_after, notified_before, wrap
+from ..patching import followed_by, preceded_by, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -58,13 +58,13 @@ class SglangHooks:
             raise LookupError(f"SGLang's scheduler has no {missing[0]}: its iterations are not recorded")
         self._parallel = getattr(module, "get_parallel", None)
         call = self._recorder.call
-        wrap(scheduler, "run_batch", notified_before(call, self._on_run))
-        wrap(scheduler, "process_batch_result", notified_after(call, self._on_processed))
+        wrap(scheduler, "run_batch", preceded_by(call, self._on_run))
+        wrap(scheduler, "process_batch_result", followed_by(call, self._on_processed))
         if hasattr(scheduler, "_add_request_to_queue"):
-            wrap(scheduler, "_add_request_to_queue", notified_before(call, self._on_arrival))
+            wrap(scheduler, "_add_request_to_queue", preceded_by(call, self._on_arrival))
         if hasattr(getattr(module, "ScheduleBatch", None), "retract_decode"):
             self._served.knows_evictions = True
-            wrap(module.ScheduleBatch, "retract_decode", notified_after(call, self._on_retracted))
+            wrap(module.ScheduleBatch, "retract_decode", followed_by(call, self._on_retracted))
         if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
             self._knows_tokens = True
             wrap(module.PrefillAdder, "add_one_req", self._around_attempt)

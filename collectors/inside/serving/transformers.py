@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..patching import notified_after, notified_before, wrap
+from ..patching import followed_by, preceded_by, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -51,10 +51,10 @@ class TransformersHooks:
         call = self._recorder.call
         wanted = (
             (processor, "prepare_next_batch", self._around_prepare),
-            (processor, "update_batch", notified_after(call, self._on_updated)),
-            (tensors, "prepare_batch_tensors", notified_after(call, self._on_prepared)),
-            (scheduler, "finish_request", notified_before(call, self._on_finish)),
-            (scheduler, "clear_cancelled_requests", notified_after(call, self._on_cancelled)),
+            (processor, "update_batch", followed_by(call, self._on_updated)),
+            (tensors, "prepare_batch_tensors", followed_by(call, self._on_prepared)),
+            (scheduler, "finish_request", preceded_by(call, self._on_finish)),
+            (scheduler, "clear_cancelled_requests", followed_by(call, self._on_cancelled)),
         )
         if all(hasattr(owner, name) for owner, name, _ in wanted):
             self._set = True

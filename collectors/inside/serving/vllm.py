@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import notified_after, wrap
+from ..patching import followed_by, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -54,8 +54,8 @@ class VllmHooks:
         scheduler = getattr(module, "Scheduler", None)
         wanted = (
             ("schedule", self._around_schedule),
-            ("update_from_output", notified_after(self._recorder.call, self._on_updated)),
-            ("finish_requests", notified_after(self._recorder.call, self._on_finished)),
+            ("update_from_output", followed_by(self._recorder.call, self._on_updated)),
+            ("finish_requests", followed_by(self._recorder.call, self._on_finished)),
         )
         missing = [name for name, _ in wanted if not hasattr(scheduler, name)]
         if missing:
@@ -64,7 +64,7 @@ class VllmHooks:
             wrap(scheduler, name, around)
         if hasattr(scheduler, "_preempt_request"):
             self._served.knows_evictions = True
-            wrap(scheduler, "_preempt_request", notified_after(self._recorder.call, self._on_preempted))
+            wrap(scheduler, "_preempt_request", followed_by(self._recorder.call, self._on_preempted))
         manager = getattr(module, "KVCacheManager", None)
         if hasattr(manager, "allocate_slots"):
             self._knows_blocks = True
