@@ -142,16 +142,16 @@ def test_a_damaged_history_is_left_alone(tmp_path, monkeypatch) -> None:
 
 WRITER = """
 import sys
-from dpro.history import store
-store.BUSY_S = 100.0  # on a busy machine three writers take longer than a command may wait
+from dpro import history
+history.BUSY_S = 100.0  # on a busy machine three writers take longer than a command may wait
 for number in range(20):
-    store.remember([store.Remembered("n1", "slow.nic", 0.9, %d, f"{sys.argv[1]}-{number}")])
+    history.remember([history.Remembered("n1", "slow.nic", 0.9, %d, f"{sys.argv[1]}-{number}")])
 """
 
 
 def test_several_processes_write_at_once() -> None:
     command = [sys.executable, "-c", WRITER % NOW]
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     writers = [subprocess.Popen([*command, str(each)], cwd=root) for each in range(3)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     assert len(remembered()) == 60
