@@ -2,7 +2,7 @@
 
 With priorities gradients are cut into pieces, moved in the order in which the next forward pass uses them,
 and awaited by the layer that does, instead of by the whole next step. What compressing makes of a bucket says
-`choices/codecs.py`.
+`choices/by_bucket.py`.
 """
 
 from __future__ import annotations
