@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
+from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
@@ -96,10 +97,10 @@ def _merit(advice: Advice) -> float:
 # What treats each limit itself, before what merely helps.
 _FIRST = {
     HOST: ("cores", "launch-one", "allocator", "launch", "batch"),
-    COMPUTE: ("amp", "attention", "fuse", "tune-kernel"),
+    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel"),
     COMMUNICATION: ("record-more", "link", "transfer", "overlap", "balance-experts"),
-    IMBALANCE: ("heal", "stages", "balance-experts"),
-    INPUT: ("input",),
+    IMBALANCE: ("cores", "heal", "stages", "balance-experts"),
+    INPUT: ("cores", "input"),
     SYNCHRONISATION: ("sync",),
     COPIES: ("copies",),
     BUBBLE: ("interleave", "microbatches", "stages"),
@@ -144,6 +145,23 @@ def _interval(gains: Floats) -> tuple[float, float]:
     gain = typical(gains)
     spread = max(MAD_TO_SIGMA * float(np.median(np.abs(gains - gain))), 0.1 * (gain - 1))
     return max(gain - spread, 1.0), gain + spread
+
+
+def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Give ranks that wait for a core fewer threads, or more cores."""
+    for finding in facts.findings:
+        if finding.cause == CROWDED and finding.cost_ns > 0:
+            left_ns = max(facts.step_ns - finding.cost_ns, 1.0)
+            gain = max(facts.step_ns / left_ns, 1.0)
+            yield Advice(
+                "cores",
+                f"fewer threads, or more cores, on {finding.component}: its ranks wait for one "
+                f"{format_duration(finding.cost_ns)} a step",
+                1 + (gain - 1) * 0.5,
+                gain,
+                "a setting",
+                "no other process takes the cores",
+            )
 
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -219,14 +237,20 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(INPUT, 1.0)
     if gain < 1.1:
         return
+    crowded = any(finding.cause == CROWDED for finding in facts.findings)
+    how = (
+        "prepare less input per sample, or on the GPU"
+        if crowded
+        else "prepare the input beside the step or on the GPU"
+    )
     names = _longest_names(facts)
     yield Advice(
         "input",
-        f"prepare the input beside the step or on the GPU{names}",
+        f"{how}{names}",
         1 + (gain - 1) * 0.6,
         gain,
         "a line of code",
-        "there are free cores for it, and the source can keep up",
+        "it can be made cheaper" if crowded else "there are free cores for it, and the source can keep up",
     )
 
 
@@ -523,6 +547,7 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 _SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _slow_parts,
+    _crowded_hosts,
     _launches,
     _input,
     _matmuls,

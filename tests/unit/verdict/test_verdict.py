@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from dpro.analysis.analysis import Analysis
+from dpro.detect.findings import Finding
+from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
+from dpro.verdict.advice import advise
 from dpro.verdict.causes import dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
-from dpro.verdict.limits import COMPUTE, HOST
+from dpro.verdict.limits import COMPUTE, HOST, INPUT
 from dpro.verdict.verdict import Explanation, explain
 from tests.builders import TinyRun
 
@@ -131,3 +134,22 @@ def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
 def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     verdict = explained(launches_of([("mul", 60, 10)] * 50, steps=1), tmp_path)
     assert any("one step" in reason for reason in verdict.unsure)
+
+
+def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path):
+    facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
+    crowd = Finding("slow.host", "host", "a", (0,), 0.5, 1.0, 0.5 * facts.step_ns, (), CROWDED)
+    free, crowded = advise(facts, INPUT), advise(with_findings(facts, [crowd]), INPUT)
+    assert [advice.kind for advice in free][:1] == ["input"]
+    assert "beside the step" in free[0].do
+    assert {advice.kind for advice in crowded[:2]} == {"input", "cores"}
+    assert not any("beside the step" in advice.do for advice in crowded)
+    (cores,) = (advice for advice in crowded if advice.kind == "cores")
+    assert cores.gain_high == pytest.approx(2.0)
+
+
+def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:
+    """The same facts, with findings of another kind of run."""
+    other = JobFacts(facts.analysis, facts.job)
+    other.__dict__["findings"] = findings
+    return other
