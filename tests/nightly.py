@@ -76,6 +76,7 @@ STAGES = (
     _benchmark("devices", 6, "--json"),
     _benchmark("reality", 6, "--json"),
     _benchmark("serving", 4, "--json"),
+    _benchmark("verdicts", 4, "--json"),
     _benchmark("goodput", 10, "--campaigns", "2", "--minutes", "1", "--json"),
     _benchmark("fabric", 8, "--cases", "20", "--json"),
     _benchmark("accuracy.answered", 8, "--json"),

@@ -400,7 +400,7 @@ def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):
 
 
 def test_every_predicted_edit_is_printed_whole(recorded, here):
-    text = here("whatif", recorded).stdout
+    text = here("whatif", recorded, "--all").stdout
     predictions = one_object(here("whatif", recorded, "--json"))["predictions"]
     worth = [prediction for prediction in predictions if prediction["speedup"] >= WORTH_SHOWING][:ROWS]
     assert worth

@@ -52,6 +52,7 @@ TINY = {
     "speed.ranks": ["--ranks", "8", "16", "--rounds", "1", "--json"],
     "speed.startup": ["--json"],
     "unchanged": [SAMPLE, "-o", "out.json"],
+    "verdicts": ["--verdicts", "none.json", "--json"],
     "watch.scale": ["--ranks", "8", "--cases", "straggler"],
 }
 CHECKS = {

@@ -308,7 +308,7 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool) -> None:
         out.print(f"  {' and '.join(pair.edits)} save {more} together ({saved})")
     for line in document.widened:
         out.print(line)
-    if document.untried and listed.changes:
+    if document.untried:
         out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
     for line in refused_in_words(document.refused) if listed.refused else ():
         out.print(line)

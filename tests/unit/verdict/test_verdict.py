@@ -72,7 +72,7 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
 
 
-def test_a_run_of_one_cuda_graph_is_not_told_to_use_graphs(tmp_path):
+def test_a_run_of_one_cuda_graph_is_not_advised_to_use_graphs(tmp_path):
     run = TinyRun()
     for step in range(3):
         begin = 1000 * step
