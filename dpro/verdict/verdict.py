@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 
 import polars as pl
 from msgspec import field
@@ -132,7 +133,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         shares=_shares(facts),
         limit=limit and replace(limit, cause=cause_of(facts, limit.kind)),
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
-        fault=_fault([finding for finding in facts.findings if finding.component_id != THE_HOST]),
+        fault=fault_in_words([finding for finding in facts.findings if finding.component_id != THE_HOST]),
         faulty_ranks=_ranks_of(facts.findings),
         advice=advise(facts, limit.kind) if limit else [],
         tempting=_tempting(facts, limit),
@@ -158,7 +159,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
-        fault, advice = _fault(findings), []
+        fault, advice = fault_in_words(findings), []
     end = analysis.end
     return Explanation(
         run=analysis.run.label,
@@ -193,7 +194,8 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
-def _fault(findings: list[Finding]) -> str:
+def fault_in_words(findings: Sequence[Finding]) -> str:
+    """Which parts are at fault, the costliest two by name."""
     if not findings:
         return "no rank or part stands out."
     words = [

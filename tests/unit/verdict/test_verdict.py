@@ -12,8 +12,9 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.advice import advise
 from dpro.verdict.causes import dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
-from dpro.verdict.limits import COMPUTE, HOST, INPUT
-from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, typical
+from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
+from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun
 
 
@@ -84,7 +85,7 @@ def test_a_run_of_one_cuda_graph_is_not_advised_to_use_graphs(tmp_path):
     assert "launch" not in kinds(explained(run, tmp_path))
 
 
-def descheduled(ranks: int = 4, steps: int = 3) -> TinyRun:
+def descheduled(ranks: int = 4, steps: int = 3, chance: float = 0.1) -> TinyRun:
     """Ranks whose calls of 50 us take 4 ms now and then, whatever they call."""
     run, noise = TinyRun(), np.random.default_rng(3)
     for rank in range(ranks):
@@ -92,7 +93,7 @@ def descheduled(ranks: int = 4, steps: int = 3) -> TinyRun:
         for step in range(steps):
             begin = at
             for number in range(100):
-                took = 4000.0 if noise.random() < 0.1 else 50.0
+                took = 4000.0 if noise.random() < chance else 50.0
                 run.op(f"aten::op{number % 10}", at, at + took, rank)
                 correlation = 1000 * step + number
                 run.call(at + took - 5, at + took - 1, correlation, rank)
@@ -153,3 +154,125 @@ def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:
     other = JobFacts(facts.analysis, facts.job)
     other.__dict__["findings"] = findings
     return other
+
+
+def finding(component_kind: str, component_id: str, cost_us: float, cause: str = "") -> Finding:
+    return Finding("slow.host", component_kind, component_id, (1,), 0.1, 0.9, 1000 * cost_us, (), cause)
+
+
+@pytest.mark.parametrize(
+    ("findings", "words"),
+    [
+        ([], "no rank or part stands out."),
+        ([finding("rank", "1", 20, "the input pipeline")], "rank 1 (the input pipeline) costs 20 us a step."),
+        ([finding("job", "the input pipeline", 20)], "the input pipeline costs 20 us a step."),
+        (
+            [finding("rank", str(rank), 20) for rank in range(4)],
+            "rank 0 (slow.host) costs 20 us a step; rank 1 (slow.host) costs 20 us a step; "
+            "2 more (dpro diagnose).",
+        ),
+    ],
+)
+def test_the_costliest_two_faults_are_named_and_others_counted(findings, words):
+    assert fault_in_words(findings) == words
+
+
+def test_launches_are_counted_and_other_calls_are_not(tmp_path):
+    run = launches_of([("mul", 60, 10)] * 50)
+    assert "50 launches a rank for 500 us of kernels" in explained(run, tmp_path).limit.cause
+
+
+@pytest.mark.parametrize(("host_us", "named"), [(700, True), (300, False)])
+def test_a_launch_is_dear_from_half_a_millisecond_of_the_host(tmp_path, host_us, named):
+    facts = facts_of(launches_of([("mul", 20, 10)] * 10 + [("rope", host_us, 10)] * 6), tmp_path)
+    assert (dear_launches(facts) is not None) is named
+
+
+def test_what_cores_give_lies_between_most_of_what_the_pauses_cost_and_a_free_host(tmp_path):
+    facts = facts_of(descheduled(), tmp_path)
+    ended = typical(facts.gain_of(facts.job.with_change(stand_still(facts).ended)))
+    cores = advise(facts, HOST)[0]
+    assert cores.gain_low == pytest.approx(1 + 0.75 * (ended - 1))
+    assert cores.gain_high == pytest.approx(max(ended, facts.gains_by_limit()[HOST]))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_one_rank_that_pauses_is_no_lack_of_cores(tmp_path, ranks):
+    run = descheduled(ranks=1)
+    for rank in range(1, ranks):  # peers that never pause
+        for span in launches_of([("mul", 50, 20)] * 100).rows["spans"]:
+            run.rows["spans"].append(span | {"rank": rank})
+        for step in launches_of([("mul", 50, 20)] * 100).rows["steps"]:
+            run.rows["steps"].append(step | {"rank": rank})
+    assert stand_still(facts_of(run, tmp_path)) is None
+
+
+def test_pauses_that_take_little_of_the_step_are_no_cause(tmp_path):
+    assert stand_still(facts_of(descheduled(chance=0.001), tmp_path)) is None
+
+
+def test_input_is_worth_all_that_comes_before_the_first_launch_or_most_of_it(tmp_path):
+    facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
+    gain = facts.gains_by_limit()[INPUT]
+    (advice,) = (advice for advice in advise(facts, INPUT) if advice.kind == "input")
+    assert (advice.gain_low, advice.gain_high) == pytest.approx((1 + 0.6 * (gain - 1), gain))
+
+
+def late_host(late_us: float) -> TinyRun:
+    """Three ranks that launch and reduce; the host of one works longer before its launch in each step."""
+    run, begin = TinyRun(), 0.0
+    for step in range(3):
+        moved = begin + 100 + late_us + 130
+        for rank in range(3):
+            at = begin + 100 + late_us * (rank == 1)
+            run.op("aten::work", begin, at, rank)
+            run.call(at, at + 5, 10 * step, rank)
+            run.kernel("gemm", at + 7, at + 107, 10 * step, rank)
+            run.call(at + 5, at + 10, 10 * step + 1, rank)
+            run.nccl(at + 107, moved, 10 * step + 1, rank, sequence=step)
+            run.call(at + 10, moved + 5, 10 * step + 2, rank, name="cudaDeviceSynchronize")
+            run.step(step, begin, moved + 10, rank)
+        begin = moved + 10
+    return run
+
+
+def test_the_lateness_of_one_host_is_the_limit_and_not_hosts_as_such(tmp_path):
+    facts = facts_of(late_host(600), tmp_path)
+    gains = facts.gains_by_limit()
+    assert gains[HOST] > gains[IMBALANCE] > 2
+    assert limit_of(facts).kind == IMBALANCE
+
+
+def test_where_all_hosts_work_as_long_they_are_the_limit(tmp_path):
+    assert limit_of(facts_of(launches_of([("mul", 60, 10)] * 50), tmp_path)).kind == HOST
+
+
+def beside_each_other() -> TinyRun:
+    """Two ranks of which the host works as long as transfers take, beside them: 800 of 1,000."""
+    run = TinyRun()
+    for step in range(4):
+        begin = 1000.0 * step
+        for rank in range(2):
+            run.call(begin, begin + 5, 10 * step, rank)
+            run.kernel("gemm", begin + 10, begin + 110, 10 * step, rank)
+            run.call(begin + 5, begin + 10, 10 * step + 1, rank)
+            run.nccl(begin + 110, begin + 910, 10 * step + 1, rank, sequence=step)
+            run.op("aten::work", begin + 10, begin + 910, rank)
+            run.call(begin + 910, begin + 915, 10 * step + 2, rank, name="cudaDeviceSynchronize")
+            run.op("log", begin + 915, begin + 1000, rank)
+            run.step(step, begin, begin + 1000, rank)
+    return run
+
+
+def test_two_things_beside_each_other_limit_a_job_together(tmp_path):
+    limit = limit_of(facts_of(beside_each_other(), tmp_path))
+    assert {limit.kind, limit.together} == {HOST, COMMUNICATION}
+    assert limit.gain < 1.3
+    assert limit.gain_together > 3
+
+
+def test_what_limits_a_run_is_a_sentence_unless_devices_compute(tmp_path):
+    host = Analysis(launches_of([("mul", 60, 10)] * 50).write(tmp_path / "host"))
+    compute = Analysis(launches_of([("gemm", 5, 900)] * 4).write(tmp_path / "compute"))
+    assert limit_of_run(host).startswith("No rank or part stands out. What limits the job is the host")
+    assert limit_of_run(compute) == ""
