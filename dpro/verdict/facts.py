@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, mean_steps
 from dpro.arrays import Floats
-from dpro.classify import classify
+from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
@@ -94,8 +94,17 @@ class JobFacts:
     def kernels(self) -> pl.DataFrame:
         """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, `family` as of `classify`."""
         spans = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
-        totals = spans.group_by("name").agg(count=pl.len(), total_ns=pl.col("duration_ns").sum())
-        families = pl.Series([classify(name).kind for name in totals["name"]], dtype=pl.String)
+        ran = self.analysis.collectives.select("rank", "span_id", ran=pl.lit(True)).unique()
+        totals = (
+            spans.join(ran, on=["rank", "span_id"], how="left")
+            .group_by("name")
+            .agg(count=pl.len(), total_ns=pl.col("duration_ns").sum(), ran=pl.col("ran").any())
+        )
+        kinds = [
+            COMMUNICATION if ran else classify(name).kind
+            for name, ran in totals.select("name", "ran").iter_rows()
+        ]
+        families = pl.Series(kinds, dtype=pl.String)
         return totals.with_columns(family=families).sort(["total_ns", "name"], descending=[True, False])
 
     @cached_property

@@ -276,3 +276,32 @@ def test_what_limits_a_run_is_a_sentence_unless_devices_compute(tmp_path):
     compute = Analysis(launches_of([("gemm", 5, 900)] * 4).write(tmp_path / "compute"))
     assert limit_of_run(host).startswith("No rank or part stands out. What limits the job is the host")
     assert limit_of_run(compute) == ""
+
+
+def test_the_kernels_that_compute_longest_are_named_behind_compute_and_transfers_behind_communication(
+    tmp_path,
+):
+    compute = explained(launches_of([("gemm", 5, 900), ("mul", 5, 100)] * 3), tmp_path / "compute")
+    assert compute.limit.cause == "gemm 90%, mul 10%"
+    communication = explained(ranks_that_transfer(), tmp_path / "communication")
+    assert communication.limit.kind == COMMUNICATION
+    assert communication.limit.cause == "ncclDevKernel"
+    assert kinds(communication)[:2] == ["transfer", "overlap"]
+    gain = communication.limit.gain
+    for advice in communication.advice[:2]:
+        assert (advice.gain_low, advice.gain_high) == pytest.approx((1 + 0.4 * (gain - 1), gain))
+
+
+def ranks_that_transfer() -> TinyRun:
+    """Two ranks that compute 100, and then reduce for 400 with nothing beside it."""
+    run = TinyRun()
+    for step in range(3):
+        begin = 600.0 * step
+        for rank in range(2):
+            run.call(begin, begin + 5, 10 * step, rank)
+            run.kernel("gemm", begin + 10, begin + 110, 10 * step, rank)
+            run.call(begin + 5, begin + 10, 10 * step + 1, rank)
+            run.nccl(begin + 110, begin + 510, 10 * step + 1, rank, sequence=step)
+            run.call(begin + 10, begin + 515, 10 * step + 2, rank, name="cudaDeviceSynchronize")
+            run.step(step, begin, begin + 600, rank)
+    return run
