@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import polars as pl
@@ -22,8 +23,8 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.causes import StandStill, dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
+from dpro.verdict.hosts import StandStill
 from dpro.verdict.kernel_names import short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -169,17 +170,15 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     host = facts.gains_by_limit().get(HOST, 1.0)
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
-    still = stand_still(facts)
-    if still is not None:
-        yield _cores(facts, still, host)
-    dear = dear_launches(facts)
+    if facts.still is not None:
+        yield _cores(facts, facts.still, host)
+    dear = facts.dear
     if dear is not None:
-        name, number, took_ns = dear
-        most = min(1 / (1 - min(number * took_ns / facts.step_ns, 0.95)), host)
+        most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
-            f"find what the host does for {format_duration(took_ns)} before each of {number:.0f} launches of "
-            f"{short_kernel(name)} a step",
+            f"find what the host does for {format_duration(dear.took_ns)} before each of {dear.per_step:.0f} "
+            f"launches of {short_kernel(dear.kernel)} a step",
             1 + (most - 1) * 0.5,
             most,
             "new code",
@@ -191,13 +190,10 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
     low = 1 + (host - 1) * 0.3
-    try:
+    with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
         low = max(min(graphs.speedup, host), low) if graphs.speedup > WORTH else low
-    except DproError:
-        pass
-    steps = facts.stretches.height or 1
-    count = launches.height / steps
+    count = launches.height / facts.rank_steps
     yield Advice(
         "launch",
         f"launch less: {count:,.0f} launches a step and rank; CUDA graphs "
@@ -257,9 +253,8 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
 def _longest_names(facts: JobFacts) -> str:
     """What takes longest of what the host prepares, per step and rank."""
     prepared = pl.concat(facts.job.map_ranks(_prepared)).group_by("name").agg(pl.col("took_ns").sum())
-    steps = max(facts.stretches.height, 1)
     shown = ", ".join(
-        f"{_plain(name)} {format_duration(took_ns / steps)}"
+        f"{_plain(name)} {format_duration(took_ns / facts.rank_steps)}"
         for name, took_ns in prepared.sort("took_ns", descending=True).head(2).iter_rows()
     )
     return f": {shown}" if shown else ""
@@ -275,8 +270,8 @@ def _prepared(graph: Graph) -> pl.DataFrame:
 
 def _plain(name: str) -> str:
     """A Python function without its path."""
-    found = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
-    return f"{found[3]} ({found[1]}:{found[2]})" if found else name[:50]
+    function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
+    return f"{function[3]} ({function[1]}:{function[2]})" if function else name[:50]
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -317,16 +312,16 @@ def _has_tensor_cores(gpu: str, names: Sequence[str]) -> bool:
 
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
-    computing = facts.kernels.filter(pl.col("family") != "communication")
+    computing = facts.computing_kernels
     unfused = [name for name in computing["name"] if re.search(_UNFUSED_ATTENTION, name)]
     softmax = facts.share_of(unfused)
     if softmax >= SURE_TO_SHOW:
         count = dict(computing.select("name", "count").iter_rows())
-        each = max(count[name] for name in unfused)
+        softmaxes = max(count[name] for name in unfused)
         products = [
             name
             for name, family, number in computing.select("name", "family", "count").iter_rows()
-            if family == "gemm" and 0.5 * each <= number <= 1.5 * each
+            if family == "gemm" and 0.5 * softmaxes <= number <= 1.5 * softmaxes
         ]
         names = [*unfused, *products]
         low, high = (facts.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
@@ -367,7 +362,7 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
     computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
     share = facts.share_of(names)
-    count = int(computing["count"].sum()) / max(facts.stretches.height, 1)
+    count = int(computing["count"].sum()) / facts.rank_steps
     if share < SURE_TO_SHOW or count < 10:
         return
     low, high = (facts.gain_of_faster(names, factor) for factor in FUSED)
@@ -383,7 +378,7 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Where nothing else is known, the kernel that takes most."""
-    computing = facts.kernels.filter(pl.col("family") != "communication")
+    computing = facts.computing_kernels
     if limit != COMPUTE or computing.is_empty():
         return
     name = computing["name"][0]
@@ -406,7 +401,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     manifest = facts.analysis.run.manifest
     missing = len(manifest.ranks) < manifest.world_size
-    kernels = facts.kernels.filter(pl.col("family") == "communication")
+    kernels = facts.communication_kernels
     what = short_kernel(kernels["name"][0]) if kernels.height else "transfers"
     if missing and limit == COMMUNICATION:
         yield Advice(
@@ -438,9 +433,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _experts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Balance the experts of a mixture."""
-    exchanged = facts.kernels.filter(
-        (pl.col("family") == "communication") & pl.col("name").str.contains("(?i)dispatch|combine")
-    )
+    exchanged = facts.communication_kernels.filter(pl.col("name").str.contains("(?i)dispatch|combine"))
     gain = facts.gains_by_limit().get(IMBALANCE, 1.0)
     if exchanged.height and gain >= WORTH:
         yield Advice(
@@ -490,7 +483,7 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
         & pl.col("name").str.contains("(?i)synchronize")
         & (pl.col("duration_ns") > 0)
     )
-    count = waits.height / max(facts.stretches.height, 1)
+    count = waits.height / facts.rank_steps
     yield Advice(
         "sync",
         f"take out what waits for the GPU, {count:,.0f} calls a step (.item(), .to(), blocking copies)",
@@ -525,7 +518,6 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if gain < 1.05:
         return
     copies = facts.spans.filter(pl.col("kind") == "memcpy")
-    steps = max(facts.stretches.height, 1)
     totals = (
         copies.group_by("name")
         .agg(total_ns=pl.col("duration_ns").sum(), moved=pl.col("bytes").clip(lower_bound=0).sum())
@@ -536,8 +528,8 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     name, total_ns, moved = totals.row(0)
     yield Advice(
         "copies",
-        f"keep on the GPU what is copied: {name} moves {format_bytes(moved / steps)} in "
-        f"{format_duration(total_ns / steps)} a step and rank",
+        f"keep on the GPU what is copied: {name} moves {format_bytes(moved / facts.rank_steps)} in "
+        f"{format_duration(total_ns / facts.rank_steps)} a step and rank",
         1 + (gain - 1) * 0.6,
         gain,
         "new code",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import product
 from operator import itemgetter
 
 import numpy as np
@@ -26,6 +27,7 @@ from dpro.replay.timeline import step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.schema import GPU_WORK_KINDS
+from dpro.verdict.hosts import DearLaunches, StandStill, dear_launches, stand_still
 from dpro.verdict.limits import (
     CHANGES,
     INDEPENDENT,
@@ -59,8 +61,7 @@ class JobFacts:
     @cached_property
     def step_ns(self) -> float:
         """How long a usual step takes, replayed: the median; of two the mean."""
-        lengths = step_lengths(self.ends)
-        return float(np.median(lengths))
+        return float(np.median(step_lengths(self.ends)))
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
@@ -81,9 +82,14 @@ class JobFacts:
         """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
         counted = self.ends.filter("counted").select("window", "step")
         stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
-        known = stretches.with_columns(pl.col("window").cast(pl.Int64), pl.col("step").cast(pl.Int64))
-        usual = known.join(counted.cast(pl.Int64), on=["window", "step"], how="semi")
-        return usual if usual.height else known
+        stretches = stretches.with_columns(pl.col("window").cast(pl.Int64), pl.col("step").cast(pl.Int64))
+        usual = stretches.join(counted.cast(pl.Int64), on=["window", "step"], how="semi")
+        return usual if usual.height else stretches
+
+    @property
+    def rank_steps(self) -> int:
+        """How many steps of ranks spans are of, at least 1."""
+        return max(self.stretches.height, 1)
 
     @cached_property
     def spans(self) -> pl.DataFrame:
@@ -108,6 +114,26 @@ class JobFacts:
         return totals.with_columns(family=families).sort(["total_ns", "name"], descending=[True, False])
 
     @cached_property
+    def computing_kernels(self) -> pl.DataFrame:
+        """Those of `kernels` that move nothing between ranks."""
+        return self.kernels.filter(pl.col("family") != COMMUNICATION)
+
+    @cached_property
+    def communication_kernels(self) -> pl.DataFrame:
+        """Those of `kernels` that do."""
+        return self.kernels.filter(pl.col("family") == COMMUNICATION)
+
+    @cached_property
+    def still(self) -> StandStill | None:
+        """How long hosts stand still; None where they do not mostly do that."""
+        return stand_still(self.job, self.step_ns, self.ends.height)
+
+    @cached_property
+    def dear(self) -> DearLaunches | None:
+        """The kernel before whose launches the host spends much of the step; None where there is none."""
+        return dear_launches(self.spans, self.rank_steps, self.step_ns)
+
+    @cached_property
     def launches(self) -> pl.DataFrame:
         """Spans of usual steps that launched work of a GPU."""
         calls = self.spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
@@ -117,7 +143,7 @@ class JobFacts:
     @cached_property
     def gpu(self) -> str:
         """The one model of all GPUs; empty where it is not known."""
-        return common_model(self.analysis.run.manifest.gpus) or ""
+        return common_model(self.analysis.run.manifest.gpus)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -135,7 +161,7 @@ class JobFacts:
 
     def share_of(self, names: Sequence[str]) -> float:
         """Share of computing kernels' time that some take."""
-        computing = self.kernels.filter(pl.col("family") != "communication")
+        computing = self.computing_kernels
         whole = float(computing["total_ns"].sum())
         some = float(computing.filter(pl.col("name").is_in(list(names)))["total_ns"].sum())
         return some / whole if whole else 0.0
@@ -173,14 +199,13 @@ class JobFacts:
 
     def best_beside(self, limit: str) -> tuple[str, float]:
         """What gives most when it costs nothing together with a limit, and what both give."""
-        first = dict(CHANGES)[limit](self.job)
+        firsts = [change for kind, change in CHANGES if kind == limit]
+        others = [(kind, change) for kind, change in CHANGES if kind in INDEPENDENT and kind != limit]
         best = ("", 1.0)
-        for other, change in CHANGES:
-            if other == limit or other not in INDEPENDENT:
-                continue
-            with suppress(DproError):
-                gains = gains_of(change(first), self.ends)
-                best = max(best, (other, typical(gains)), key=itemgetter(1))
+        for first, (kind, change) in product(firsts, others):
+            with suppress(DproError):  # one of both is not to be had of this run
+                gain = typical(self.gain_of(change(first(self.job))))
+                best = max(best, (kind, gain), key=itemgetter(1))
         return best
 
     def gains_by_limit(self) -> Mapping[str, float]:

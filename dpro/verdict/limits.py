@@ -7,7 +7,7 @@ share of the time is no reason: a rank that waits is faster only if what it wait
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -89,7 +89,9 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame) -> list[Counterfactual
     for limit, change in CHANGES:
         with suppress(DproError):
             results.append(Counterfactual(limit, gains_of(change(job), ends)))
-    results += [Counterfactual(BUBBLE, now / busiest) for busiest in _without_bubble(job.graph, ends)]
+    busiest_ns = _without_bubble(job.graph, ends)
+    if busiest_ns is not None:
+        results.append(Counterfactual(BUBBLE, now / busiest_ns))
     return sorted(results, key=lambda result: -result.gain)
 
 
@@ -139,8 +141,8 @@ def pace_of_hosts(graph: Graph) -> float:
     paces = extents.with_columns(pace=pl.coalesce(between, pl.col("end") - pl.col("start")))
     first = pl.col("step") == pl.col("step").min().over("rank", "window")
     later = paces.filter(~first)
-    typical = (later if later.height else paces).group_by("rank").agg(pl.col("pace").median())
-    return float(typical["pace"].max() or 0.0)  # type: ignore[arg-type]
+    of_ranks = (later if later.height else paces).group_by("rank").agg(pl.col("pace").median())
+    return float(of_ranks["pace"].max() or 0.0)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -243,11 +245,11 @@ def before_first_launch(graph: Graph) -> Bools:
     return before
 
 
-def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Iterator[Floats]:
-    """[S] ns, how long the busiest rank computes in each step, of graphs of whole operations."""
+def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
+    """[S] ns, how long the busiest rank computes in each step; None of graphs without whole operations."""
     nodes = graph.nodes
     if not (nodes.kind == NodeKind.DELAY).any():
-        return
+        return None
     works = is_of(nodes.kind, (NodeKind.KERNEL, *CPU_KINDS)) & (nodes.step >= 0)
     busy = (
         pl.DataFrame({"window": nodes.window[works], "step": nodes.step[works], "rank": nodes.rank[works]})
@@ -257,8 +259,8 @@ def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Iterator[Floats]:
         .group_by("window", "step")
         .agg(pl.col("busy_ns").max())
     )
-    wanted = ends.filter("counted") if "counted" in ends.columns else ends
-    yield wanted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
+    counted = ends.filter("counted")
+    return counted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
 
 
 def _under(edit: Edit) -> Callable[[ReplayedJob], ReplayedJob]:

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Sequence
 
-import polars as pl
 from msgspec import field
 from msgspec.structs import replace
 
@@ -251,12 +250,10 @@ def _faster_matmuls(facts: JobFacts) -> float:
 
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     """What has a large share of the time and gives nothing."""
-    kernels = facts.kernels
-    whole = float(kernels["total_ns"].sum())
+    whole = float(facts.kernels["total_ns"].sum())
     if not whole or limit is None or COMMUNICATION in (limit.kind, limit.together):
         return []
-    communicating = kernels.filter(pl.col("family") == "communication")["total_ns"].sum()
-    share = float(communicating) / whole
+    share = float(facts.communication_kernels["total_ns"].sum()) / whole
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
     if share < NOTABLE or 1 - 1 / gain > share / 2:
         return []

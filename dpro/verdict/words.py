@@ -1,6 +1,6 @@
 """A verdict in twelve lines of 80 characters: the same on every screen.
 
-In: a `Explanation`. Out: lines of text without markup.
+In: an `Explanation`. Out: lines of text without markup.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dpro.analysis.analysis import Analysis
 from dpro.units import format_ms
-from dpro.verdict.advice import Advice
+from dpro.verdict.advice import MUCH, Advice
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,
@@ -26,7 +26,6 @@ from dpro.verdict.verdict import Explanation, Limit
 WIDTH = 80
 MARGIN = 7  # columns of the labels
 SHOWN = 0.005  # share of the step: less is not shown
-MUCH = 20  # times: more is said as "more than"
 
 _LIMITS = {
     HOST: "the host: GPUs wait for it to launch work",
@@ -109,7 +108,7 @@ def times(low: float, high: float) -> str:
 
 def _factor(gain: float) -> str:
     if gain > MUCH:
-        return f"x{MUCH}+"
+        return f"x{MUCH:g}+"
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
 
 

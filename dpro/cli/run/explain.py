@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dpro.cli.analysis import open_or_import, run_argument
-from dpro.cli.output import json_option, print_json
+from dpro.cli.output import json_option, print_json, progress
 
 
 @click.command()
@@ -31,7 +31,10 @@ def explain(run: str, as_json: bool) -> None:
     from dpro.verdict.words import lines_of
 
     click.get_current_context().with_resource(ranks_built_once())
-    explanation = Analysis(open_or_import(run)).explanation
+    analysis = Analysis(open_or_import(run))
+    with progress("Building the graph") as report:
+        analysis.report_progress = report
+        explanation = analysis.explanation
     if as_json:
         print_json(explanation)
         return

@@ -184,9 +184,8 @@ def whatif(
         print_selection(selection)
         if not parsed and not selection:
             print_lines(lines_of(analysis.explanation))
-        listed = Listed(
-            in_full or bool(parsed), in_full or bounds or bool(parsed), in_full or why_not or bool(parsed)
-        )
+        everything = in_full or bool(parsed)
+        listed = Listed(everything, everything or bounds, everything or why_not)
         _print(answer, analysis.run, listed, searched=not parsed)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)

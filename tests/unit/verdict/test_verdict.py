@@ -10,7 +10,6 @@ from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.advice import advise
-from dpro.verdict.causes import dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, typical
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
@@ -56,7 +55,7 @@ def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> Tiny
 
 def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_path):
     run = launches_of([("cheap", 20, 10)] * 40 + [("rope_kernel", 2200, 30)] * 5)
-    name, count, took_ns = dear_launches(facts_of(run, tmp_path))
+    name, count, took_ns = facts_of(run, tmp_path).dear
     assert (name, count) == ("rope_kernel", pytest.approx(5, abs=0.5))
     assert took_ns == pytest.approx(2.2e6, rel=0.02)
     verdict = explained(run, tmp_path)
@@ -67,7 +66,7 @@ def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_pat
 
 def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
-    assert dear_launches(facts_of(run, tmp_path)) is None
+    assert facts_of(run, tmp_path).dear is None
     verdict = explained(run, tmp_path)
     assert kinds(verdict)[:2] == ["launch", "batch"]
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
@@ -104,7 +103,7 @@ def descheduled(ranks: int = 4, steps: int = 3, chance: float = 0.1) -> TinyRun:
 
 
 def test_hosts_that_stand_still_in_any_call_lack_cores(tmp_path):
-    still = stand_still(facts_of(descheduled(), tmp_path))
+    still = facts_of(descheduled(), tmp_path).still
     assert 0.5 < still.share < 1.0
     assert 1.0 < still.at_once <= 4.0
     verdict = explained(descheduled(), tmp_path)
@@ -114,7 +113,7 @@ def test_hosts_that_stand_still_in_any_call_lack_cores(tmp_path):
 
 def test_one_call_that_is_slow_is_no_lack_of_cores(tmp_path):
     run = launches_of([("mul", 40, 10)] * 50 + [("slow", 5000, 10)])
-    assert stand_still(facts_of(run, tmp_path)) is None
+    assert facts_of(run, tmp_path).still is None
 
 
 def test_matmuls_in_fp32_are_advised_to_use_tensor_cores(tmp_path):
@@ -185,12 +184,12 @@ def test_launches_are_counted_and_other_calls_are_not(tmp_path):
 @pytest.mark.parametrize(("host_us", "named"), [(700, True), (300, False)])
 def test_a_launch_is_dear_from_half_a_millisecond_of_the_host(tmp_path, host_us, named):
     facts = facts_of(launches_of([("mul", 20, 10)] * 10 + [("rope", host_us, 10)] * 6), tmp_path)
-    assert (dear_launches(facts) is not None) is named
+    assert (facts.dear is not None) is named
 
 
 def test_what_cores_give_lies_between_most_of_what_the_pauses_cost_and_a_free_host(tmp_path):
     facts = facts_of(descheduled(), tmp_path)
-    ended = typical(facts.gain_of(facts.job.with_change(stand_still(facts).ended)))
+    ended = typical(facts.gain_of(facts.job.with_change(facts.still.ended)))
     cores = advise(facts, HOST)[0]
     assert cores.gain_low == pytest.approx(1 + 0.75 * (ended - 1))
     assert cores.gain_high == pytest.approx(max(ended, facts.gains_by_limit()[HOST]))
@@ -204,11 +203,11 @@ def test_one_rank_that_pauses_is_no_lack_of_cores(tmp_path, ranks):
             run.rows["spans"].append(span | {"rank": rank})
         for step in launches_of([("mul", 50, 20)] * 100).rows["steps"]:
             run.rows["steps"].append(step | {"rank": rank})
-    assert stand_still(facts_of(run, tmp_path)) is None
+    assert facts_of(run, tmp_path).still is None
 
 
 def test_pauses_that_take_little_of_the_step_are_no_cause(tmp_path):
-    assert stand_still(facts_of(descheduled(chance=0.001), tmp_path)) is None
+    assert facts_of(descheduled(chance=0.001), tmp_path).still is None
 
 
 def test_input_is_worth_all_that_comes_before_the_first_launch_or_most_of_it(tmp_path):
@@ -305,3 +304,9 @@ def ranks_that_transfer() -> TinyRun:
             run.call(begin + 10, begin + 515, 10 * step + 2, rank, name="cudaDeviceSynchronize")
             run.step(step, begin, begin + 600, rank)
     return run
+
+
+def test_equal_ranks_are_tried_together_with_others_though_the_job_has_no_stages(tmp_path):
+    other, gain = facts_of(late_host(600), tmp_path).best_beside(IMBALANCE)
+    assert other in (HOST, COMMUNICATION)
+    assert gain > 2
