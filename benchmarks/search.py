@@ -80,7 +80,7 @@ def measure(source: Path) -> dict[str, Any]:
     bounds, _ = bounds_of(facts, candidates(facts)[0])
     advice = [edit for edit in bounds if edit.is_advice]
     pairs = [(one,) for one in advice] + [
-        tuple(in_order(pair)) for pair in combinations(advice, 2) if goes_with(facts, pair[1], [pair[0]])
+        tuple(in_order(pair)) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])
     ]
     best = max(((speedup(facts, pair), pair) for pair in pairs), key=lambda each: each[0])
     mine = max((speedup(facts, each.edits) for each in found if each.is_advice), default=1.0)

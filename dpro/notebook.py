@@ -5,6 +5,7 @@ In: a path, as commands take it. Out: an `OpenedRun`, which computes what it is 
 
 from __future__ import annotations
 
+import html
 import os
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ import polars as pl
 
 from dpro.analysis.summary import run_info
 from dpro.dashboards.loaded import Loaded
-from dpro.errors import UsageError, needs_extra
+from dpro.errors import DproError, UsageError, needs_extra
 from dpro.markup import table
 from dpro.opening import open_path
 from dpro.schema import TABLES
 from dpro.selection import parse_selection
+from dpro.words import printable
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -34,13 +36,21 @@ class OpenedRun(Loaded):
     """
 
     def __repr__(self) -> str:
-        """What was opened."""
-        manifest = self.run.manifest
-        return f"<{self.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks>"
+        """The verdict, as `dpro explain` prints it."""
+        return "\n".join(self._in_short())
 
     def _repr_html_(self) -> str:
-        """What was recorded, for notebooks."""
-        return table(repr(self)[1:-1], run_info(self.run.manifest, self.steps))
+        """The verdict, and what was recorded, for notebooks."""
+        lines = html.escape("\n".join(self._in_short()))
+        return f"<pre>{lines}</pre>" + table(self.run.label, run_info(self.run.manifest, self.steps))
+
+    def _in_short(self) -> list[str]:
+        from dpro.verdict.words import lines_of
+
+        try:
+            return [printable(line) for line in lines_of(self.explanation)]
+        except DproError as error:  # shown where it is opened, too
+            return [printable(f"{self.run.label}: {error}")]
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the run, as `dpro.schema` declares it.

@@ -38,7 +38,7 @@ from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
-from dpro.verdict.words import limit_of_run
+from dpro.verdict.words import limit_of_run, lines_of
 
 NAME = "verdict"
 _DOING = "adding up where the time went"
@@ -126,6 +126,10 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
     )
     figure.update_yaxes(title_text=f"step time, {unit}", rangemode="tozero")
     return styled(figure, theme, height=230)
+
+
+def _in_short(loaded: Loaded, _link: Link) -> Any:
+    return html.Pre("\n".join(lines_of(loaded.explanation)), className="short")
 
 
 def _run(loaded: Loaded, link: Link) -> Any:
@@ -279,6 +283,7 @@ VIEW = view(
     NAME,
     "Verdict",
     needs.anything,
+    Panel("In short", "verdict-short", "working out what limits it", _in_short, wide=True),
     Panel(
         "Where the mean step of a rank goes",
         "verdict-mean",

@@ -73,6 +73,7 @@ class RunReport:
 
     Attributes:
         name: the last part of the run's path.
+        in_short: the verdict of `dpro explain`, by lines.
         state: good, bad or unknown.
         mean_step: where the mean step in deep windows goes; None where none was recorded.
         unknown: faults that the run lacks the data to rule out.
@@ -84,6 +85,7 @@ class RunReport:
     """
 
     name: str
+    in_short: Sequence[str]
     state: str
     verdict: str
     mean_step: MeanStep | None
@@ -103,7 +105,7 @@ class RunReport:
 
 def make_report(analysis: Analysis) -> RunReport:
     """Compute the content of a report; where the run cannot answer, the report gives the reason."""
-    from dpro.verdict.words import limit_of_run
+    from dpro.verdict.words import limit_of_run, lines_of
 
     try:
         findings, unknown = analysis.verdict
@@ -127,6 +129,7 @@ def make_report(analysis: Analysis) -> RunReport:
         doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])
     return RunReport(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
+        in_short=lines_of(analysis.explanation),
         state=state,
         verdict=verdict,
         mean_step=mean,
@@ -252,6 +255,10 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield f"# dpro: {_plain(report.name)}"
     yield ""
     yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
+    yield ""
+    yield "```"
+    yield from (line.replace("`", "'") for line in report.in_short)
+    yield "```"
     if report.mean_step is not None:
         yield from _mean_step_lines(report.mean_step)
     yield from _table(["", ""], report.facts)

@@ -236,9 +236,10 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
     Args:
         predictions: as `dpro.replay.whatif.search` ranks them.
     """
-    advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
+    faster = [prediction for prediction in predictions if prediction.speedup > 1]
+    advice = [prediction for prediction in faster if prediction.is_advice]
     costly = [finding for finding in findings if finding.cost_ns > 0 and not finding.of_hang]
-    fixes = [_fix(finding, advice, base_ns) for finding in costly]
+    fixes = [_fix(finding, faster, base_ns) for finding in costly]
     used = {row.edits for row in fixes if row.edits}
     others = [prediction for prediction in advice if tuple(map(str, prediction.edits)) not in used]
     clear = [_row(prediction) for prediction in others if stands_out(prediction)]
@@ -250,17 +251,19 @@ def stands_out(prediction: Prediction) -> bool:
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
 
 
-def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:
+def _fix(finding: Finding, faster: Sequence[Prediction], base_ns: float) -> Improvement:
     """The edit that undoes a finding, or its cost where there is no such edit."""
     from_input = INPUT in (finding.cause, finding.component_id)
     how = _INPUT_FIX if from_input else _FIXES.get(finding.class_, "see the evidence above")
     wanted = [f"heal:rank={rank}" for rank in finding.ranks] if finding.component_kind == "rank" else []
     wanted += ["hide-input"] if from_input else []
     wanted += _REMEDIES.get(finding.class_, [])
-    for prediction in advice:
+    for prediction in faster:
         if len(prediction.edits) == 1 and str(prediction.edits[0]) in wanted:
             row = _row(prediction)._replace(fixes=finding.title)
-            return row if from_input else row._replace(how=how)  # that of a healed rank names no cause
+            if prediction.is_advice:
+                return row if from_input else row._replace(how=how)
+            return row._replace(how=how, block="finding")  # what a rank costs
     left = max(base_ns - finding.cost_ns, 1.0)
     what = f"{finding.component} is no longer slow"
     return Improvement(what, (), base_ns / left, left, None, "finding", how, finding.title)

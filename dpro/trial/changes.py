@@ -53,6 +53,11 @@ class Change:
         """Whether it measures the job and changes nothing."""
         return self.family.startswith(PROBES)
 
+    @property
+    def changes_threads(self) -> bool:
+        """Whether the job then has other processes or threads, which wait for cores, too."""
+        return self.family in ("data", "environment")
+
     def document(self) -> dict[str, Any]:
         """Return it as the recorder reads it."""
         return {"edit": self.text, "family": self.family, "arguments": self.arguments}

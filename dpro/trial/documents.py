@@ -57,7 +57,7 @@ class TryDocument(Document, frozen=True, kw_only=True):
         pairs: of recordings.
         steps: of each recording, at least.
         samples: samples of a step of the changed job over those of one as it is.
-        verdict: faster, slower or unclear per sample, in words.
+        verdict: faster, slower or unclear per sample, in words; or that it is not judged, and why.
         stopped: why no more pairs were made, with --pairs; else empty.
         pairs_needed: pairs that would decide it, by what is known; null without --pairs.
         training: the losses of both; null where they cannot be compared.
@@ -65,7 +65,7 @@ class TryDocument(Document, frozen=True, kw_only=True):
         inside_interval: whether the measured time is in the predicted interval; null without a prediction.
         clock: device or host.
         runs: where the recordings are.
-        ledger: where the result was added.
+        ledger: where the result was added; empty where nothing is judged.
     """
 
     edits: list[str]

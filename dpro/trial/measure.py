@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,8 +26,10 @@ from dpro.arrays import Floats
 from dpro.documents import DocumentPart, finite
 from dpro.errors import Unanswerable
 from dpro.replay.steps.durations import host_steps_of, job_steps, steps_of, undisturbed
-from dpro.schema import COUNTERS
+from dpro.replay.steps.host import host_facts
+from dpro.schema import COUNTERS, STEPS
 from dpro.store import Run
+from dpro.units import format_duration
 
 # When enough pairs of recordings were made to decide whether a change helps.
 
@@ -94,6 +97,61 @@ def _needed(deviation: float, enough: float, confidence: float, count: int) -> i
     return low
 
 
+# Whether the machine had as much else to do on both sides.
+
+MORE_CROWDED = 1.5  # times the wait for a core per CPU time: the machine was busier
+OF_EFFECT = 0.5  # of the difference between both sides: from which on the wait for cores may be all of it
+OF_STEP = 0.02  # of the step: waits that differ by less decide nothing
+ONE_PAIR = "one pair does not show whether recordings differ by themselves: --repeats 3 does"
+
+
+class CoreUse(NamedTuple):
+    """Ns per step, mean of ranks: for how long the training thread waited for a core, and had one."""
+
+    wait_ns: float
+    cpu_ns: float
+
+
+def load_of(run: Run, skip: int) -> CoreUse | None:
+    """How crowded the machine was in the steps that are measured; None where that was not recorded.
+
+    Args:
+        skip: steps at the beginning that are left out.
+    """
+    facts = host_facts(run.table(STEPS), run.table(COUNTERS)).filter(pl.col("step") > skip)
+    sampled = facts.drop_nulls(["run_queue_ns", "training_thread_cpu_ns"])
+    if sampled.is_empty():
+        return None
+    return CoreUse(
+        float(sampled["run_queue_ns"].to_numpy().mean()),
+        float(sampled["training_thread_cpu_ns"].to_numpy().mean()),
+    )
+
+
+def load_differs(
+    baseline: Sequence[CoreUse | None], changed: Sequence[CoreUse | None], measured: MeasuredChange
+) -> str:
+    """Why both sides cannot be compared, where the wait for cores may be all of the difference; else empty.
+
+    A change after which the job needs less of the CPU also waits less for it, in proportion; where the wait
+    changes by more than that, something else did.
+    """
+    sides = [[load for load in side if load is not None] for side in (baseline, changed)]
+    if not all(sides):
+        return ""
+    (wait, cpu), (wait_then, cpu_then) = (np.median(np.array(side), axis=0) for side in sides)
+    more = abs(wait_then - wait)
+    step_ns = measured.baseline_ns
+    low, high = sorted((wait / max(cpu, 1.0), wait_then / max(cpu_then, 1.0)))
+    as_crowded = high < MORE_CROWDED * low
+    if as_crowded or more < max(OF_EFFECT * abs(measured.ratio - 1), OF_STEP) * step_ns:
+        return ""
+    return (
+        f"the load of the machine differed: a step waits {format_duration(wait)} for a core as it is, "
+        f"{format_duration(wait_then)} changed"
+    )
+
+
 Typical = Callable[[Floats], float]
 
 MIN_STEPS = 10
@@ -113,6 +171,7 @@ class MeasuredChange:
         num_pairs: pairs of recordings.
         num_steps: steps that the shortest recording is judged by.
         samples: samples of a step of the changed job over those of one as it is.
+        withheld: why nothing is said of what the change does; empty where something is.
     """
 
     ratio: float
@@ -123,10 +182,13 @@ class MeasuredChange:
     num_pairs: int
     num_steps: int
     samples: float = 1.0
+    withheld: str = ""
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower` per sample, or that the difference is not distinguished from noise."""
+        """`faster`, `slower` per sample, that this is not distinguished from noise, or not judged and why."""
+        if self.withheld:
+            return f"not judged: {self.withheld}"
         per_sample = self.ratio / self.samples
         differs = not self.low <= self.samples <= self.high
         is_clear = differs and abs(math.log(per_sample)) > math.log1p(self.noise or 0)

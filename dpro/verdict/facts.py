@@ -23,7 +23,7 @@ from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.steps.breakdown import recorded_steps, within_stretches
-from dpro.replay.timeline import step_lengths
+from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.schema import GPU_WORK_KINDS
@@ -36,7 +36,6 @@ from dpro.verdict.limits import (
     counterfactuals,
     gains_of,
     typical,
-    usual_steps,
 )
 
 STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
@@ -55,18 +54,23 @@ class JobFacts:
 
     @cached_property
     def ends(self) -> pl.DataFrame:
-        """`step_ends` of the replay, `counted` where a step is a usual one."""
-        return usual_steps(self.analysis.baseline)
+        """`baseline_steps` of its graph."""
+        return self.analysis.baseline
 
     @cached_property
     def step_ns(self) -> float:
-        """How long a usual step takes, replayed: the median; of two the mean."""
-        return float(np.median(step_lengths(self.ends)))
+        """How long a usual step takes, replayed: the mean, as predictions have it."""
+        return float(step_lengths(self.ends).mean())
+
+    @cached_property
+    def usual(self) -> pl.DataFrame:
+        """The usual steps: `window`, `step`, `duration_ns`."""
+        return durations_of(self.ends)
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
         """What limits the step, by what it would give if it cost nothing, the most first."""
-        return counterfactuals(self.job, self.ends)
+        return counterfactuals(self.job, self.ends, self.analysis.trust)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -80,7 +84,7 @@ class JobFacts:
     @cached_property
     def stretches(self) -> pl.DataFrame:
         """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
-        counted = self.ends.filter("counted").select("window", "step")
+        counted = self.usual.select("window", "step")
         stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
         stretches = stretches.with_columns(pl.col("window").cast(pl.Int64), pl.col("step").cast(pl.Int64))
         usual = stretches.join(counted.cast(pl.Int64), on=["window", "step"], how="semi")
@@ -148,7 +152,7 @@ class JobFacts:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them."""
-        counted = self.ends.filter("counted")["step"].unique().implode()
+        counted = self.usual["step"].unique().implode()
         breakdown = self.analysis.breakdown
         usual = breakdown.filter(pl.col("step").is_in(counted))
         means = mean_steps(usual if usual.height else breakdown).row(0, named=True)
@@ -178,7 +182,7 @@ class JobFacts:
 
     def gain_of(self, job: ReplayedJob) -> Floats:
         """[S] how many times as long each usual step takes as in a changed job."""
-        return gains_of(job, self.ends)
+        return gains_of(self.job, job, self.ends, self.analysis.trust)
 
     def gain_under(self, edit: Edit) -> Floats:
         """The same, under an edit.

@@ -6,7 +6,6 @@ share of the time is no reason: a rank that waits is faster only if what it wait
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats
 from dpro.errors import DproError
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
-from dpro.replay.timeline import changed_durations, replay, step_lengths
+from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
@@ -27,12 +27,11 @@ from dpro.replay.whatif.edits.host import FreeHost, NoSync
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import slowdowns_of, steps_under
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
-USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
-CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
@@ -57,92 +56,38 @@ class Counterfactual(NamedTuple):
 
 
 def typical(gains: Floats) -> float:
-    """The gain of steps as one: the median, which one odd step does not change; of two their mean time."""
-    return float(np.median(gains)) if gains.size > 2 else float(1 / np.mean(1 / gains))
+    """The gain of steps as one, of their mean time; 1 where they would take longer."""
+    return max(float(1 / np.mean(1 / gains)), 1.0)
 
 
-def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
-    """The steps that say how long one usually takes: neither cut off by the recording, nor warm-up or pauses.
-
-    Args:
-        ends: as `step_ends` returns it.
-
-    Returns:
-        The same with `counted`.
-    """
-    lengths = step_lengths(ends.drop("counted", strict=False))
-    median = float(np.median(lengths))
-    usual = (lengths <= USUAL * median) & (lengths >= median / USUAL)
-    if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
-        usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
-    return ends.with_columns(counted=usual)
-
-
-def counterfactuals(job: ReplayedJob, ends: pl.DataFrame) -> list[Counterfactual]:
+def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[Counterfactual]:
     """What each thing that could limit the job would give by itself, the most first.
 
     Args:
-        ends: `step_ends` of the replay of its graph, with `counted`.
+        ends: `baseline_steps` of its graph.
     """
     now = step_lengths(ends)
     results = []
     for limit, change in CHANGES:
         with suppress(DproError):
-            results.append(Counterfactual(limit, gains_of(change(job), ends)))
+            results.append(Counterfactual(limit, gains_of(job, change(job), ends, trust)))
     busiest_ns = _without_bubble(job.graph, ends)
     if busiest_ns is not None:
         results.append(Counterfactual(BUBBLE, now / busiest_ns))
     return sorted(results, key=lambda result: -result.gain)
 
 
-def gains_of(changed: ReplayedJob, ends: pl.DataFrame) -> Floats:
-    """[S] how many times as long each usual step takes as in a changed job, at least 1.
+def gains_of(before: ReplayedJob, after: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> Floats:
+    """[S] how many times as long each usual step takes as in a changed job, as predictions have it.
 
     Args:
-        ends: of the unchanged job, with `counted`.
+        ends: `baseline_steps` of the unchanged one.
     """
-    now = np.maximum(step_lengths(ends), 1)
-    graph = changed.graph
-    then = changed_durations(ends, graph, replay(graph).end)
-    pace = max(changed.map_ranks(pace_of_hosts), default=0.0)
-    gains: Floats = now / np.clip(np.maximum(then, pace), 1, now)
+    timeline = next(before.replays(after, slowdowns_of(trust)[:1]))
+    gains: Floats = np.maximum(step_lengths(ends), 1) / np.maximum(
+        steps_under(ends, before, after, timeline), 1
+    )
     return gains
-
-
-def pace_of_hosts(graph: Graph) -> float:
-    """Ns per step that the slowest host needs if it never waits for a device: no step lasts less for long.
-
-    In a window of few steps a host that began it ahead of its device hides that.
-    """
-    nodes = graph.nodes
-    on_device = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
-    if not (graph.edges.kind == EdgeKind.LAUNCH).any():
-        return 0.0
-    alone = dataclasses.replace(
-        graph,
-        nodes=dataclasses.replace(
-            nodes,
-            duration=np.where(on_device, 0, nodes.duration),
-            earliest=np.where(on_device, 0, nodes.earliest),
-        ),
-    )
-    timeline = replay(alone)
-    on_host = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
-    extents = (
-        pl.DataFrame(
-            {"rank": nodes.rank[on_host], "window": nodes.window[on_host], "step": nodes.step[on_host]}
-        )
-        .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))
-        .group_by("rank", "window", "step")
-        .agg(pl.col("start").min(), pl.col("end").max())
-        .sort("rank", "window", "step")
-    )
-    between = pl.col("end") - pl.col("end").shift(1).over("rank", "window")
-    paces = extents.with_columns(pace=pl.coalesce(between, pl.col("end") - pl.col("start")))
-    first = pl.col("step") == pl.col("step").min().over("rank", "window")
-    later = paces.filter(~first)
-    of_ranks = (later if later.height else paces).group_by("rank").agg(pl.col("pace").median())
-    return float(of_ranks["pace"].max() or 0.0)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -259,7 +204,7 @@ def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
         .group_by("window", "step")
         .agg(pl.col("busy_ns").max())
     )
-    counted = ends.filter("counted")
+    counted = durations_of(ends).select("window", "step")
     return counted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
 
 

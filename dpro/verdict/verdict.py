@@ -120,7 +120,7 @@ def explain(analysis: Analysis) -> Explanation:
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
-    counted = int(facts.ends["counted"].sum())
+    counted = facts.usual.height
     return Explanation(
         run=analysis.run.label,
         job=_job(
@@ -130,7 +130,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps=counted,
         left_out=facts.ends.height - counted,
         shares=_shares(facts),
-        limit=limit and replace(limit, cause=cause_of(facts, limit.kind)),
+        limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         fault=fault_in_words([finding for finding in facts.findings if finding.component_id != THE_HOST]),
         faulty_ranks=_ranks_of(facts.findings),
@@ -212,6 +212,12 @@ def _part_of(finding: Finding) -> str:
 
 
 def limit_of(facts: JobFacts) -> Limit | None:
+    """What limits the step, with its cause; None where devices idle for what was not recorded."""
+    limit = _limit_without_cause(facts)
+    return limit and replace(limit, cause=cause_of(facts, limit.kind))
+
+
+def _limit_without_cause(facts: JobFacts) -> Limit | None:
     """What gives most when it alone costs nothing; None where devices idle for what was not recorded.
 
     Devices that compute most of the time are the limit where nothing else gives much. A part of what the host

@@ -33,6 +33,7 @@ from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.documents import Document
 from dpro.errors import Unanswerable
+from dpro.units import ms
 from dpro.watch.tail import OPEN_NS, ProcessTail
 
 MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
@@ -49,10 +50,12 @@ class WindowFindings(Document, frozen=True, kw_only=True):
 
     Attributes:
         findings: costliest first.
+        limit: what limits the job, in words; empty where that is not known.
         error: why there are none; empty where the windows could be diagnosed.
     """
 
     findings: tuple[Finding, ...] = ()
+    limit: str = ""
     error: str = ""
 
 
@@ -111,11 +114,16 @@ class _Child(NamedTuple):
 
 
 class DeepWatch:
-    """Looks at deep windows, one look at a time."""
+    """Looks at deep windows, one look at a time.
+
+    Attributes:
+        limit: what limits the job by the last look, in words; empty where that is not known.
+    """
 
     def __init__(self, run: Path) -> None:
         """No window was looked at yet."""
         self.state = DeepState()
+        self.limit = ""
         self._run = run
         self._child: _Child | None = None
 
@@ -186,7 +194,10 @@ class DeepWatch:
         except ValueError:
             return None  # it was killed
         # An error: most likely files were removed while it read. There will be other windows.
-        return None if answer.error else list(answer.findings)
+        if answer.error:
+            return None
+        self.limit = answer.limit
+        return list(answer.findings)
 
 
 def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
@@ -195,21 +206,25 @@ def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
     return set.intersection(*saved) if saved else set()
 
 
-def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> list[Finding]:
+def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> WindowFindings:
     """Diagnose some deep windows of a job that runs.
 
     Returns:
-        Findings, costliest first; none where the replay does not fit what was measured.
+        Findings, and what limits the job; neither where the replay does not fit what was measured.
 
     Raises:
         DproError: it cannot be read, or there is nothing to replay.
     """
-    from dpro.analysis.graphs import make_graph
+    from dpro.analysis.analysis import Analysis
     from dpro.collectors.finish import finish
     from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
     from dpro.detect.run import diagnose_graph
+    from dpro.replay.whatif.job import ReplayedJob
     from dpro.store import open_run
+    from dpro.verdict.facts import JobFacts
+    from dpro.verdict.verdict import limit_of
+    from dpro.verdict.words import limit_in_words
 
     os.nice(NICE)
     folders = [process.folder for process in training(run)]
@@ -219,8 +234,14 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
         for launch in launches(to):
             finish(launch, readers, None, {})
         opened = open_run(to)
-        built, trust = make_graph(opened)
-        return diagnose_graph(Context(opened, Baseline(built.graph))) if trust.answerable else []
+        analysis = Analysis(opened)
+        if not analysis.trust.answerable:
+            return WindowFindings()
+        findings = diagnose_graph(Context(opened, Baseline(analysis.built.graph)))
+        facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
+        limit = limit_of(facts)
+        words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
+        return WindowFindings(findings=tuple(findings), limit=words)
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:

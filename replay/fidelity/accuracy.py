@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.steps.durations import step_series, steps_of
+from dpro.replay.steps.durations import are_usual, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
     extents_of,
@@ -46,6 +46,7 @@ STANDARD_ERRORS = 2.0  # of each side of an interval
 # By how much recordings of one and the same job differ, in standard deviations of their steps: noise
 # lasts, and more steps do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
 RUN_TO_RUN = 0.6
+SURE = 0.95  # that a share is at least so large, where it is one of few
 GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
@@ -95,10 +96,11 @@ def figures_of(
         steps: `measured_ns` and `error_pct` of the replayed steps.
         starts_ns: percentiles of the errors of starts, ns.
         unexplained: share of time that nothing explains.
-        copied: share of starts that were taken from the trace.
+        copied: share of starts that were taken from the trace, at least.
         windows: as from `windows_to_usual`.
     """
     measured = steps["measured_ns"].to_numpy().astype(np.float64)
+    measured = measured[are_usual(measured)]
     step_ns = float(measured.mean()) if measured.size else 0.0
     error = float(steps["error_pct"].abs().mean()) if steps.height else None  # type: ignore[arg-type]
     half, most = (
@@ -258,6 +260,14 @@ def in_shares(counts: StartCounts) -> Evidence:
     edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
     shares = counts.set_by / max(int(counts.set_by.sum()), 1)
     return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
+
+
+def surely_taken(counts: StartCounts) -> float:
+    """The share of starts that the trace surely gave (Clopper and Pearson, 1934), which may be few."""
+    from scipy.special import betaincinv  # only here: no other command loads it
+
+    taken, number = int(counts.set_by[2:].sum()), int(counts.set_by.sum())
+    return float(betaincinv(taken, number - taken + 1, 1 - SURE)) if taken else 0.0
 
 
 def count_starts(timeline: Timeline) -> StartCounts:
@@ -439,7 +449,7 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     taken = evidence.starts.anchored + evidence.starts.fitted
     starts = start_errors(facts.misses)
     # What late launches cost is the unexplained share: their number is no harm.
-    doubtful = 0.0 if built.of_operations else taken
+    doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     return Trust(
@@ -504,8 +514,8 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
         )
     if anchored > WORST_ANCHORED:
         reasons.append(
-            f"{anchored:.0%} of the starts of GPU work and collectives were taken from the trace, which does "
-            "not say what they depend on: a small error proves nothing"
+            f"at least {anchored:.0%} of the starts of GPU work and collectives were taken from the trace, "
+            "which does not say what they depend on: a small error proves nothing"
         )
     return reasons
 

@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Graph, GraphError, once, with_own_known
 from dpro.replay.timeline import changed_ends, replay
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edit_sets import EditSets, in_order, is_slim
+from dpro.replay.whatif.edit_sets import EditSets, goes_with, in_order, is_slim
 from dpro.replay.whatif.facts import RunFacts
 
 NEAR = 0.002  # of the time that is left: a pair that may be better by no more is as good
@@ -40,7 +40,7 @@ def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
     queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
     for number, (one, other) in enumerate(combinations(edits, 2)):
         pair = frozenset([one, other])
-        if sets.goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+        if goes_with(other, [one]) and (firsts := limits.firsts(pair)):
             queue.append((limits.least_ns(pair), number, all(map(sets.knows, pair)), firsts, pair))
     heapq.heapify(queue)
     best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)

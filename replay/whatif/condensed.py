@@ -223,6 +223,10 @@ class CondensedJob(ReplayedJob):
         work = self.work_on(self.ranks if ranks is None else ranks)
         return list(self.map_tasks(partial(_result, function), work))
 
+    @property
+    def _decide_hosts(self) -> Sequence[object]:
+        return (self.changes,)
+
     def with_change(self, change: RankChange) -> Self:
         """As of `ReplayedJob`."""
         rank_edit = RankEdit(change)

@@ -18,7 +18,6 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict
@@ -82,10 +81,6 @@ class EditSets:
         """Report one more."""
         self._made += 1
         self._report(self._made, self._made + max(self.left, 0))
-
-    def goes_with(self, edit: Edit, taken: Iterable[Edit]) -> bool:
-        """Whether an edit can be combined with others."""
-        return goes_with(self.facts, edit, taken)
 
     def together(self, edits: Iterable[Edit]) -> float | None:
         """What these gain together, ns of the time for a batch of today's size.
@@ -189,10 +184,6 @@ class PredictedSets(EditSets):
                 refused.append(Refusal(str(edit), str(error)))
         return gains, refused
 
-    def goes_with(self, edit: Edit, taken: Iterable[Edit]) -> bool:
-        """As of `EditSets`; which ranks do the same work is not asked."""
-        return all(type(edit) is not type(other) for other in taken)
-
     def _gain(self, edits: Sequence[Edit]) -> float | None:
         try:
             return self._predicted(edits).gain_ns
@@ -284,16 +275,9 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
     return facts.base_ns - float(steps.mean()) / samples
 
 
-def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
-    """Whether an edit can be combined with others: not twice the same kind, but for ranks.
-
-    Who is healed becomes as fast as its peers that are not: of those that do the same work half have to stay.
-    """
-    if not isinstance(edit, Heal):
-        return all(type(edit) is not type(other) for other in taken)
-    heals = [other for other in (edit, *taken) if isinstance(other, Heal)]
-    healed = {rank for other in heals for rank in other.at.ranks(facts.graph)}
-    return all(2 * len(healed.intersection(team)) <= len(team) for team in facts.teams)
+def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+    """Whether an edit can be combined with others: not twice the same kind."""
+    return all(type(edit) is not type(other) for other in taken)
 
 
 def in_order(edits: Iterable[Edit]) -> list[Edit]:

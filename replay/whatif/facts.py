@@ -23,7 +23,6 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
-from dpro.replay.peers import phase_work, teams_by_work
 from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replay, step_ends, step_lengths
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
@@ -143,11 +142,6 @@ class RunFacts:
     def ranks(self) -> list[int]:
         """All ranks, in order."""
         return self.graph.ranks
-
-    @cached_property
-    def teams(self) -> list[list[int]]:
-        """Ranks that do the same work."""
-        return teams_by_work(phase_work(self.graph))
 
     @cached_property
     def deciding_ranks(self) -> list[int]:

@@ -15,12 +15,13 @@ import numpy as np
 import polars as pl
 
 from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
-from dpro.replay.graph import GPU_KINDS, Graph
+from dpro.replay.graph import GPU_KINDS, Graph, once
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import PathTo, Timeline, path_within, replay
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
+from dpro.replay.whatif.pace import pace_of_hosts
 
 T = TypeVar("T")
 WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
@@ -109,6 +110,20 @@ class ReplayedJob:
             ranks: those that are asked where each has a graph of its own; all where None.
         """
         return [function(self.graph)]
+
+    @property
+    def pace_ns(self) -> float:
+        """Ns per step that the slowest host needs if it never waits for a device; 0 without devices."""
+        return once(self.graph, "pace of hosts", self._decide_hosts, self._slowest_pace)
+
+    @property
+    def _decide_hosts(self) -> Sequence[object]:
+        """What the pace of hosts depends on, for `once`."""
+        nodes, edges = self.graph.nodes, self.graph.edges
+        return nodes.duration, nodes.earliest, *edges.columns
+
+    def _slowest_pace(self) -> float:
+        return max(self.map_ranks(pace_of_hosts), default=0.0)
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
         """The graph that shows one rank as it runs beside the others.

@@ -32,6 +32,7 @@ from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.graph import Graph
+from dpro.replay.steps.durations import are_usual
 from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
@@ -199,7 +200,8 @@ def baseline_steps(
 
     Args:
         timeline: its replay, if it is at hand.
-        selection: the steps that predictions are the mean of; where not all are, `counted` has them.
+        selection: the steps that predictions are the mean of, the usual ones where it names none; where
+            these are not all, `counted` has them.
 
     Raises:
         Unanswerable: there is no whole step.
@@ -209,8 +211,21 @@ def baseline_steps(
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")
     if not selection.steps:
-        return steps
+        return usual_steps(steps)
     return steps.with_columns(counted=is_in_ranges("step", selection.steps))
+
+
+def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
+    """The steps that say how long one usually takes, as `are_usual`.
+
+    Args:
+        ends: as `step_ends` returns it.
+
+    Returns:
+        The same; with `counted` where some are unusual.
+    """
+    usual = are_usual(step_lengths(ends))
+    return ends if usual.all() else ends.with_columns(counted=usual)
 
 
 def predict(
@@ -298,15 +313,15 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     Args:
         baseline: `baseline_steps` of the job without them.
     """
-    before, after, slowdowns = applied.before, applied.after, _slowdowns(trust)
+    before, after, slowdowns = applied.before, applied.after, slowdowns_of(trust)
     timelines: Iterable[Timeline] = before.replays(after, slowdowns)
     if trust.rendezvous is not None and before.keeps_nodes(after):
         timelines = chain(timelines, as_missing_ranks_may_come(after.graph, trust.rendezvous))
     # By `map`, which holds no timeline while the next one is made.
-    after_ns, *may_be_ns = map(partial(_steps_of, baseline), timelines)
+    after_ns, *may_be_ns = map(partial(steps_under, baseline, before, after), timelines)
     ends_ns, limits_ns = (
         [
-            float(_steps_of(baseline, next(before.replays(other, slowdowns[:1]))).mean())
+            float(steps_under(baseline, before, other, next(before.replays(other, slowdowns[:1]))).mean())
             for other in applied.others(alternatives)
         ]
         for alternatives in (lambda change: change.ends(), lambda change: change.limits())
@@ -314,7 +329,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
 
 
-def _slowdowns(trust: Trust) -> tuple[float, ...]:
+def slowdowns_of(trust: Trust) -> tuple[float, ...]:
     """Of kernels by communication: as estimated, and at both bounds; none where that is not known."""
     overlap = trust.overlap
     return () if overlap is None else (overlap.factor, overlap.low, overlap.high)
@@ -341,13 +356,13 @@ def _with_interval(
     gain = before_ns - after_ns
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
-    measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
+    measured = measured_ns(trust, baseline) or base
     run = graphs[0].run
     if run is not None and run.manifest.is_pretended:
         measured = base  # which has no communication
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     misfit += trust.doubt_pct / 100 * predicted
-    between = [float(_steps_of(baseline, replay(graph)).mean()) for graph in graphs[1:-1]]
+    between = [float(changed_durations(baseline, graph, replay(graph).end).mean()) for graph in graphs[1:-1]]
     proven = [edit.is_proven(graph) for edit, graph in zip(edits, graphs)]
     doubts = _doubts(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in may_be_ns), default=0.0)
@@ -372,6 +387,19 @@ def _with_interval(
     )
 
 
+def measured_ns(trust: Trust, baseline: pl.DataFrame) -> float:
+    """How long the steps that count take, as measured: their mean; 0 where none was.
+
+    Args:
+        baseline: `baseline_steps`.
+    """
+    steps = trust.steps
+    if "counted" in baseline.columns:
+        counted = baseline.filter("counted").select("window", "step")
+        steps = steps.join(counted, on=["window", "step"], how="semi")
+    return float(steps["measured_ns"].mean() or 0)  # type: ignore[arg-type]
+
+
 def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     """Half of the 90% interval of a gain, but for what misfit and overlap leave open, ns.
 
@@ -391,7 +419,7 @@ def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
 
 def predicted_timeline(applied: Applied[J], trust: Trust) -> Timeline:
     """The replay of a job under edits whose steps `compare` predicts: to show what they consist of."""
-    return next(applied.before.replays(applied.after, _slowdowns(trust)))
+    return next(applied.before.replays(applied.after, slowdowns_of(trust)))
 
 
 def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
@@ -413,6 +441,19 @@ def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> flo
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
-def _steps_of(baseline: pl.DataFrame, timeline: Timeline) -> NDArray[np.int64]:
-    """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
-    return changed_durations(baseline, timeline.graph, timeline.end)
+def steps_under(baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob, timeline: Timeline) -> Ints:
+    """[S] ns, how long each step of a changed job takes; 0 where all of it moved before the first step.
+
+    In a window of few steps a host that began it ahead of its device would hide how long it takes itself: the
+    mean step does not become shorter than the slowest host needs for one if it never waits for a device.
+
+    Args:
+        baseline: `baseline_steps` of the job as it was.
+        before, after: the job, and as it is changed.
+        timeline: the replay of the changed one.
+    """
+    steps_ns = changed_durations(baseline, timeline.graph, timeline.end)
+    if not steps_ns.size or (mean_ns := float(steps_ns.mean())) >= before.pace_ns:
+        return steps_ns
+    least_ns = min(after.pace_ns, float(step_lengths(baseline).mean()))
+    return steps_ns + max(round(least_ns - mean_ns), 0)

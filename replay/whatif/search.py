@@ -25,7 +25,7 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.best_pair import best_pair
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, in_order
+from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, goes_with, in_order
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.job import ReplayedJob, job_of
@@ -36,6 +36,7 @@ from dpro.units import format_duration, ms
 MAX_TOGETHER = 4
 MAX_PAIRED = 6  # of the best edits each two are compared with their sum
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
+ADDS = 0.05  # of the step: what each has to save on top of the others
 INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
 BUDGET = 100  # replays
 
@@ -183,20 +184,20 @@ def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit,
     if not sets.compares_pairs:
         return []
     interactions = []
-    best = [single.edits[0] for single in _best_of_each(sets, usable) if len(single.edits) == 1]
+    best = [single.edits[0] for single in _best_of_each(usable) if len(single.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
-        together_ns = sets.together(pair) if sets.goes_with(pair[1], [pair[0]]) else None
+        together_ns = sets.together(pair) if goes_with(pair[1], [pair[0]]) else None
         apart_ns = gains[pair[0]] + gains[pair[1]]
         if together_ns is not None and abs(together_ns - apart_ns) > INTERACT * sets.facts.base_ns:
             interactions.append(Interaction(list(map(str, pair)), ms(together_ns), ms(apart_ns)))
     return interactions
 
 
-def _best_of_each(sets: EditSets, usable: list[Prediction]) -> list[Prediction]:
-    """Of several edits of one kind the best, of ranks as many as go together; what gains most first."""
+def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
+    """Of several edits of one kind the best; what gains most first."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda other: -other.speedup):
-        if sets.goes_with(single.edits[0], [other.edits[0] for other in kept]):
+        if goes_with(single.edits[0], [other.edits[0] for other in kept]):
             kept.append(single)
     return kept
 
@@ -210,9 +211,9 @@ def _together(
         usable: single edits in the order in which they are taken.
         advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
     """
-    chosen = _sets_together(sets, usable, advice)
+    chosen = dict.fromkeys(map(tuple, _sets_together(sets, usable, advice)))
     answers = []
-    for edits in dict.fromkeys(map(tuple, chosen)):
+    for edits in (edits for edits in chosen if _each_adds(sets, edits)):
         answer = sets.answer(edits)
         apart_ns = sum(gains.get(edit, 0.0) for edit in edits)
         note = (
@@ -221,6 +222,13 @@ def _together(
         )
         answers.append(dataclasses.replace(answer, notes=(note, *answer.notes)))
     return answers
+
+
+def _each_adds(sets: EditSets, edits: Sequence[Edit]) -> bool:
+    """Whether none of some edits can be left out without losing `ADDS`."""
+    all_ns = sets.together(edits) or 0.0
+    fewer = [sets.together(set(edits) - {edit}) or 0.0 for edit in edits]
+    return all_ns >= max(fewer) + ADDS * sets.facts.base_ns
 
 
 def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[Edit]) -> list[list[Edit]]:
@@ -258,7 +266,7 @@ def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]
     for edits in others:
         if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
             break
-        if not all(edit not in taken and sets.goes_with(edit, taken) for edit in edits):
+        if not all(edit not in taken and goes_with(edit, taken) for edit in edits):
             continue
         more = sets.together([*taken, *edits])
         if more is not None and more >= so_far + WORTH * sets.facts.base_ns:

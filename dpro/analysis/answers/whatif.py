@@ -38,7 +38,7 @@ from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import PredictionDocument, prediction_document, undominated
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.pareto import ParetoPoint, pareto
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, measured_ns, predict, ranked
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGain, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
@@ -177,7 +177,7 @@ def what_if(
     document = WhatIfDocument(
         **_trusted(analysis),
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
-        measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
+        measured_ms=ms(measured_ns(trust, baseline)),
         of_operations=analysis is not whole,
         other_steps_ms=_step_outside_windows_ms(analysis),
         predictions=[

@@ -147,8 +147,9 @@ def try_(
     one cannot be made on some rank, the try fails and says why. The job runs twice per repeat, so let it be
     a short one: a hundred steps, say. Its output goes into files beside the runs.
 
-    The result is added to the ledger (`dpro ledger`), by which later intervals of the same kind of change
-    are widened. The loss of the changed job is compared with that of the job as it is.
+    Nothing is judged by one pair, nor where the machine had more to do on one side. Else the result is added
+    to the ledger (`dpro ledger`), by which later intervals of the same kind of change are widened. The loss
+    of the changed job is compared with that of the job as it is.
 
     A probe changes nothing: it records the job once, and measures what a change would lose. By that a codec
     for each bucket of gradients (compress:budget=0.05) is chosen, which needs no probe of its own before.
@@ -208,9 +209,10 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     clock, before, after = _times(plan, baselines, changed)
     confidence = confidence_of(plan.repeats) if plan.until_decided else CONFIDENCE
     measured = compare(before, after, plan.uneven, plan.samples, confidence)
-    ledger = append(_entry(plan, guess, measured, changed[0]))
+    measured = replace(measured, withheld=_withheld(plan, baselines, changed, measured))
+    ledger = "" if measured.withheld else str(append(_entry(plan, guess, measured, changed[0])))
     document = _document(
-        plan, guess, measured, changed[0], clock=clock, ledger=str(ledger),
+        plan, guess, measured, changed[0], clock=clock, ledger=ledger,
         runs=RunsOfTry(*([str(run.path) for run in side] for side in (baselines, changed))),
         stopped=_why_stopped(decision, len(changed), plan.repeats, time.monotonic() - begun),
         pairs_needed=decision.needed if decision else None,
@@ -219,6 +221,20 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     if not quiet:
         print_result(document)
     return document
+
+
+def _withheld(
+    plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run], measured: MeasuredChange
+) -> str:
+    """Why the recordings do not say what the change does; empty where they do."""
+    from dpro.trial.measure import ONE_PAIR, load_differs, load_of
+
+    if measured.num_pairs == 1:
+        return ONE_PAIR
+    if any(change.changes_threads for change in plan.changes):
+        return ""
+    before, after = ([load_of(run, plan.skip) for run in side] for side in (baselines, changed))
+    return load_differs(before, after, measured)
 
 
 def _first_baseline(plan: TrialPlan) -> Run:
@@ -459,8 +475,6 @@ def print_result(document: TryDocument) -> None:
     if document.stopped:
         out.print(f"             {document.stopped}")
     out.print(f"  training   {_training_line(document)}")
-    if document.pairs == 1:
-        out.print("             a single pair: the interval does not know how much jobs differ by themselves")
     if predicted:
         off = predicted.ms / times.ms - 1
         inside = "inside" if document.inside_interval else "outside"

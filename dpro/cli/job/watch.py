@@ -185,7 +185,7 @@ def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
     from dpro.watch.deep import WindowFindings, diagnose_windows
 
     try:
-        answer = WindowFindings(findings=tuple(diagnose_windows(run, windows, readers())))
+        answer = diagnose_windows(run, windows, readers())
     except DproError as error:
         answer = WindowFindings(error=str(error))
     print_json(answer)
@@ -306,11 +306,17 @@ def _say(line: str) -> None:
 def _seen(
     server: Metrics | None, life: LifeWatch, say: Callable[[str], None] | None
 ) -> Callable[[Watcher], None]:
-    """What is done after each look: the account of the job is said where it began again, and once an hour."""
-    said_s, attempts = time.monotonic(), 1
+    """What is done after each look: what is known of the job is said.
+
+    Its account where it began again, and once an hour; what limits it where that has changed.
+    """
+    said_s, attempts, limit = time.monotonic(), 1, ""
 
     def seen(watcher: Watcher) -> None:
-        nonlocal said_s, attempts
+        nonlocal said_s, attempts, limit
+        if say is not None and watcher.deep.limit.partition(" (")[0] != limit:
+            limit = watcher.deep.limit.partition(" (")[0]  # without its numbers
+            say(f"What limits the job is {watcher.deep.limit}")
         if life.look() and life.latest is not None:
             again = len(life.latest.attempts) > attempts
             if say is not None and (again or time.monotonic() - said_s > ACCOUNT_S):

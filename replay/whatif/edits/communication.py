@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Bools, Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import (
@@ -65,11 +65,11 @@ class NoCommunication(Edit):
     """Collectives take no time and no rank waits in them: the bound for all communication work."""
 
     name = "no-comm"
-    acts_on = "transfers"
+    acts_on = "ranks"
     summary = "no communication at all, or none along an axis: a bound"
     example = "no-comm"
     needs = "collectives; for axis= a layout that is known"
-    assumes = "nothing else changes"
+    assumes = "nothing else changes; calls of collectives take no time, either"
     source = "the graph without its rendezvous; no formula"
     proof = "gradients of DDP left as they are, gloo"
     is_advice = False
@@ -82,17 +82,33 @@ class NoCommunication(Edit):
         return [cls()]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle_without_communication
+        return facts.idle(facts.communication | self._calls(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
-        """Make transfers free and take out the rendezvous: each rank runs by itself."""
+        """Make transfers and calls free and take out the rendezvous: each rank runs by itself."""
         require_communication(graph)
         nodes, edges = graph.nodes, graph.edges
-        chosen = transfers_along(graph, self.axis)
         met = edges.kind == EdgeKind.RENDEZVOUS
         if self.axis:
-            met &= np.isin(nodes.collective[edges.source], nodes.collective[chosen])
-        return graph.with_durations(np.where(chosen, 0, nodes.duration)).without_edges(met)
+            met &= np.isin(nodes.collective[edges.source], self._collectives(graph))
+        free = transfers_along(graph, self.axis) | self._calls(graph)
+        return graph.with_durations(np.where(free, 0, nodes.duration)).without_edges(met)
+
+    def _collectives(self, graph: Graph) -> Ints:
+        """Those that go away."""
+        return np.unique(graph.nodes.collective[transfers_along(graph, self.axis)])
+
+    def _calls(self, graph: Graph) -> Bools:
+        """[N] the work of hosts that calls a collective; all pieces of such operators where all go away."""
+        nodes, edges = graph.nodes, graph.edges
+        arrivals = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.collective, self._collectives(graph))
+        calls = np.zeros(graph.num_nodes, np.bool_)
+        calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & arrivals[edges.target]]] = True
+        if self.axis:
+            return calls
+        operators = nodes.kind == NodeKind.CPU
+        pieces: Bools = operators & np.isin(nodes.name, nodes.name[calls & operators])
+        return calls | pieces
 
     def describe(self) -> str:
         return f"no communication along {self.axis}" if self.axis else "no communication at all"

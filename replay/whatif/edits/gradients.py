@@ -358,6 +358,9 @@ class Compress(ReductionEdit):
         return of_half_precision(framework, self.to) if self.to else NOT_THERE
 
     def how(self) -> str:
+        if self.to == "bf16":  # by its name DDP refuses PyTorch's hook without NCCL
+            hook = "lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)"
+            return f"model.register_comm_hook(None, {hook})"
         if self.to:
             return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:

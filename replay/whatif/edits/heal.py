@@ -84,6 +84,7 @@ class Heal(Edit):
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
     acts_on = "peers"
     compares_ranks = True
+    is_advice = False  # it says what a rank costs; what to do about it is in the finding
     effort = "code"
     at: RanksAt
     doubt: float = 0.1

@@ -1,5 +1,7 @@
 """How much faster one job is than another, from its steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.schema import STEPS
 from dpro.store import Manifest, open_run, write_manifest, write_part
-from dpro.trial.measure import compare, step_times
+from dpro.trial.measure import CoreUse, MeasuredChange, compare, load_differs, step_times
 
 MS = 1_000_000
 
@@ -96,3 +98,34 @@ def test_the_measured_ratio_is_within_its_interval(shifts):
     measured = compare(before, after, False)
     assert measured.low <= measured.ratio * (1 + 1e-12)
     assert measured.ratio <= measured.high * (1 + 1e-12)
+
+
+def loads(wait, cpu):
+    return [CoreUse(wait * MS, cpu * MS)] * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio", "said"),
+    [
+        # 8 ms of waits have gone and the step takes 7 less: that is no gain of the change.
+        ((9, 2), (1, 2), 0.3, "the load of the machine differed: a step waits 9 ms for a core as it is"),
+        ((1, 2), (9, 2), 1.7, "the load"),
+        # Half the work waits half as long: both sides are as crowded.
+        ((6, 3), (3, 1.5), 0.55, ""),
+        # The waits differ by 1 ms, the step by 5.
+        ((2, 4), (1, 4), 0.5, ""),
+        # The waits differ, but by less than counts.
+        ((0.1, 4), (0.02, 4), 0.99, ""),
+    ],
+)
+def test_sides_of_which_one_waited_much_longer_for_cores_are_not_compared(before, after, ratio, said):
+    measured = MeasuredChange(ratio, ratio, ratio, 0.01, 10 * MS, 3, 40)
+    why = load_differs(loads(*before), loads(*after), measured)
+    assert why.startswith(said) if said else why == ""
+    judged = replace(measured, withheld=why).verdict
+    assert judged.startswith("not judged: the load") if said else judged == "faster"
+
+
+def test_sides_are_compared_where_waits_for_cores_were_not_recorded():
+    measured = MeasuredChange(0.5, 0.5, 0.5, 0.01, 10 * MS, 3, 40)
+    assert load_differs([None], loads(9, 1), measured) == ""

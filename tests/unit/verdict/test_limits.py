@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
 import pytest
 
-from dpro.replay.timeline import replay, step_ends
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.timeline import replay
 from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import baseline_steps
 from dpro.verdict.limits import (
     COMMUNICATION,
     HOST,
@@ -15,48 +15,17 @@ from dpro.verdict.limits import (
     INPUT,
     before_first_launch,
     counterfactuals,
-    pace_of_hosts,
-    usual_steps,
 )
 from tests.builders import US, TinyRun
 
 
-def ends_of(*lengths: float) -> pl.DataFrame:
-    """When steps end that take so long each, one after the other."""
-    return pl.DataFrame(
-        {
-            "window": [0] * len(lengths),
-            "step": range(len(lengths)),
-            "finish_ns": np.cumsum(lengths) * US,
-            "begin_ns": [0] * len(lengths),
-        }
-    ).cast({"finish_ns": pl.Int64})
-
-
 def gains_of(run: TinyRun, folder) -> dict[str, float]:
-    graph = run.build(folder / "run").graph
-    timeline = replay(graph)
-    ends = usual_steps(step_ends(graph, timeline.start, timeline.end))
+    built = run.build(folder / "run")
+    trust = assess(built, replay(built.graph), built.graph.run.manifest)
     gains: dict[str, float] = {}
-    for result in counterfactuals(ReplayedJob(graph), ends):
+    for result in counterfactuals(ReplayedJob(built.graph), baseline_steps(built.graph), trust):
         gains[result.limit] = max(gains.get(result.limit, 0.0), result.gain)
     return gains
-
-
-@pytest.mark.parametrize(
-    ("lengths", "counted"),
-    [
-        ((378, 152, 157), (False, True, True)),  # the first one warms up
-        ((150, 150, 150, 0.02), (True, True, True, False)),  # the last one is cut off
-        ((150, 900, 151, 149), (True, False, True, True)),  # a pause
-        ((400, 150), (False, True)),
-        ((150, 20), (True, False)),
-        ((150, 160), (True, True)),
-        ((42,), (True,)),
-    ],
-)
-def test_steps_that_are_cut_off_warm_up_or_pause_do_not_count(lengths, counted):
-    assert tuple(usual_steps(ends_of(*lengths))["counted"]) == counted
 
 
 def launch_bound(folder) -> TinyRun:
@@ -129,15 +98,3 @@ def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
     before = before_first_launch(graph)
     assert graph.nodes.duration[before].sum() == pytest.approx(3 * 600 * US, rel=0.05)
     assert gains_of(with_preparation(), tmp_path)[INPUT] == pytest.approx(1000 / 400, rel=0.1)
-
-
-def test_a_host_that_began_ahead_of_its_device_does_not_set_a_faster_pace(tmp_path):
-    # The host needs 500 a step, the device 600; without the device no step takes less than 500.
-    run = TinyRun()
-    for step in range(4):
-        run.op("aten::mul", 500 * step, 500 * step + 490)
-        run.call(500 * step + 490, 500 * step + 500, step)
-        run.kernel("gemm", 500 + 600 * step, 500 + 600 * (step + 1), step)
-        run.step(step, 500 * step, 500 * (step + 1))
-    graph = run.build(tmp_path / "run").graph
-    assert pace_of_hosts(graph) == pytest.approx(500 * US, rel=0.05)

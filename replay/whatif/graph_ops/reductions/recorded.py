@@ -71,7 +71,7 @@ class GradientReductions:
         line: what a reduction costs.
         slowdown: [passes] how many times as long the reductions of each took as the line says, without what
             others on their link took from them.
-        call_ns: usual time of the thread in a call.
+        call_ns: mean time of the thread in a call.
         ratio: bytes that are moved per byte of gradient.
         copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not show it.
         are_bytes_known: whether the run says any bytes; else sizes are ns that moving them takes.
@@ -181,7 +181,7 @@ def _facts(graph: Graph) -> tuple[Any, ...]:
         message,
         line,
         _slowdowns(graph, timeline, line, passes),
-        float(np.median(calls)),
+        float(np.mean(calls)),
         float(graph.nodes.bytes[transfers].sum()) / num_bytes if said else 1.0,
         _copying(graph, passes, num_bytes),
         said,

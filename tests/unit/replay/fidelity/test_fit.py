@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.replay.fidelity.accuracy import (
+    StartCounts,
     count_starts,
     counted,
     counted_starts,
@@ -19,6 +20,7 @@ from dpro.replay.fidelity.accuracy import (
     start_errors,
     start_misses,
     step_errors,
+    surely_taken,
 )
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
@@ -34,6 +36,21 @@ from tests.builders import TinyRun, cpu_job, gpu_job, tiny_graph
 
 US = 1_000
 KERNELS = [int(NodeKind.KERNEL)] * 4
+
+
+@pytest.mark.parametrize(
+    ("taken", "of", "least"),
+    [
+        (0, 4, 0.0),
+        (1, 4, 1 - 0.95 ** (1 / 4)),  # of any share below that, none of four is taken in 95%
+        (4, 4, 0.05 ** (1 / 4)),
+        (7, 32, 0.107),  # 22%, which alone would be poor
+        (3000, 10_000, 0.2924),
+    ],
+)
+def test_of_few_starts_the_share_that_is_taken_from_the_trace_is_not_known_to_be_large(taken, of, least):
+    set_by = np.array([of - taken, 0, taken, 0])
+    assert surely_taken(StartCounts(np.zeros(2), np.zeros(2), set_by)) == pytest.approx(least, rel=0.01)
 
 
 def test_errors_of_starts_are_how_far_the_replay_is_from_the_trace():

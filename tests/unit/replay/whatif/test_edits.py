@@ -15,7 +15,14 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.peers import phase_work
-from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
+from dpro.replay.timeline import (
+    changed_durations,
+    durations_of,
+    replay,
+    replay_durations,
+    step_lengths,
+    step_times,
+)
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
 from dpro.replay.whatif.edits.heal import Heal, RanksAt, Shortened, healing, healing_in_each_step
 from dpro.replay.whatif.edits.host import NoLaunch
@@ -353,11 +360,13 @@ def test_what_an_edit_assumes_widens_the_interval(jobs):
 
 def test_edits_compose_in_the_order_given(jobs):
     graph, trust = jobs["cpu"]
-    both = predict(graph, baseline_steps(graph), [Heal(RanksAt(1)), Network(2.0)], trust)
-    by_hand = np.mean(_steps(Network(2.0).apply(Heal(RanksAt(1)).apply(graph))))
+    baseline = baseline_steps(graph)
+    changed = Network(2.0).apply(Heal(RanksAt(1)).apply(graph))
+    both = predict(graph, baseline, [Heal(RanksAt(1)), Network(2.0)], trust)
+    by_hand = changed_durations(baseline, changed, replay(changed).end).mean()
     assert both.predicted_ns == by_hand
     assert both.edits == (Heal(RanksAt(1)), Network(2.0))
-    assert both.speedup == pytest.approx(np.mean(_steps(graph)) / by_hand)
+    assert both.speedup == pytest.approx(step_lengths(baseline).mean() / by_hand)
 
 
 @pytest.mark.parametrize("job", ["cpu", "gpu"])
@@ -372,10 +381,12 @@ def test_searching_twice_finds_the_same_ranked_and_each_can_be_asked_for(jobs, j
 def test_the_search_finds_what_was_made_slow_and_says_what_it_cannot_answer(jobs):
     graph, trust = jobs["cpu"]
     predictions, refused = search(graph, trust)
-    assert {str(prediction.edits[0]) for prediction in predictions[:2]} == {"hide-input", "heal:rank=1"}
+    assert str(predictions[0].edits[0]) == "hide-input"
+    assert ["heal:rank=1"] in [list(map(str, prediction.edits)) for prediction in predictions]
     assert "no-launch" in [refusal.edit for refusal in refused]
     gpu, gpu_trust = jobs["gpu"]
-    assert str(search(gpu, gpu_trust)[0][0].edits[0]) == "heal:rank=1"
+    largest = max(search(gpu, gpu_trust)[0], key=lambda prediction: prediction.speedup)
+    assert str(largest.edits[0]) == "heal:rank=1"
 
 
 def test_without_a_whole_step_nothing_is_predicted(tmp_path):

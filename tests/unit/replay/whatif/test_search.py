@@ -3,6 +3,7 @@ counts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -23,7 +24,7 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import explore, search
+from dpro.replay.whatif.search import ADDS, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun
@@ -34,8 +35,9 @@ from tests.unit.detect.jobs import equal_work, graph_of, slower, write_job
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> tuple[Graph, Trust]:
-    """Two ranks that wait for their input, of which one computes half as long again."""
+    """Two ranks that wait for their input, of which one computes half as long again; slow transfers."""
     work = slower(slower(equal_work(2, 6), "compute", 1, times=1.5), "data", [0, 1], plus=15.0)
+    work = replace(work, transfer=8.0)
     run = open_run(write_job(tmp_path_factory.mktemp("job"), work))
     built = build_graph(run)
     return built.graph, assess(built, replay(built.graph), run.manifest)
@@ -45,9 +47,9 @@ def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
     graph, trust = job
     predictions, _ = search(graph, trust)
     together = [prediction for prediction in predictions if len(prediction.edits) > 1]
-    assert list(map(str, together[0].edits))[:2] == ["heal:rank=1", "hide-input"]
+    assert list(map(str, together[0].edits)) == ["hide-input", "split:op=all_reduce,chunks=4"]
     alone = {str(each.edits[0]): each.predicted_ns for each in predictions if len(each.edits) == 1}
-    assert together[0].predicted_ns < min(alone["heal:rank=1"], alone["hide-input"])
+    assert together[0].predicted_ns < 0.95 * min(alone[str(edit)] for edit in together[0].edits)
     assert together[0].notes[0].startswith("together they save ")
 
 
@@ -56,24 +58,35 @@ def test_search_finds_the_best_of_all_pairs_of_candidates(job):
     facts = facts_of(graph)
     bounds, _ = bounds_of(facts, candidates(facts)[0])
     advice = [edit for edit in bounds if edit.is_advice]
-    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(facts, pair[1], [pair[0]])]
+    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])]
     best = max(speedup(facts, pair) for pair in [*pairs, *([edit] for edit in advice)])
     found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
     assert found >= best / (1 + WITHIN_PCT / 100)
     assert best > 1.2
 
 
-def test_where_the_best_pair_changes_the_training_the_best_that_does_not_is_also_given(tmp_path):
-    run = ddp_job(closes=(0, 1, 2, 3), late=3000).write(tmp_path / "run")  # one rank late, much to reduce
+def test_where_the_best_set_changes_the_training_the_best_that_does_not_is_also_given(tmp_path):
+    work = replace(slower(equal_work(2, 6), "data", [0, 1], plus=5.0), transfer=16.0)
+    run = open_run(write_job(tmp_path / "job", work))
     built = build_graph(run)
-    trust = assess(built, replay(built.graph), run.manifest)
-    found = explore(built.graph, trust, kinds=[Heal, Priority, LocalUpdates])
+    found = explore(built.graph, assess(built, replay(built.graph), run.manifest))
     together = [each for each in found.predictions if len(each.edits) > 1]
     assert max(together, key=lambda each: each.speedup).training
-    assert ["heal:rank=1", "priority:mb=1"] in [
+    assert ["hide-input", "split:op=all_reduce,chunks=4"] in [
         list(map(str, each.edits)) for each in together if not each.training
     ]
     assert len({each.edits for each in together}) == len(together)
+
+
+def test_no_part_of_a_combination_can_be_left_out(tmp_path):
+    run = ddp_job().write(tmp_path / "run")  # fewer reductions leave next to nothing to put first
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    found = explore(built.graph, trust, kinds=[Priority, LocalUpdates]).predictions
+    gains = {tuple(map(str, each.edits)): each.speedup for each in found}
+    assert gains["priority:mb=1",] > 1.2
+    assert max(gains, key=gains.__getitem__) == ("local-updates:every=16",)
+    assert {len(edits) for edits in gains} == {1}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +103,8 @@ def test_no_edit_of_a_real_job_gains_more_than_its_bound_and_the_best_go_togethe
     assert not [str(edit) for edit, gain in gains.items() if gain > bounds[edit] + 1e-6 * facts.base_ns]
     advice = [each for each in search(graph, trust)[0] if each.is_advice and each.proven]
     several = [each.gain_ns for each in advice if len(each.edits) > 1]
-    assert max(several) > max(each.gain_ns for each in advice if len(each.edits) == 1)
+    alone = max(each.gain_ns for each in advice if len(each.edits) == 1)
+    assert not several or max(several) > alone + ADDS * facts.base_ns
 
 
 def test_search_is_the_same_each_time(job):
@@ -247,15 +261,18 @@ def test_what_gains_for_certain_comes_first_and_of_like_gains_the_proven_and_the
 
 
 @pytest.mark.slow
-def test_first_three_suggestions_on_eight_gpus_gain_for_certain_and_free_the_host_that_binds(traces):
+def test_first_two_suggestions_on_eight_gpus_gain_for_certain_and_free_the_host_that_binds(traces):
     # The critical path of this job is host code alone: that of the model, and 9 of 42 ms of its optimizers.
     run = open_quietly(traces / "multirank" / "nanogpt_h100_8r_rs_ag")
     built = build_graph(run)
     trust = assess(built, replay(built.predictive), run.manifest)
-    first, second, third = search(built.predictive, trust)[0][:3]
-    assert [str(*first.edits), str(*second.edits)] == ["cuda-graph", "cuda-graph:module=Optimizer.step#*"]
-    assert all(each.is_advice and each.effect == "faster" for each in (first, second, third))
-    assert not any(edit.training for each in (first, second, third) for edit in each.edits)
+    first, second = search(built.predictive, trust)[0][:2]
+    assert [list(map(str, each.edits)) for each in (first, second)] == [
+        ["cuda-graph"],
+        ["cuda-graph:module=Optimizer.step#*"],
+    ]
+    assert all(each.is_advice and each.effect == "faster" for each in (first, second))
+    assert not any(edit.training for each in (first, second) for edit in each.edits)
     assert first.gain_low_ns > second.gain_low_ns
 
 
@@ -278,16 +295,11 @@ def test_healthy_ranks_are_healed_only_where_a_finding_names_them(tmp_path):
     assert "heal:rank=2" in answered
 
 
-@pytest.mark.parametrize(("num_ranks", "most"), [(2, 1), (3, 1), (4, 2)])
-def test_of_ranks_that_do_the_same_at_most_half_are_healed_together(tmp_path, num_ranks, most):
-    """Each rank is slow before a collective of its own, so healing all would gain most."""
-    work = equal_work(num_ranks, 6, num_collectives=num_ranks)
-    for rank in range(num_ranks):
-        work.compute[rank, :, rank] *= 3.0
-    built = build_graph(open_run(write_job(tmp_path / "job", work)))
-    found, _ = search(built.graph, assess(built, replay(built.graph), built.graph.run.manifest))
-    healed = [sum(isinstance(edit, Heal) for edit in each.edits) for each in found]
-    assert max(healed) == most
+def test_what_a_rank_costs_is_no_advice_and_is_not_added_to_any(job):
+    graph, trust = job
+    healing = [each for each in search(graph, trust)[0] if any(isinstance(edit, Heal) for edit in each.edits)]
+    assert [list(map(str, each.edits)) for each in healing] == [["heal:rank=1"]]
+    assert not healing[0].is_advice
 
 
 def test_a_slow_rank_is_healed_and_its_peers_are_not(job):

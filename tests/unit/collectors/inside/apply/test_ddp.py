@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from dpro.replay.whatif.registry import parse_edit  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("group")
 
 
@@ -75,6 +77,13 @@ def test_gradients_are_reduced_in_half_precision(job, word, dtype):
     module = DistributedDataParallel(model)
     assert torch.equal(gradients(job, module), exact.to(dtype).float())
     assert job.places() == [{"where": "DDP of Sequential", "instead_of": "", "times": 1}]
+
+
+@pytest.mark.parametrize("word", ["fp16", "bf16"])
+def test_what_whatif_says_to_do_works_on_gloo(word):
+    model = DistributedDataParallel(layers())
+    eval(parse_edit(f"compress:to={word}").how(), {"model": model, "default_hooks": default_hooks})
+    model(torch.randn(3, 64)).sum().backward()
 
 
 def test_a_hook_of_the_script_wins(job):

@@ -1,0 +1,80 @@
+"""No face of dpro contradicts another: one step time, one limit, one list of faults, bounds that bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.verdicts import TRACES, VERDICTS
+from dpro.analysis.answers.whatif import WhatIfDocument, what_if
+from dpro.analysis.report import make_report
+from dpro.cli.analysis import analyse
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.registry import parse_edit
+from dpro.units import ms
+from dpro.verdict.verdict import explain
+from tests.jobs import ROOT
+
+SAMPLES = [str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_input", "slow_rank")]
+COMMUNICATION = {
+    "overlap",
+    "network",
+    "compress",
+    "priority",
+    "bucket",
+    "local-updates",
+    "split",
+    "algorithm",
+}
+
+
+def sources() -> list[object]:
+    """The samples, and the traces that an expert has judged; these are slow."""
+    experts = json.loads(VERDICTS.read_text()) if VERDICTS.is_file() else []
+    experts = experts["verdicts"] if isinstance(experts, dict) else experts
+    names = [str(TRACES / expert["source"]) for expert in experts]
+    return [*SAMPLES, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
+
+
+def contradictions_of_bounds(document: WhatIfDocument) -> list[str]:
+    """Changes of communication that would gain more than all of it costs."""
+    alone = {row.edits[0]: row for row in document.predictions if len(row.edits) == 1 and row.samples == 1}
+    bound = alone.get("no-comm")
+    if bound is None:
+        return []
+    return [
+        f"{edit}: {row.predicted_ms:.3f} ms, without any communication {bound.predicted_ms:.3f} ms"
+        for edit, row in alone.items()
+        if edit.partition(":")[0] in COMMUNICATION and row.predicted_ms < 0.999 * bound.predicted_ms
+    ]
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda source: Path(source).name)
+def test_faces_of_a_run_do_not_contradict_each_other(source):
+    analysis = analyse(source)
+    verdict = explain(analysis)
+    document = what_if(analysis, calibrate=lambda rows: (list(rows), [])).document
+    report = make_report(analysis)
+
+    assert verdict.step_ms == document.baseline_ms == ms(analysis.baseline_ns)
+    assert document.measured_ms == pytest.approx(document.baseline_ms, rel=0.02)
+    free_host = next((row for row in document.predictions if row.edits == ["free-host"]), None)
+    if free_host is not None and verdict.alternatives.get("host", 1.0) > 1:
+        assert verdict.alternatives["host"] == pytest.approx(free_host.speedup, rel=0.005)
+    assert contradictions_of_bounds(document) == []
+    for row in document.predictions:
+        edits = [parse_edit(edit) for edit in row.edits]
+        assert len(edits) == 1 or not any(isinstance(edit, Heal) for edit in edits)
+    assert {rank for finding in analysis.verdict[0] for rank in finding.ranks} >= set(verdict.faulty_ranks)
+    if not analysis.verdict[0] and verdict.limit is not None and verdict.limit.kind != "compute":
+        assert "limits the job" in report.verdict
+    if not document.answerable:
+        assert any("does not fit" in line for line in verdict.unsure)
+        assert "heal" not in [advice.kind for advice in verdict.advice]
+    most = max([*verdict.alternatives.values(), 1.0])
+    for advice in verdict.advice:
+        assert advice.gain_low is None or 1 <= advice.gain_low <= advice.gain_high < float("inf")
+        if advice.kind in ("overlap", "transfer", "sync", "input", "copies", "heal", "stages"):
+            assert advice.gain_high <= max(most, verdict.limit.gain_together) * 1.5

@@ -1,0 +1,85 @@
+"""Which steps predictions start from, and that no step becomes shorter than the hosts' own pace."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.timeline import replay, step_lengths
+from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.pace import pace_of_hosts
+from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict, usual_steps
+from dpro.replay.whatif.registry import parse_edit
+from tests.builders import US, TinyRun
+
+
+def ends_of(*lengths: float) -> pl.DataFrame:
+    """When steps end that take so long each, one after the other."""
+    return pl.DataFrame(
+        {
+            "window": [0] * len(lengths),
+            "step": range(len(lengths)),
+            "finish_ns": np.cumsum(lengths) * US,
+            "begin_ns": [0] * len(lengths),
+        }
+    ).cast({"finish_ns": pl.Int64})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counted"),
+    [
+        ((378, 152, 157), (152, 157)),  # the first one warms up
+        ((150, 150, 150, 0.02), (150, 150, 150)),  # the last one is cut off
+        ((150, 900, 151, 149), (150, 151, 149)),  # a pause
+        ((400, 150), (150,)),
+        ((150, 20), (150,)),
+        ((150, 160), (150, 160)),
+        ((42,), (42,)),
+    ],
+)
+def test_steps_that_are_cut_off_warm_up_or_pause_do_not_count(lengths, counted):
+    lengths_ns = step_lengths(usual_steps(ends_of(*lengths)))
+    assert lengths_ns.tolist() == [round(length * US) for length in counted]
+
+
+def slow_device(steps_us: list[float], host_us: float = 500) -> TinyRun:
+    """A host that needs 500 a step, ahead of a device that needs some longer time."""
+    run, ends = TinyRun(), 500 + np.cumsum([0, *steps_us])
+    for step, (begin, end) in enumerate(pairwise(ends)):
+        at = host_us * step
+        run.op("aten::mul", at, at + host_us - 10)
+        run.call(at + host_us - 10, at + host_us, step)
+        run.kernel("gemm", begin, end, step)
+        run.step(step, at, at + host_us)
+    return run
+
+
+def test_the_pace_of_a_host_is_its_step_without_waits(tmp_path):
+    # The host needs 500 a step, the device 600; without the device no step takes less than 500.
+    graph = slow_device([600] * 4).build(tmp_path / "run").graph
+    assert pace_of_hosts(graph) == pytest.approx(500 * US, rel=0.05)
+
+
+def test_no_predicted_step_is_shorter_than_the_host_needs_for_one(tmp_path):
+    # Kernels of 600 that take 60: the replay alone lives off the lead of the host, 440 at the end.
+    built = slow_device([600] * 4).build(tmp_path / "run")
+    trust = assess(built, replay(built.graph), built.graph.run.manifest)
+    edit = parse_edit("scale:name=gemm,factor=0.1")
+    baseline = baseline_steps(built.graph)
+    job = ReplayedJob(built.graph)
+    assert job.under(edit).job.pace_ns == job.pace_ns
+    prediction = predict(job, baseline, [edit], trust)
+    assert prediction.predicted_ns >= 0.95 * 500 * US
+    assert prediction.speedup == pytest.approx(1.2, rel=0.05)
+
+
+def test_measured_and_replayed_step_are_means_of_the_same_steps(tmp_path):
+    built = slow_device([600, 600, 2000, 600], 100).build(tmp_path / "run")
+    trust = assess(built, replay(built.graph), built.graph.run.manifest)
+    baseline = baseline_steps(built.graph)
+    assert baseline["counted"].to_list().count(False) == 1
+    assert step_lengths(baseline).mean() == pytest.approx(measured_ns(trust, baseline), rel=0.02)
