@@ -20,6 +20,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
@@ -97,10 +98,10 @@ def _merit(advice: Advice) -> float:
 
 # What treats each limit itself, before what merely helps.
 _FIRST = {
-    HOST: ("cores", "launch-one", "allocator", "launch", "batch"),
-    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel"),
-    COMMUNICATION: ("record-more", "link", "transfer", "overlap", "balance-experts"),
-    IMBALANCE: ("cores", "heal", "stages", "balance-experts"),
+    HOST: ("cores", "launch-one", "allocator", "launch", "batch", "optimizer"),
+    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
+    COMMUNICATION: ("record-more", "link", "transfer", "overlap", "balance-experts", "compression"),
+    IMBALANCE: ("cores", "heal", "stages", "balance-experts", "balance-input"),
     INPUT: ("cores", "input"),
     SYNCHRONISATION: ("sync",),
     COPIES: ("copies",),
@@ -139,6 +140,39 @@ def _place_of(evidence: Sequence[str]) -> str:
         if colon and ("works" in line):
             return f", in {place}"
     return ""
+
+
+# Changes that are predicted as they are: by edit, their kind, what to do, and how to see whether it holds.
+_EDITS = {
+    "optimizer:impl=fused": ("optimizer", "a fused optimizer (fused=True)", "dpro try optimizer:impl=fused"),
+    "compress:to=bf16": (
+        "compression",
+        "reduce gradients in bf16 (a communication hook of DDP)",
+        "dpro try compress:to=bf16",
+    ),
+    "balance:over=sequences": (
+        "balance-input",
+        "spread long and short samples evenly over the ranks",
+        "dpro whatif RUN --edit balance:over=sequences",
+    ),
+}
+
+
+def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """What edits gain for certain that a person can make in a line or a setting."""
+    for text, (kind, do, check) in _EDITS.items():
+        edit = parse_edit(text)
+        try:
+            prediction = predict(facts.job, facts.ends, [edit], facts.analysis.trust)
+        except DproError:
+            continue
+        low, high = (
+            prediction.speedup_at(gain) for gain in (prediction.gain_low_ns, prediction.gain_high_ns)
+        )
+        if prediction.effect == "faster" and prediction.speedup >= WORTH and facts.analysis.trust.answerable:
+            bound = max(*facts.gains_by_limit().values(), prediction.speedup)
+            assumes = "; ".join(filter(None, (edit.assumes, edit.training)))
+            yield Advice(kind, do, low, min(high, bound), EFFORTS[edit.effort], assumes, check)
 
 
 def _interval(gains: Floats) -> tuple[float, float]:
@@ -399,6 +433,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
     if gain < 1.03 and limit != COMMUNICATION:
         return
+    exposed = 1 - 1 / gain  # share of the step
     manifest = facts.analysis.run.manifest
     missing = len(manifest.ranks) < manifest.world_size
     kernels = facts.communication_kernels
@@ -416,16 +451,19 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield Advice(
             "transfer",
             f"shorten {what}: another algorithm, path or placement",
-            1 + (gain - 1) * 0.4,
+            1 / (1 - 0.3 * exposed),
             gain,
             "new code",
             "its transfers are not at the limit of the wires",
         )
+    hidden = 1 / max(
+        1 / gain, exposed
+    )  # behind all else of the step, where transfers are no longer than that
     yield Advice(
         "overlap",
         f"hide {what} behind compute",
-        1 + (gain - 1) * 0.4,
-        gain,
+        1 + (hidden - 1) * 0.4,
+        hidden,
         "new code",
         "there is compute that does not depend on it",
     )
@@ -539,6 +577,7 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 _SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _slow_parts,
+    _predicted,
     _crowded_hosts,
     _launches,
     _input,

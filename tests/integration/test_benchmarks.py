@@ -53,6 +53,7 @@ TINY = {
     "speed.startup": ["--json"],
     "unchanged": [SAMPLE, "-o", "out.json"],
     "verdicts": ["--verdicts", "none.json", "--json"],
+    "advised": ["--only", "input", "--rounds", "1", "--json"],
     "watch.scale": ["--ranks", "8", "--cases", "straggler"],
 }
 CHECKS = {
