@@ -292,7 +292,7 @@ def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
     if not isinstance(edit, Heal):
         return all(type(edit) is not type(other) for other in taken)
     heals = [other for other in (edit, *taken) if isinstance(other, Heal)]
-    healed = {rank for other in heals for rank in other.at.ranks(facts.graph)}
+    healed = {rank for other in heals for rank in other.place.ranks(facts.graph)}
     return all(2 * len(healed.intersection(team)) <= len(team) for team in facts.teams)
 
 

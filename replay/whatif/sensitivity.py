@@ -62,9 +62,11 @@ def sensitivity(graph: Graph) -> list[Curve]:
             changed = [with_shared_links(graph, edit_of(part, factor).apply(graph)) for factor in FACTORS]
         except Unanswerable:
             continue
-        steps = [_mean_step(each, baseline) for each in changed]
+        steps = [_mean_step(graph_then, baseline) for graph_then in changed]
         factor = break_even(base, FACTORS, steps)
-        beyond = next((at for at, each in enumerate(FACTORS) if factor is not None and each >= factor), -1)
+        beyond = next(
+            (index for index, value in enumerate(FACTORS) if factor is not None and value >= factor), -1
+        )
         then = None if factor is None else limiting_part(changed[beyond], part)
         curves.append(Curve(part, ms(base), list(FACTORS), list(map(ms, steps)), factor, then))
     return curves

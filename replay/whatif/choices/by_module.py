@@ -71,20 +71,25 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
     products = _products(graph, kernels, losses["module"].unique().to_list())
     options = ["", *DOWN_TO[lowest]]
     modules = products["module"].unique().sort().to_list()
-    number = {name: at for at, name in enumerate(modules)}
-    at = np.array([number[name] for name in products["module"]], np.int64)
-    times = np.column_stack([_times_ns(products, each, model) for each in options])
+    number = {name: index for index, name in enumerate(modules)}
+    module_of = np.array([number[name] for name in products["module"]], np.int64)
+    times = np.column_stack([_times_ns(products, precision, model) for precision in options])
     costs = np.zeros((len(modules), len(options)))
-    np.add.at(costs, at, times)
+    np.add.at(costs, module_of, times)
     costs[~np.isfinite(costs)] = np.inf
     share = {(module, precision): loss for module, precision, loss in losses.iter_rows()}
     errors = np.array(
-        [[share.get((name, each), np.inf) if each else 0.0 for each in options] for name in modules]
+        [
+            [share.get((name, precision), np.inf) if precision else 0.0 for precision in options]
+            for name in modules
+        ]
     )
     chosen = assign(costs, errors, budget)
     nodes = products["node"].to_numpy()
     return [
-        ModulePrecision(name, options[c], float(errors[i, c]), nodes[at == i], times[at == i, c])
+        ModulePrecision(
+            name, options[c], float(errors[i, c]), nodes[module_of == i], times[module_of == i, c]
+        )
         for i, (name, c) in enumerate(zip(modules, chosen.tolist()))
     ]
 
@@ -165,12 +170,12 @@ def _within(operators: pl.DataFrame, ranges: pl.DataFrame, spans: pl.DataFrame) 
     return _joined(operators.join(where, on=["rank", "span_id"]), ranges)
 
 
-def _joined(things: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+def _joined(operators: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     ordered = ranges.sort("start_ns")
-    found = things.sort("start_ns").join_asof(
+    placed = operators.sort("start_ns").join_asof(
         ordered, on="start_ns", by=LANE, strategy="backward", check_sortedness=False
     )
-    return found.filter(pl.col("start_ns") < pl.col("until"))
+    return placed.filter(pl.col("start_ns") < pl.col("until"))
 
 
 def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
@@ -180,27 +185,27 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
         return us * 1e3
     result = np.full(us.size, np.inf)
     for (dtype,), rows in products.with_row_index("row").partition_by("dtype", as_dict=True).items():
-        at = rows["row"].to_numpy()
+        row = rows["row"].to_numpy()
         sizes = [rows[name].to_numpy() for name in ("m", "n", "k", "batch")]
         if BYTES[str(dtype)] <= BYTES[precision]:
-            result[at] = us[at] * 1e3  # it has as few bits already
+            result[row] = us[row] * 1e3  # it has as few bits already
             continue
-        given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[at])
+        given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[row])
         there = estimate(matmuls(precision, *sizes), model, given=given)
         m, n, k, batch = sizes
         cast_ns = batch * (m * k + k * n) * cast_bytes(str(dtype), precision) / GPUS[model].gbps
-        result[at] = there["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
+        result[row] = there["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
     return result
 
 
 def precision_lines(chosen: Sequence[ModulePrecision]) -> list[str]:
     """A line per precision: which modules have it, and what the loss may rise by."""
     lines = []
-    for precision in dict.fromkeys(each.precision for each in chosen):
-        mine = [each for each in chosen if each.precision == precision]
-        some = ", ".join(each.module for each in mine[:3]) + ", …" * (len(mine) > 3)
+    for precision in dict.fromkeys(choice.precision for choice in chosen):
+        choices = [choice for choice in chosen if choice.precision == precision]
+        some = ", ".join(choice.module for choice in choices[:3]) + ", …" * (len(choices) > 3)
         how = f"in {precision}" if precision else "as they are"
-        what = f"{len(mine)} of {len(chosen)} modules {how} ({some})"
-        rise = sum(each.loss for each in mine)
+        what = f"{len(choices)} of {len(chosen)} modules {how} ({some})"
+        rise = sum(choice.loss for choice in choices)
         lines.append(f"{what}: the loss may rise by {rise:.2g} of itself" if precision else what)
     return lines

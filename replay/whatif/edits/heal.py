@@ -85,13 +85,13 @@ class Heal(Edit):
     acts_on = "peers"
     compares_ranks = True
     effort = "code"
-    at: RanksAt
+    place: RanksAt
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse none or several of rank, host and stage."""
         super().__post_init__()
-        self.at.require_one(self.name)
+        self.place.require_one(self.name)
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
@@ -101,7 +101,7 @@ class Heal(Edit):
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.of_ranks_on_path(self.at.ranks(facts.graph))
+        return facts.of_ranks_on_path(self.place.ranks(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""
@@ -114,28 +114,28 @@ class Heal(Edit):
         return self._shortened(graph, with_calls(pl.concat(seen), graph))
 
     def _shortened(self, graph: Graph, work: pl.DataFrame) -> Shortened:
-        ranks = self.at.ranks(graph)
-        compared = healing_of_stages if self.at.stage is not None else healing
+        ranks = self.place.ranks(graph)
+        compared = healing_of_stages if self.place.stage is not None else healing
         return Shortened(compared(graph, ranks, work, apart=ranks))
 
     def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.at.ranks(graph)
+        return self.place.ranks(graph)
 
     def on_operations(self) -> bool:
         """Stages are compared by the work of their micro-batches."""
-        return self.at.stage is not None
+        return self.place.stage is not None
 
     def is_proven(self, graph: Graph) -> bool:
         """Hosts and stages as a whole were not."""
-        return self.at.rank is not None
+        return self.place.rank is not None
 
     def describe(self) -> str:
-        return f"{self.at.describe()} is as fast as its peers"
+        return f"{self.place.describe()} is as fast as its peers"
 
     def how(self) -> str:
-        if self.at.stage is not None:
-            return f"give stage {self.at.stage} fewer layers, or split it: as much work as the others have"
-        return f"`dpro diagnose` says what holds {self.at.describe()} up"
+        if self.place.stage is not None:
+            return f"give stage {self.place.stage} fewer layers, or split it: as much work as the others have"
+        return f"`dpro diagnose` says what holds {self.place.describe()} up"
 
 
 @dataclass(frozen=True)

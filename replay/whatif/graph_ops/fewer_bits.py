@@ -87,7 +87,7 @@ def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
         together = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
         sizes = together["node"].list.len().to_numpy().astype(np.int64)
         rows = together.select("name", "shapes", "backward").rows()
-        number = {kind: at for at, kind in enumerate(dict.fromkeys(rows))}
+        number = {kind: index for index, kind in enumerate(dict.fromkeys(rows))}
         kind = np.array([number[row] for row in rows], np.int64)
         node = together["node"].explode().to_numpy()
         return _Matmuls(node, np.cumsum(sizes) - sizes, sizes, kind, list(number))

@@ -154,7 +154,7 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     work_ns = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
     np.add.at(work_ns, (place, batch), ns)
     ranks = dict(zip(place.tolist(), rank.tolist()))
-    return work_ns, [ranks[at] for at in range(len(work_ns))]
+    return work_ns, [ranks[place_number] for place_number in range(len(work_ns))]
 
 
 def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
@@ -220,8 +220,8 @@ def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, i
     owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
     replaced = np.isin(np.arange(graph.num_nodes), rows["node"].to_numpy())
     latest = {
-        (step, rank): at
-        for step, rank, at in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
+        (step, rank): latest_start
+        for step, rank, latest_start in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
     }
     borders: dict[tuple[int, int], list[Border]] = defaultdict(list)
     for edge in np.flatnonzero(replaced[edges.target] & ~gone[edges.source]).tolist():

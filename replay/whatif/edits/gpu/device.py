@@ -92,7 +92,7 @@ class Device(Edit):
             for method, share in shares.sort("was", "method", descending=[True, False]).iter_rows()
         ]
         us, low, high = summed(predicted)
-        least, now, most = (f"{each * 1e3 / total:.2f}" for each in (low, us, high))
+        least, now, most = (f"{value * 1e3 / total:.2f}" for value in (low, us, high))
         lines.append(f"kernels take {now} of their time there ({least} to {most})")
         if (graph.nodes.kind == NodeKind.TRANSFER).any():
             lines.append("collectives keep their measured cost: the other machine's links are not known")

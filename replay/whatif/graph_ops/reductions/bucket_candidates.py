@@ -53,13 +53,13 @@ class ReadyGradients:
         return max(begins, ends[-1] if ends else 0.0) + moving
 
 
-def sizes_worth_replaying(known: GradientReductions) -> list[float]:
+def sizes_worth_replaying(reductions: GradientReductions) -> list[float]:
     """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MAX_SIZES`."""
-    gradients = gradients_of(known)
+    gradients = gradients_of(reductions)
     different: dict[tuple[int, ...], float] = {}
     for size in SIZES_MB:
-        own, cap = known.parameters, round(size * MB)
-        closes = closing(own.num_bytes, cap, cap, own.closes_before)
+        parameters, cap = reductions.parameters, round(size * MB)
+        closes = closing(parameters.num_bytes, cap, cap, parameters.closes_before)
         different.setdefault(tuple(closes.tolist()), size)
     ends = {closes: reductions_end(gradients, closes)[-1] for closes in different}
     by_end = sorted(different, key=lambda closes: (ends[closes], closes))
@@ -67,17 +67,19 @@ def sizes_worth_replaying(known: GradientReductions) -> list[float]:
     return sorted(different[closes] for closes in (kept or by_end)[:MAX_SIZES])
 
 
-def gradients_of(known: GradientReductions) -> ReadyGradients:
+def gradients_of(reductions: GradientReductions) -> ReadyGradients:
     """What the theorem asks of a graph's gradients."""
-    end, sizes = known.end, known.parameters.num_bytes
-    equal = [each for each in known.passes if np.array_equal(each.parameters.num_bytes, sizes)]
-    lowest = [int(end[each.ready].min()) for each in equal]
-    ready = np.array([end[each.ready] - begin for each, begin in zip(equal, lowest)])
+    end, sizes = reductions.end, reductions.parameters.num_bytes
+    equal = [
+        backward for backward in reductions.passes if np.array_equal(backward.parameters.num_bytes, sizes)
+    ]
+    lowest = [int(end[backward.ready].min()) for backward in equal]
+    ready = np.array([end[backward.ready] - begin for backward, begin in zip(equal, lowest)])
     return ReadyGradients(
         np.median(ready, axis=0),
-        known.ratio * sizes.astype(np.float64),
-        known.line,
-        max(workers_of(known.graph).values()),
+        reductions.ratio * sizes.astype(np.float64),
+        reductions.line,
+        max(workers_of(reductions.graph).values()),
     )
 
 
@@ -96,11 +98,11 @@ def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> boo
     ends = reductions_end(gradients, closes)
     firsts = [0, *(last + 1 for last in closes[:-1])]
     clearly = CLEARLY * ends[-1]
-    for at, (first, last) in enumerate(zip(firsts, closes)):
-        if at and gradients.end_ns(ends[: at - 1], firsts[at - 1], last) < ends[at] - clearly:
+    for bucket, (first, last) in enumerate(zip(firsts, closes)):
+        if bucket and gradients.end_ns(ends[: bucket - 1], firsts[bucket - 1], last) < ends[bucket] - clearly:
             return True
         for cut in range(first, last):
-            half = gradients.end_ns(ends[:at], first, cut)
-            if gradients.end_ns([*ends[:at], half], cut + 1, last) < ends[at] - clearly:
+            half = gradients.end_ns(ends[:bucket], first, cut)
+            if gradients.end_ns([*ends[:bucket], half], cut + 1, last) < ends[bucket] - clearly:
                 return True
     return False

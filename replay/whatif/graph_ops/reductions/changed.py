@@ -37,7 +37,9 @@ GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless
 
 
 def with_reductions(
-    known: GradientReductions, wanted: Sequence[Sequence[Reduction]], awaited: Sequence[int] | None = None
+    reductions: GradientReductions,
+    wanted: Sequence[Sequence[Reduction]],
+    awaited: Sequence[int] | None = None,
 ) -> Graph:
     """The graph with other reductions in its backward passes.
 
@@ -45,27 +47,34 @@ def with_reductions(
         wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
-    editor, surroundings = GraphEditor(known.graph), surroundings_of(known)
-    editor.gone |= recorded_reductions(known)
-    editor.duration[np.concatenate([pieces for each in known.passes for pieces in each.calls])] = 0
-    passes = [_of_pass(known, *each) for each in zip(known.passes, known.slowdown, wanted, surroundings)]
+    editor, surroundings = GraphEditor(reductions.graph), surroundings_of(reductions)
+    editor.gone |= recorded_reductions(reductions)
+    editor.duration[
+        np.concatenate([pieces for backward in reductions.passes for pieces in backward.calls])
+    ] = 0
+    passes = [
+        _pass_reductions(reductions, *columns)
+        for columns in zip(reductions.passes, reductions.slowdown, wanted, surroundings)
+    ]
     ends = np.cumsum([0, *map(len, wanted)]).tolist()
-    own = [slice(*bounds) for bounds in pairwise(ends)]
-    arrive, transfer = _insert(editor, known, passes)
-    _queue(editor, known, passes, own, arrive, transfer)
-    for which, (each, reductions, mine) in enumerate(zip(known.passes, wanted, own)):
-        around, put, moved = surroundings[which], passes[which], transfer[mine]
-        _beside_others(editor, around, put, arrive[mine], moved)
-        needed = which if awaited is None else awaited[which]
+    rows_of_pass = [slice(*bounds) for bounds in pairwise(ends)]
+    arrive, transfer = _insert(editor, reductions, passes)
+    _queue(editor, reductions, passes, rows_of_pass, arrive, transfer)
+    for number, (backward, pass_wanted, rows) in enumerate(zip(reductions.passes, wanted, rows_of_pass)):
+        around, inserted, moved = surroundings[number], passes[number], transfer[rows]
+        _beside_others(editor, around, inserted, arrive[rows], moved)
+        needed = number if awaited is None else awaited[number]
         by_default = surroundings[needed].awaited if needed >= 0 else (NOWHERE, NOWHERE, NOWHERE)
-        at, target, kind = _needed_at(known.graph, each, around.issued, by_default, reductions, put)
-        editor.link_all(moved[at], target, kind)
-        for ready, last in zip(put.ready[put.at_end].tolist(), moved[put.at_end].tolist()):
+        reduction, target, kind = _needed_at(
+            reductions.graph, backward, around.issued, by_default, pass_wanted, inserted
+        )
+        editor.link_all(moved[reduction], target, kind)
+        for ready, last in zip(inserted.ready[inserted.at_end].tolist(), moved[inserted.at_end].tolist()):
             editor.wait(ready, last)
     return editor.finish()
 
 
-class _OfPass(NamedTuple):
+class _PassReductions(NamedTuple):
     """The reductions of a pass, [R] each, in the order of their calls.
 
     Attributes:
@@ -92,64 +101,72 @@ class _OfPass(NamedTuple):
     launch_lag: Ints
 
 
-def _of_pass(
-    known: GradientReductions, each: Pass, slowdown: float, wanted: Sequence[Reduction], around: Surroundings
-) -> _OfPass:
+def _pass_reductions(
+    reductions: GradientReductions,
+    backward: Pass,
+    slowdown: float,
+    wanted: Sequence[Reduction],
+    around: Surroundings,
+) -> _PassReductions:
     """The reductions that a pass is to have.
 
     Raises:
         Unanswerable: one is the last of the step, and which thread drives the rank is not known.
     """
-    columns = [(own.last, own.num_bytes, own.called_after) for own in wanted]
+    columns = [(reduction.last, reduction.num_bytes, reduction.called_after) for reduction in wanted]
     last, num_bytes, after = np.array(columns, np.int64).reshape(-1, 3).T
-    times = [(own.call_ns, own.fixed_ns, own.moving_ns) for own in wanted]
+    times = [(reduction.call_ns, reduction.fixed_ns, reduction.moving_ns) for reduction in wanted]
     call_ns, fixed_ns, moving_ns = np.array(times, np.float64).reshape(-1, 3).T
     at_end = after == STEP
     if at_end.any() and around.end < 0:
-        raise Unanswerable(f"the run does not show which thread drives rank {each.rank}")
-    ready = np.where(at_end, around.end, each.ready[after])
-    like = each.closes.searchsorted(last)
+        raise Unanswerable(f"the run does not show which thread drives rank {backward.rank}")
+    ready = np.where(at_end, around.end, backward.ready[after])
+    like = backward.closes.searchsorted(last)
     takes = (call_ns, fixed_ns * slowdown, (fixed_ns + moving_ns) * slowdown)
     call, fixed, whole = (np.rint(ns).astype(np.int64) for ns in takes)
-    return _OfPass(
+    return _PassReductions(
         ready,
-        known.graph.nodes.measured_end[ready],
+        reductions.graph.nodes.measured_end[ready],
         at_end,
         call,
         fixed,
         whole,
         num_bytes if around.are_bytes_known else np.full_like(num_bytes, -1),
-        each.arrive[like],
-        each.transfer[like],
+        backward.arrive[like],
+        backward.transfer[like],
         np.full_like(last, around.launch_lag),
     )
 
 
-def _insert(editor: GraphEditor, known: GradientReductions, passes: Sequence[_OfPass]) -> tuple[Ints, Ints]:
+def _insert(
+    editor: GraphEditor, reductions: GradientReductions, passes: Sequence[_PassReductions]
+) -> tuple[Ints, Ints]:
     """Put the reductions of all passes in, each with its call and its rendezvous.
 
     Returns:
         Arrivals and transfers.
     """
-    nodes, put = known.graph.nodes, _OfPass(*map(np.concatenate, zip(*passes)))
-    counts = [own.ready.size for own in passes]
-    names = [int(nodes.name[each.calls[0][0]]) for each in known.passes]
-    measured = {"measured_start": put.called, "measured_end": put.called}
+    nodes, inserted = reductions.graph.nodes, _PassReductions(*map(np.concatenate, zip(*passes)))
+    counts = [of_pass.ready.size for of_pass in passes]
+    names = [int(nodes.name[backward.calls[0][0]]) for backward in reductions.passes]
+    measured = {"measured_start": inserted.called, "measured_end": inserted.called}
     call = editor.insert_all(
-        put.ready,
+        inserted.ready,
         kind=NodeKind.CPU,
-        duration=put.call_ns,
+        duration=inserted.call_ns,
         span=-1,
         name=np.repeat(names, counts),
         **measured,
     )
-    begun_with = np.repeat([int(nodes.collective[each.arrive[0]]) for each in known.passes], counts)
+    begun_with = np.repeat(
+        [int(nodes.collective[backward.arrive[0]]) for backward in reductions.passes], counts
+    )
     index = np.concatenate([np.arange(count) for count in counts])
     instance, rendezvous = _rendezvous(editor, begun_with, index)
-    arrive = editor.add_all(put.arrive, collective=instance, **measured)
-    moved = {"bytes": put.num_bytes, "duration": put.whole_ns}
-    transfer = editor.add_all(put.transfer, collective=instance, **moved, **measured)
-    editor.link_all(call, arrive, EdgeKind.LAUNCH, put.launch_lag)
+    arrive = editor.add_all(inserted.arrive, collective=instance, **measured)
+    moved = {"bytes": inserted.num_bytes, "duration": inserted.whole_ns}
+    transfer = editor.add_all(inserted.transfer, collective=instance, **moved, **measured)
+    editor.link_all(call, arrive, EdgeKind.LAUNCH, inserted.launch_lag)
     editor.link_all(arrive, transfer, EdgeKind.STREAM)
     met = rendezvous >= 0
     editor.link_all(arrive[met], rendezvous[met], EdgeKind.RENDEZVOUS)
@@ -181,26 +198,28 @@ def _rendezvous(editor: GraphEditor, begun_with: Ints, index: Ints) -> tuple[Int
 
 def _queue(
     editor: GraphEditor,
-    known: GradientReductions,
-    passes: Sequence[_OfPass],
-    own: Sequence[slice],
+    reductions: GradientReductions,
+    passes: Sequence[_PassReductions],
+    rows_of_pass: Sequence[slice],
     arrive: Ints,
     transfer: Ints,
 ) -> None:
     """Queue reductions: one begins when a worker is free, and has the link once those before it have moved.
 
     Args:
-        own: where those of each pass are among all.
+        rows_of_pass: where those of each pass are among all.
     """
-    workers, surroundings = workers_of(known.graph), surroundings_of(known)
+    workers, surroundings = workers_of(reductions.graph), surroundings_of(reductions)
     queues: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for which, each in enumerate(known.passes):
-        queues[each.rank, each.window].append(which)
+    for number, backward in enumerate(reductions.passes):
+        queues[backward.rank, backward.window].append(number)
     for (rank, _), members in queues.items():
-        row = np.concatenate([np.arange(own[which].start, own[which].stop) for which in members])
-        fixed = np.concatenate([passes[which].fixed_ns for which in members])
-        lags = [surroundings[which].queue_lag for which in members]
-        lag = np.repeat(lags, [passes[which].ready.size for which in members])
+        row = np.concatenate(
+            [np.arange(rows_of_pass[number].start, rows_of_pass[number].stop) for number in members]
+        )
+        fixed = np.concatenate([passes[number].fixed_ns for number in members])
+        lags = [surroundings[number].queue_lag for number in members]
+        lag = np.repeat(lags, [passes[number].ready.size for number in members])
         side_by_side = workers[rank]
         ahead, behind = row[:-side_by_side], row[side_by_side:]
         editor.link_all(transfer[ahead], arrive[behind], EdgeKind.STREAM, lag[side_by_side:])
@@ -208,32 +227,32 @@ def _queue(
 
 
 def _beside_others(
-    editor: GraphEditor, around: Surroundings, put: _OfPass, arrive: Ints, transfer: Ints
+    editor: GraphEditor, around: Surroundings, inserted: _PassReductions, arrive: Ints, transfer: Ints
 ) -> None:
     """Have reductions of a pass follow other work that was called before them, and others follow them.
 
     Args:
         arrive, transfer: [R] their nodes.
     """
-    (before_at, before), (after_at, after), lag = around.before, around.after, around.queue_lag
-    other, mine = np.nonzero(before_at[:, None] < put.called)
-    editor.link_all(before[other], arrive[mine], EdgeKind.STREAM, lag)
+    (before_issued, before), (after_issued, after), lag = around.before, around.after, around.queue_lag
+    other, row = np.nonzero(before_issued[:, None] < inserted.called)
+    editor.link_all(before[other], arrive[row], EdgeKind.STREAM, lag)
     if around.inputs.size:
-        last = np.maximum(around.launched.searchsorted(put.called) - 1, 0)
+        last = np.maximum(around.launched.searchsorted(inserted.called) - 1, 0)
         editor.link_all(around.inputs[last], arrive, EdgeKind.EVENT, around.input_lag)
-    for called, ahead in ((put.called, transfer), (before_at, before)):
-        for at, node in zip(after_at.tolist(), after.tolist()):
-            earlier = ahead[called < at][-1:]  # the last of them is enough: they are in a queue
+    for called, ahead in ((inserted.called, transfer), (before_issued, before)):
+        for issued, node in zip(after_issued.tolist(), after.tolist()):
+            earlier = ahead[called < issued][-1:]  # the last of them is enough: they are in a queue
             editor.link_all(earlier, np.full_like(earlier, node), EdgeKind.STREAM, lag)
 
 
 def _needed_at(
     graph: Graph,
-    each: Pass,
+    backward: Pass,
     issued: Ints,
     awaited: tuple[Ints, Ints, Ints],
     wanted: Sequence[Reduction],
-    put: _OfPass,
+    inserted: _PassReductions,
 ) -> tuple[Ints, Ints, Ints]:
     """Where results are needed: as early as that of any recorded bucket with one of their parameters.
 
@@ -249,33 +268,35 @@ def _needed_at(
     Returns:
         Which reduction, the node that needs it, and by which kind of edge.
     """
-    said = [
+    stated = [
         (row, node, kind)
-        for row, own in enumerate(wanted)
-        if own.needed is not None and not put.at_end[row]
-        for node, kind in own.needed
+        for row, reduction in enumerate(wanted)
+        if reduction.needed is not None and not inserted.at_end[row]
+        for node, kind in reduction.needed
     ]
-    given = np.array(said, np.int64).reshape(-1, 3).T
-    asked = [row for row, own in enumerate(wanted) if own.needed is None and not put.at_end[row]]
+    given = np.array(stated, np.int64).reshape(-1, 3).T
+    asked = [
+        row for row, reduction in enumerate(wanted) if reduction.needed is None and not inserted.at_end[row]
+    ]
     bucket, node, kind = awaited
     if not asked or not node.size:
         return given[0], given[1], given[2]
     start = graph.nodes.measured_start
-    later = issued[node] > start[put.ready[asked], None]
+    later = issued[node] > start[inserted.ready[asked], None]
     never = np.iinfo(np.int64).max
     needs = np.full((len(asked), int(bucket.max()) + 1), never)  # when each bucket is needed first
     for number in np.unique(bucket).tolist():
-        of = bucket == number
-        needs[:, number] = np.where(later[:, of], start[node[of]], never).min(axis=1)
-    first = each.closes.searchsorted([wanted[row].first for row in asked])
-    last = each.closes.searchsorted([wanted[row].last for row in asked])
+        of_bucket = bucket == number
+        needs[:, number] = np.where(later[:, of_bucket], start[node[of_bucket]], never).min(axis=1)
+    first = backward.closes.searchsorted([wanted[row].first for row in asked])
+    last = backward.closes.searchsorted([wanted[row].last for row in asked])
     number = np.arange(needs.shape[1])
     within = (first[:, None] <= number) & (number <= last[:, None])
     among = np.where(within, needs, never)
     among = np.where((among == never).all(axis=1, keepdims=True), needs, among)
     chosen = later & (bucket == among.argmin(axis=1)[:, None]) & (among.min(axis=1) < never)[:, None]
-    row, at = np.nonzero(chosen)
-    inferred = np.stack([np.array(asked)[row], node[at], kind[at]])
+    row, column = np.nonzero(chosen)
+    inferred = np.stack([np.array(asked)[row], node[column], kind[column]])
     row, node, kind = np.concatenate([given, inferred], axis=1)
     return row, node, kind
 

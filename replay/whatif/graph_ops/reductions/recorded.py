@@ -24,7 +24,7 @@ from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.kept import kept, with_facts_alone
 from dpro.replay.timeline import Timeline, differs_from_last, replayed
-from dpro.replay.whatif.graph_ops.shared_links import share_of_own
+from dpro.replay.whatif.graph_ops.shared_links import share_without_others
 
 STEP = -1
 RECORDS = {"Parameters": Parameters, "Pass": Pass, "Message": Message, "LinkCost": LinkCost}
@@ -93,20 +93,23 @@ class GradientReductions:
     @property
     def parameters(self) -> Parameters:
         """What the pass with most bytes reduces, the first of several."""
-        return max((each.parameters for each in self.passes), key=lambda own: int(own.num_bytes.sum()))
+        return max(
+            (backward.parameters for backward in self.passes),
+            key=lambda gradients: int(gradients.num_bytes.sum()),
+        )
 
-    def bytes_of(self, each: Pass, first: int, last: int) -> int:
+    def bytes_of(self, backward: Pass, first: int, last: int) -> int:
         """Payload of a bucket.
 
         Args:
             first, last: its parameters, by the order in which they are ready.
         """
-        return round(self.ratio * int(each.parameters.num_bytes[first : last + 1].sum()))
+        return round(self.ratio * int(backward.parameters.num_bytes[first : last + 1].sum()))
 
     @property
     def is_recorded(self) -> bool:
         """Whether the run says which gradients are in which reduction; else that is inferred."""
-        return all(each.parameters.is_recorded for each in self.passes)
+        return all(backward.parameters.is_recorded for backward in self.passes)
 
     @property
     def is_scattered(self) -> bool:
@@ -120,7 +123,7 @@ class GradientReductions:
             said.append(
                 "which gradients are in which reduction is inferred from calls, bytes and autograd's spans"
             )
-        if not all(each.parameters.are_sizes_known for each in self.passes):
+        if not all(backward.parameters.are_sizes_known for backward in self.passes):
             said.append(
                 "sizes of single gradients are not known: the interval holds any division of a bucket"
             )
@@ -139,10 +142,10 @@ def reduced(graph: Graph) -> GradientReductions:
     """
     edges = graph.edges
     columns = (*graph.nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    found = once(graph, "reduced gradients", columns, lambda: _reduced_or_why_not(graph))
-    if isinstance(found, Unanswerable):
-        raise Unanswerable(str(found))
-    return found
+    reductions = once(graph, "reduced gradients", columns, lambda: _reduced_or_why_not(graph))
+    if isinstance(reductions, Unanswerable):
+        raise Unanswerable(str(reductions))
+    return reductions
 
 
 def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
@@ -156,8 +159,8 @@ def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
 def _reduced(graph: Graph) -> GradientReductions:
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.target, edges.lag, edges.kind)
-    known = (*columns, graph.messages, graph.network, graph.run)
-    passes, *costs = kept(graph, "gradient-reductions", known, lambda: _facts(graph), RECORDS)
+    inputs = (*columns, graph.messages, graph.network, graph.run)
+    passes, *costs = kept(graph, "gradient-reductions", inputs, lambda: _facts(graph), RECORDS)
     end = replayed(graph).end  # what a graph keeps must not hold it
     return GradientReductions(with_facts_alone(graph), end, list(passes), *costs)
 
@@ -166,109 +169,115 @@ def _facts(graph: Graph) -> tuple[Any, ...]:
     """Of `GradientReductions` all but the graph and its replay, in order."""
     passes = gradient_passes(graph)
     timeline = replayed(graph)
-    transfers = np.concatenate([each.transfer for each in passes])
+    transfers = np.concatenate([backward.transfer for backward in passes])
     message = graph.messages[int(graph.nodes.message[transfers[0]])]
-    said = bool((graph.nodes.bytes[transfers] > 0).all())
-    if not said:
-        passes = [_timed(graph, each) for each in passes]
-    line = fit_costs(graph).get((message.op, message.group)) if said else BYTES_ARE_NS
-    missing = line is None
+    are_bytes_known = bool((graph.nodes.bytes[transfers] > 0).all())
+    if not are_bytes_known:
+        passes = [_timed(graph, backward) for backward in passes]
+    line = fit_costs(graph).get((message.op, message.group)) if are_bytes_known else BYTES_ARE_NS
+    are_ranks_missing = line is None
     line = line or _fastest(graph, transfers)
-    calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
-    num_bytes = float(sum(each.parameters.num_bytes.sum() for each in passes))
+    calls = [float(graph.nodes.duration[pieces].sum()) for backward in passes for pieces in backward.calls]
+    num_bytes = float(sum(backward.parameters.num_bytes.sum() for backward in passes))
     return (
         tuple(passes),
         message,
         line,
         _slowdowns(graph, timeline, line, passes),
         float(np.median(calls)),
-        float(graph.nodes.bytes[transfers].sum()) / num_bytes if said else 1.0,
+        float(graph.nodes.bytes[transfers].sum()) / num_bytes if are_bytes_known else 1.0,
         _copying(graph, passes, num_bytes),
-        said,
-        missing,
+        are_bytes_known,
+        are_ranks_missing,
     )
 
 
 BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
 
 
-def _timed(graph: Graph, each: Pass) -> Pass:
+def _timed(graph: Graph, backward: Pass) -> Pass:
     """A pass whose sizes are the times of its reductions, in proportion where they are known, else even."""
-    if each.parameters.are_sizes_known:
-        parts = np.split(each.parameters.num_bytes, each.closes[:-1] + 1)
-        took = graph.nodes.duration[each.transfer].tolist()
-        shares = [divided(max(ns, part.size), part.tolist()) for ns, part in zip(took, parts)]
+    if backward.parameters.are_sizes_known:
+        parts = np.split(backward.parameters.num_bytes, backward.closes[:-1] + 1)
+        duration_ns = graph.nodes.duration[backward.transfer].tolist()
+        shares = [divided(max(ns, part.size), part.tolist()) for ns, part in zip(duration_ns, parts)]
         in_proportion = np.maximum(np.concatenate(shares), 1)
         return dataclasses.replace(
-            each, parameters=dataclasses.replace(each.parameters, num_bytes=in_proportion)
+            backward, parameters=dataclasses.replace(backward.parameters, num_bytes=in_proportion)
         )
     sizes: list[int] = []
-    for count, took in zip(np.diff(each.closes, prepend=-1), graph.nodes.duration[each.transfer]):
-        sizes += [max(round(int(took) / int(count)), 1)] * int(count)
-    unknown = dataclasses.replace(
-        each.parameters, num_bytes=np.array(sizes, np.int64), are_sizes_known=each.closes.size == len(sizes)
+    for count, duration_ns in zip(
+        np.diff(backward.closes, prepend=-1), graph.nodes.duration[backward.transfer]
+    ):
+        sizes += [max(round(int(duration_ns) / int(count)), 1)] * int(count)
+    estimated = dataclasses.replace(
+        backward.parameters,
+        num_bytes=np.array(sizes, np.int64),
+        are_sizes_known=backward.closes.size == len(sizes),
     )
-    return dataclasses.replace(each, parameters=unknown)
+    return dataclasses.replace(backward, parameters=estimated)
 
 
 def _fastest(graph: Graph, transfers: Ints) -> LinkCost:
     """What reductions cost at most where others were waited for: the bandwidth of the fastest."""
-    took = graph.nodes.duration[transfers].astype(np.float64).clip(1)
-    fastest = transfers[[int(np.argmax(graph.nodes.bytes[transfers] / took))]]
+    duration_ns = graph.nodes.duration[transfers].astype(np.float64).clip(1)
+    fastest = transfers[[int(np.argmax(graph.nodes.bytes[transfers] / duration_ns))]]
     return fit_line(
         graph.nodes.bytes[fastest].astype(np.float64), graph.nodes.duration[fastest].astype(np.float64)
     )
 
 
-def alternatives(known: GradientReductions) -> list[GradientReductions]:
+def alternatives(reductions: GradientReductions) -> list[GradientReductions]:
     """How the graph may reduce gradients besides: both ends of each thing that it leaves open.
 
     Sizes of gradients that are not known may be as uneven as can be, and of what reductions take with missing
     ranks all above the fastest may have been waiting, which goes away.
     """
-    found = []
-    if not all(each.parameters.are_sizes_known for each in known.passes):
-        found += [
-            dataclasses.replace(known, passes=[with_other_sizes(each, where) for each in known.passes])
+    assumed = []
+    if not all(backward.parameters.are_sizes_known for backward in reductions.passes):
+        assumed += [
+            dataclasses.replace(
+                reductions, passes=[with_other_sizes(backward, where) for backward in reductions.passes]
+            )
             for where in (0, -1)
         ]
-    if known.are_ranks_missing:
-        found.append(dataclasses.replace(known, slowdown=np.ones_like(known.slowdown)))
-    return found
+    if reductions.are_ranks_missing:
+        assumed.append(dataclasses.replace(reductions, slowdown=np.ones_like(reductions.slowdown)))
+    return assumed
 
 
-def plain_reductions(known: GradientReductions, each: Pass, closes: Ints) -> list[Reduction]:
+def plain_reductions(reductions: GradientReductions, backward: Pass, closes: Ints) -> list[Reduction]:
     """Plain reductions of buckets that close after some gradients, each called as soon as it can be.
 
     Args:
         closes: [B] the last gradient of each bucket.
     """
-    found, dtypes, shapes = [], dtypes_of(known, each), each.parameters.shapes
+    plain, dtypes, shapes = [], dtypes_of(reductions, backward), backward.parameters.shapes
     ends = list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
-    sizes = [known.bytes_of(each, first, last) for first, last in ends]
-    for (first, last), size, moving in zip(ends, sizes, known.line.moving_ns(np.array(sizes)).tolist()):
-        own = shapes[first : last + 1]
-        found.append(
+    sizes = [reductions.bytes_of(backward, first, last) for first, last in ends]
+    for (first, last), size, moving in zip(ends, sizes, reductions.line.moving_ns(np.array(sizes)).tolist()):
+        bucket_shapes = shapes[first : last + 1]
+        plain.append(
             Reduction(
-                *(first, last, size, moving, known.line.latency_ns, known.call_ns, last),
+                *(first, last, size, moving, reductions.line.latency_ns, reductions.call_ns, last),
                 dtype=dtypes[first],
-                shapes=own,
+                shapes=bucket_shapes,
             )
         )
-    return found
+    return plain
 
 
-def dtypes_of(known: GradientReductions, each: Pass) -> list[str]:
+def dtypes_of(reductions: GradientReductions, backward: Pass) -> list[str]:
     """[P] the element type of each gradient of a pass, empty where not known."""
-    of_bucket = [dtype_of(known.graph, transfer) for transfer in each.transfer.tolist()]
-    counts = np.diff(each.closes, prepend=-1).tolist()
+    of_bucket = [dtype_of(reductions.graph, transfer) for transfer in backward.transfer.tolist()]
+    counts = np.diff(backward.closes, prepend=-1).tolist()
     return [dtype for dtype, count in zip(of_bucket, counts) for _ in range(count)]
 
 
-def calling(known: GradientReductions) -> Bools:
+def calling(reductions: GradientReductions) -> Bools:
     """[N] the calls of reductions, whose time changes with them."""
-    calls = np.zeros(known.graph.num_nodes, np.bool_)
-    calls[np.concatenate([pieces for each in known.passes for pieces in each.calls])] = True
+    calls = np.zeros(reductions.graph.num_nodes, np.bool_)
+    calls[np.concatenate([pieces for backward in reductions.passes for pieces in backward.calls])] = True
     return calls
 
 
@@ -276,58 +285,61 @@ def _copying(graph: Graph, passes: list[Pass], num_bytes: float) -> float:
     """What the copies of gradients into their buckets took, per byte."""
     nodes = graph.nodes
     copies = [code for code, name in enumerate(graph.names) if name in COPIES]
-    found = np.flatnonzero(np.isin(nodes.name, copies) & (nodes.kind == NodeKind.CPU))
+    copying = np.flatnonzero(np.isin(nodes.name, copies) & (nodes.kind == NodeKind.CPU))
     spent = 0
-    for each in passes:
-        begin, end = nodes.measured_start[each.ready[0]], nodes.measured_start[each.calls[-1][0]]
-        mine = found[nodes.lane[found] == nodes.lane[each.ready[0]]]
-        within = (nodes.measured_start[mine] >= begin) & (nodes.measured_start[mine] <= end)
-        spent += int(nodes.duration[mine[within]].sum())
+    for backward in passes:
+        begin, end = nodes.measured_start[backward.ready[0]], nodes.measured_start[backward.calls[-1][0]]
+        of_thread = copying[nodes.lane[copying] == nodes.lane[backward.ready[0]]]
+        within = (nodes.measured_start[of_thread] >= begin) & (nodes.measured_start[of_thread] <= end)
+        spent += int(nodes.duration[of_thread[within]].sum())
     return spent / num_bytes
 
 
 def _slowdowns(graph: Graph, timeline: Timeline, line: LinkCost, passes: list[Pass]) -> Floats:
     """[passes] as `GradientReductions.slowdown`."""
-    own = np.zeros(graph.num_nodes, np.bool_)
-    own[np.concatenate([each.transfer for each in passes])] = True
-    alone_ns = graph.nodes.duration * share_of_own(graph, timeline, own)
+    is_reduction = np.zeros(graph.num_nodes, np.bool_)
+    is_reduction[np.concatenate([backward.transfer for backward in passes])] = True
+    alone_ns = graph.nodes.duration * share_without_others(graph, timeline, is_reduction)
     shares = [
-        float(alone_ns[each.transfer].sum()) / max(float(graph.nodes.duration[each.transfer].sum()), 1.0)
-        for each in passes
+        float(alone_ns[backward.transfer].sum())
+        / max(float(graph.nodes.duration[backward.transfer].sum()), 1.0)
+        for backward in passes
     ]
-    return np.array([_slowdown(graph, timeline, line, each) * share for each, share in zip(passes, shares)])
+    return np.array(
+        [_slowdown(graph, timeline, line, backward) * share for backward, share in zip(passes, shares)]
+    )
 
 
-def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, each: Pass) -> float:
+def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, backward: Pass) -> float:
     """The time in which a pass moved its gradients over what its line says.
 
     That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
     """
-    transfers, sizes = each.transfer, graph.nodes.bytes[each.transfer]
+    transfers, sizes = backward.transfer, graph.nodes.bytes[backward.transfer]
     if (sizes <= 0).any():  # sizes are times
-        sizes = np.add.reduceat(each.parameters.num_bytes, np.append(0, each.closes[:-1] + 1))
+        sizes = np.add.reduceat(backward.parameters.num_bytes, np.append(0, backward.closes[:-1] + 1))
     busy = union(timeline.start[transfers], timeline.end[transfers])
     expected = line.latency_ns * len(busy) + float(line.moving_ns(sizes).sum())
     return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
 
 
-def next_of_rank(known: GradientReductions) -> list[int]:
+def next_of_rank(reductions: GradientReductions) -> list[int]:
     """For each pass the next one of its thread and window, -1 for none."""
-    lane = known.graph.nodes.lane
-    following, seen = [-1] * len(known.passes), dict[tuple[int, int, int], int]()
-    for which, each in enumerate(known.passes):
-        place = (each.rank, each.window, int(lane[each.ready[0]]))
-        before = seen.get(place)
-        if before is not None:
-            following[before] = which
-        seen[place] = which
+    lane = reductions.graph.nodes.lane
+    following, latest = [-1] * len(reductions.passes), dict[tuple[int, int, int], int]()
+    for number, backward in enumerate(reductions.passes):
+        place = (backward.rank, backward.window, int(lane[backward.ready[0]]))
+        previous = latest.get(place)
+        if previous is not None:
+            following[previous] = number
+        latest[place] = number
     return following
 
 
-def on_stream(known: GradientReductions) -> bool:
+def on_stream(reductions: GradientReductions) -> bool:
     """Whether reductions run on GPUs, not in threads."""
-    nodes = known.graph.nodes
-    return known.graph.lanes[int(nodes.lane[known.passes[0].transfer[0]])][1].startswith("stream")
+    nodes = reductions.graph.nodes
+    return reductions.graph.lanes[int(nodes.lane[reductions.passes[0].transfer[0]])][1].startswith("stream")
 
 
 # What is linked with the reductions of backward passes: what others call, what waits, which work is before.
@@ -362,42 +374,45 @@ class Surroundings:
     are_bytes_known: bool
 
 
-def surroundings_of(known: GradientReductions) -> list[Surroundings]:
+def surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
     """For each pass what is linked with its reductions."""
-    graph = known.graph
+    graph = reductions.graph
     columns = (*graph.nodes.columns, *graph.edges.columns, graph.lanes, graph.messages, graph.run)
-    records, found = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(known))
-    return list(kept(graph, "surroundings-of-reductions", columns, found, records))
+    records, compute = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(reductions))
+    return list(kept(graph, "surroundings-of-reductions", columns, compute, records))
 
 
-def recorded_reductions(known: GradientReductions) -> Bools:
+def recorded_reductions(reductions: GradientReductions) -> Bools:
     """[N] the nodes of the recorded reductions of all passes, with their rendezvous."""
-    nodes = known.graph.nodes
-    gone = np.zeros(known.graph.num_nodes, np.bool_)
-    for each in known.passes:
-        gone[each.arrive] = gone[each.transfer] = True
-    instances = np.unique(nodes.collective[np.concatenate([each.arrive for each in known.passes])])
-    met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
-    gone[met[np.isin(nodes.collective[met], instances)]] = True
+    nodes = reductions.graph.nodes
+    gone = np.zeros(reductions.graph.num_nodes, np.bool_)
+    for backward in reductions.passes:
+        gone[backward.arrive] = gone[backward.transfer] = True
+    instances = np.unique(
+        nodes.collective[np.concatenate([backward.arrive for backward in reductions.passes])]
+    )
+    rendezvous = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
+    gone[rendezvous[np.isin(nodes.collective[rendezvous], instances)]] = True
     return gone
 
 
-def _surroundings_of(known: GradientReductions) -> list[Surroundings]:
-    graph = known.graph
-    gone, issued, launched = recorded_reductions(known), _issued(graph), _LaunchedWork(graph)
+def _surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
+    graph = reductions.graph
+    gone, issued, launched = recorded_reductions(reductions), _issued(graph), _LaunchedWork(graph)
     leaving = np.flatnonzero(gone[graph.edges.source] & ~gone[graph.edges.target])
     leaving = leaving[np.argsort(graph.edges.source[leaving], kind="stable")]
     ends = _ends_of_steps(graph)
-    found = []
-    for each in known.passes:
+    surroundings = []
+    for backward in reductions.passes:
         source = graph.edges.source[leaving]
         bounds = zip(
-            np.searchsorted(source, each.transfer), np.searchsorted(source, each.transfer, side="right")
+            np.searchsorted(source, backward.transfer),
+            np.searchsorted(source, backward.transfer, side="right"),
         )
-        mine = np.sort(np.concatenate([leaving[first:last] for first, last in bounds]))
-        end = ends.get((each.rank, each.window, each.step), -1)
-        found.append(_surroundings(graph, each, gone, mine, issued, launched, end))
-    return found
+        of_pass = np.sort(np.concatenate([leaving[first:last] for first, last in bounds]))
+        end = ends.get((backward.rank, backward.window, backward.step), -1)
+        surroundings.append(_surroundings(graph, backward, gone, of_pass, issued, launched, end))
+    return surroundings
 
 
 def _issued(graph: Graph) -> Ints:
@@ -414,21 +429,24 @@ def _issued(graph: Graph) -> Ints:
 def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
     """By rank, window and step, the last node of the thread that drives the rank; the first of several."""
     nodes = graph.nodes
-    drives = np.array([what == MAIN_THREAD for _, what in graph.lanes] + [False], np.bool_)
-    mine = np.flatnonzero(drives[nodes.lane])
-    if not mine.size:
+    drives = np.array([label == MAIN_THREAD for _, label in graph.lanes] + [False], np.bool_)
+    driving = np.flatnonzero(drives[nodes.lane])
+    if not driving.size:
         return {}
-    starts, columns = nodes.measured_start[mine], (nodes.rank[mine], nodes.window[mine], nodes.step[mine])
+    starts, columns = (
+        nodes.measured_start[driving],
+        (nodes.rank[driving], nodes.window[driving], nodes.step[driving]),
+    )
     runs = np.flatnonzero(differs_from_last(*columns))  # nodes that follow each other are mostly of one step
     latest = np.maximum.reduceat(starts, runs)
-    last = np.flatnonzero(starts == np.repeat(latest, np.diff(runs, append=mine.size)))
+    last = np.flatnonzero(starts == np.repeat(latest, np.diff(runs, append=driving.size)))
     last = last[np.lexsort((-last, starts[last]))]  # those that count come last
     places = zip(*(column[last].tolist() for column in columns))
-    return dict(zip(places, mine[last].tolist()))
+    return dict(zip(places, driving[last].tolist()))
 
 
 def _surroundings(
-    graph: Graph, each: Pass, gone: Bools, leaving: Ints, issued: Ints, launched: _LaunchedWork, end: int
+    graph: Graph, backward: Pass, gone: Bools, leaving: Ints, issued: Ints, launched: _LaunchedWork, end: int
 ) -> Surroundings:
     """What is linked with the reductions of a pass.
 
@@ -438,32 +456,32 @@ def _surroundings(
         issued: [N] as of `_issued`.
     """
     nodes, edges = graph.nodes, graph.edges
-    entering = graph.edges_into(each.arrive)
+    entering = graph.edges_into(backward.arrive)
     of_kind = edges.kind[entering]
     by_call, by_stream, by_event = (
         entering[of_kind == kind] for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT)
     )
     queued = edges.source[by_stream]
     source, target, kinds = edges.source[leaving], edges.target[leaving], edges.kind[leaving]
-    called = int(max(nodes.measured_start[pieces].max() for pieces in each.calls))
+    called = int(max(nodes.measured_start[pieces].max() for pieces in backward.calls))
     needed = (kinds == EdgeKind.SYNC) | (kinds == EdgeKind.EVENT)
     needed &= nodes.measured_start[target] >= called
-    bucket, at = np.nonzero(needed & (source == each.transfer[:, None]))
-    inputs, launches = launched.on_streams_of(edges.source[by_event], int(nodes.lane[each.ready[0]]))
-    lags = (edges.lag[found].tolist() for found in (by_call, by_stream, by_event))
-    launch_lag, queue_lag, input_lag = (round(median(own or [0])) for own in lags)
+    bucket, edge = np.nonzero(needed & (source == backward.transfer[:, None]))
+    inputs, launches = launched.on_streams_of(edges.source[by_event], int(nodes.lane[backward.ready[0]]))
+    lags = (edges.lag[group].tolist() for group in (by_call, by_stream, by_event))
+    launch_lag, queue_lag, input_lag = (round(median(lags_ns or [0])) for lags_ns in lags)
     return Surroundings(
         launch_lag,
         queue_lag,
         input_lag,
         _in_turn(queued[~gone[queued]], issued),
         _in_turn(target[kinds == EdgeKind.STREAM], issued),
-        (bucket, target[at], kinds[at]),
+        (bucket, target[edge], kinds[edge]),
         issued,
         inputs,
         launches,
         end,
-        bool((nodes.bytes[each.transfer] > 0).all()),
+        bool((nodes.bytes[backward.transfer] > 0).all()),
     )
 
 
@@ -479,11 +497,11 @@ class _LaunchedWork:
     def __init__(self, graph: Graph) -> None:
         nodes, edges = graph.nodes, graph.edges
         launch = np.flatnonzero(edges.kind == EdgeKind.LAUNCH)
-        thread, at = nodes.lane[edges.source[launch]], nodes.measured_start[edges.source[launch]]
-        order = np.lexsort((at, thread))
-        self._lane, self._thread, self._at = nodes.lane, thread[order], at[order]
+        thread, launched = nodes.lane[edges.source[launch]], nodes.measured_start[edges.source[launch]]
+        order = np.lexsort((launched, thread))
+        self._lane, self._thread, self._launched = nodes.lane, thread[order], launched[order]
         self._work = edges.target[launch][order]
-        self._found: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
+        self._by_streams: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
     def on_streams_of(self, sources: Ints, thread: int) -> tuple[Ints, Ints]:
         """Work on the streams of some work that a thread launched, and when it did."""
@@ -491,12 +509,12 @@ class _LaunchedWork:
             return sources, sources
         streams = np.unique(self._lane[sources])
         place = (thread, *streams.tolist())
-        if place not in self._found:
+        if place not in self._by_streams:
             first, last = np.searchsorted(self._thread, (thread, thread + 1))
-            work, at = self._work[first:last], self._at[first:last]
+            work, launched = self._work[first:last], self._launched[first:last]
             on_stream = np.isin(self._lane[work], streams)
-            self._found[place] = work[on_stream], at[on_stream]
-        return self._found[place]
+            self._by_streams[place] = work[on_stream], launched[on_stream]
+        return self._by_streams[place]
 
 
 def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
