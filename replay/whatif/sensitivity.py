@@ -17,7 +17,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.edits.selected_work import Scale
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.predict import baseline_steps

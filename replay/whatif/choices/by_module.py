@@ -24,13 +24,12 @@ from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.scope import LANE, products_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.scope import LANE, WRAPPER, products_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 
 HOW = "dpro try precision:probe -- COMMAND records a run that has them"
 DOWN_TO = {"bf16": ("bf16",), "fp16": ("fp16",), "fp8": ("bf16", "fp8")}
-WRAPPER = "module."  # by which DDP names the module inside
 SIZES = ("batch", "m", "n", "k")
 
 

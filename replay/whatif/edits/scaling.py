@@ -40,10 +40,15 @@ from dpro.replay.timeline import AFTER_STEPS
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
-from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, optimizing, outermost_modules
+from dpro.replay.whatif.graph_ops.scope import (
+    DATA_LOADING,
+    blocks_of,
+    blocks_of_run,
+    optimizing,
+    outermost_modules,
+)
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.replay.whatif.graph_ops.shared_links import unqueued_ns
 from dpro.schema import COLLECTIVES, SPANS, STEPS

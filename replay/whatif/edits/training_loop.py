@@ -19,11 +19,11 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
-DATA_LOADING = "enumerate(DataLoader)*"
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
 NO_PAUSES = "no garbage collection of 1 ms or more fell into a deep window"
 MAX_WORKERS = 16  # of each rank that are worth trying

@@ -24,9 +24,8 @@ from dpro.replay.kept import kept
 from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.scope import OPTIMIZER, nesting_of, rows_of
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, OPTIMIZER, nesting_of, rows_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 

@@ -34,7 +34,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
-from dpro.replay.whatif.graph_ops.scope import optimizing
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import COUNTERS, STEPS
 
@@ -504,8 +504,6 @@ def handed(graph: Graph) -> Handed:
 
 
 def _handed(graph: Graph) -> Handed:
-    from dpro.replay.whatif.edits.training_loop import DATA_LOADING
-
     tokens = _tokens_of(graph)
     on_gpu = graph.nodes.kind == NodeKind.KERNEL
     work = on_gpu if on_gpu.any() else graph.nodes.kind == NodeKind.CPU
