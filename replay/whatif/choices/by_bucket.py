@@ -19,12 +19,12 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
-from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     GradientReductions,
     Reduction,
     on_stream,
     plain_reductions,
+    workers_of,
 )
 from dpro.schema import CODECS
 from dpro.store import Run

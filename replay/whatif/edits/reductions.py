@@ -19,7 +19,7 @@ from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     STEP,
     GradientReductions,
     Reduction,

@@ -24,13 +24,13 @@ from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     STEP,
     GradientReductions,
     Reduction,
     next_of_rank,
     plain_reductions,
+    with_reductions,
 )
 from dpro.replay.whatif.graph_ops.selected import fitting
 
