@@ -152,12 +152,16 @@ def _ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:
         .filter(pl.col("module").is_in(list(modules)))
     )
     numbered = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("sequence_number") >= 0))
-    of = ["rank", "window", "sequence_number"]
-    asked = numbered.filter(pl.col("forward_thread") <= 0).sort("start_ns", "span_id").unique(of, keep="last")
+    identity = ["rank", "window", "sequence_number"]
+    asked = (
+        numbered.filter(pl.col("forward_thread") <= 0)
+        .sort("start_ns", "span_id")
+        .unique(identity, keep="last")
+    )
     inside = _joined(asked.select(*LANE, "start_ns", "sequence_number"), forward)
     backward = (
         numbered.filter(pl.col("forward_thread") > 0)
-        .join(inside.select(*of, "module"), on=of)
+        .join(inside.select(*identity, "module"), on=identity)
         .select(*LANE, "start_ns", until=until, module="module")
     )
     return pl.concat([forward, backward])
@@ -165,8 +169,8 @@ def _ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:
 
 def _within(operators: pl.DataFrame, ranges: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Operators with the `module` that they are in."""
-    where = spans.select("rank", "span_id", "window", "tid", "start_ns")
-    return _joined(operators.join(where, on=["rank", "span_id"]), ranges)
+    operator_places = spans.select("rank", "span_id", "window", "tid", "start_ns")
+    return _joined(operators.join(operator_places, on=["rank", "span_id"]), ranges)
 
 
 def _joined(operators: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
@@ -190,10 +194,10 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
             result[row] = us[row] * 1e3  # it has as few bits already
             continue
         given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[row])
-        there = estimate(matmuls(precision, *sizes), model, given=given)
+        predicted = estimate(matmuls(precision, *sizes), model, given=given)
         m, n, k, batch = sizes
         cast_ns = batch * (m * k + k * n) * cast_bytes(str(dtype), precision) / GPUS[model].gbps
-        result[row] = there["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
+        result[row] = predicted["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
     return result
 
 

@@ -78,8 +78,10 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
     """
     count, options = errors.shape
     chosen = count * options
-    whole = buckets.fixed + buckets.moving
-    scale = max(float(buckets.ready.max() + whole.max(axis=1).sum() + buckets.thread.max(axis=1).sum()), 1e-9)
+    duration_ns = buckets.fixed + buckets.moving
+    scale = max(
+        float(buckets.ready.max() + duration_ns.max(axis=1).sum() + buckets.thread.max(axis=1).sum()), 1e-9
+    )
     program = _Program(np.zeros_like(errors), errors, budget, chosen + 2 * count)
     program.costs[:chosen] = program.ties
     program.costs[chosen + 2 * count - 1] = 1.0
@@ -88,7 +90,7 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
         thread, end = chosen + b, chosen + count + b
         before = {thread - 1: 1.0} if b else {}
         program.require({thread: 1.0} | _less(before, zip(variables, buckets.thread[b] / scale)), 0.0, 0.0)
-        done = _less({thread: 1.0}, zip(variables, whole[b] / scale))
+        done = _less({thread: 1.0}, zip(variables, duration_ns[b] / scale))
         program.require({end: 1.0} | done, float(buckets.ready[b]) / scale)
         if b:
             program.require(
@@ -96,7 +98,7 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
             )
         if b >= buckets.workers:
             other = {end - buckets.workers: 1.0}
-            program.require({end: 1.0} | _less(other, zip(variables, whole[b] / scale)), 0.0)
+            program.require({end: 1.0} | _less(other, zip(variables, duration_ns[b] / scale)), 0.0)
     return program.solved()
 
 

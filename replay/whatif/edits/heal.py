@@ -199,9 +199,9 @@ def healing_of_stages(
         work: as `phase_work` gives it.
         apart: ranks that do not count as peers.
     """
-    whole = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
+    whole_steps = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
     everyone = ranks_of_teams([work["rank"].unique().to_list()], apart)
-    return _healing(graph, ranks, whole.agg(pl.col("work_ns").sum()), everyone).drop("position")
+    return _healing(graph, ranks, whole_steps.agg(pl.col("work_ns").sum()), everyone).drop("position")
 
 
 def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
@@ -222,11 +222,11 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
         raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
     of_rank = sums.filter(pl.col("rank") == rank).select("rank", *place, own="work_ns")
-    theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
+    of_peers = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
     excess = pl.col("own") - pl.col("work_ns").fill_null(0)
-    longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
-    taken = longer * (whole / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
-    ratios = of_rank.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
+    longer, excess_sum = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
+    taken = longer * (excess_sum / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
+    ratios = of_rank.join(of_peers, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
     return ratios.select("rank", *place, pl.col("ratio").fill_nan(1.0))
 
 

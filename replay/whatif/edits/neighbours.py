@@ -303,11 +303,11 @@ def distances(routes: Routes, hosts: Sequence[int]) -> _Matrix:
     fabric = routes.network
     ports = np.array([_ports(fabric, host)[0] for host in hosts])
     one, other = (grid.ravel() for grid in np.meshgrid(ports, ports, indexing="ij"))
-    apart = np.flatnonzero(one != other)
-    first = paths(routes, one[apart], other[apart], lambda flows, *_: np.zeros(flows.size, np.int64))
+    different = np.flatnonzero(one != other)
+    first = paths(routes, one[different], other[different], lambda flows, *_: np.zeros(flows.size, np.int64))
     takes = np.where(between_switches(fabric), 1 / fabric.gbps, 0.0)
     ns = np.zeros(one.size)
-    ns[apart] = np.where(first == NO_LINK, 0.0, takes[first]).sum(axis=1)
+    ns[different] = np.where(first == NO_LINK, 0.0, takes[first]).sum(axis=1)
     return ns.reshape(ports.size, ports.size)
 
 
@@ -324,17 +324,17 @@ def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
     """
     from scipy.optimize import quadratic_assignment  # only here: it takes as long to load as all the rest
 
-    same = np.arange(len(traffic))
+    as_placed = np.arange(len(traffic))
     if len(traffic) < 2:
-        return same
+        return as_placed
     draws = {"rng": np.random.default_rng(0)}
     permutation = quadratic_assignment(traffic, far, method="faq", options=draws).col_ind
     if len(traffic) <= MAX_EXCHANGED:
-        guess = np.stack([same, permutation], axis=1)
+        guess = np.stack([as_placed, permutation], axis=1)
         begin = draws | {"partial_guess": guess}
         permutation = quadratic_assignment(traffic, far, method="2opt", options=begin).col_ind
-    before, after = ((traffic * far[np.ix_(order, order)]).sum() for order in (same, permutation))
-    order: Ints = permutation.astype(np.int64) if after < before * (1 - 1e-9) else same
+    before, after = ((traffic * far[np.ix_(order, order)]).sum() for order in (as_placed, permutation))
+    order: Ints = permutation.astype(np.int64) if after < before * (1 - 1e-9) else as_placed
     return order
 
 

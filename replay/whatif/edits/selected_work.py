@@ -195,17 +195,17 @@ def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
         return duration
     alone = np.where(nodes.span[picked] >= 0, -1, picked)
     keys = np.stack([nodes.rank[picked], nodes.window[picked], nodes.span[picked], alone])
-    _, of = np.unique(keys, axis=1, return_inverse=True)
-    of = of.reshape(-1)
-    order = np.argsort(of, kind="stable")
-    total = np.bincount(of, duration[picked])
-    weight = np.where(total[of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
-    whole = np.bincount(of[order], weight)[of[order]]
-    first = np.append(True, np.diff(of[order]) != 0)
+    _, span_of = np.unique(keys, axis=1, return_inverse=True)
+    span_of = span_of.reshape(-1)
+    order = np.argsort(span_of, kind="stable")
+    total = np.bincount(span_of, duration[picked])
+    weight = np.where(total[span_of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
+    weight_of_span = np.bincount(span_of[order], weight)[span_of[order]]
+    first = np.append(True, np.diff(span_of[order]) != 0)
     summed = np.cumsum(weight)
     summed -= (summed - weight)[first][np.cumsum(first) - 1]
     # Round where the pieces end, not how long they are: so the sum is exact.
-    ends = np.rint(summed * (span_ns / whole)).astype(np.int64)
+    ends = np.rint(summed * (span_ns / weight_of_span)).astype(np.int64)
     duration[picked[order]] = np.where(first, ends, np.diff(ends, prepend=0))
     return duration
 
@@ -446,12 +446,12 @@ def _by_coordinates(workers: pl.DataFrame, ranks: Collection[int]) -> str:
     gone = workers.filter(pl.col("rank").is_in(list(ranks)))
     stay = workers.filter(~pl.col("rank").is_in(list(ranks)))
     for axis, words in AXES.items():
-        same = [other for other in ("dp", *AXES) if other != axis]
-        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
-        left = placed.join(stay.select(axis, *same), on=same, suffix="_left")
-        apart = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
-        if apart.height:
-            rank, other_place = apart.sort("rank").select("rank", axis).row(0)
+        other_axes = [other for other in ("dp", *AXES) if other != axis]
+        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *other_axes)
+        left = placed.join(stay.select(axis, *other_axes), on=other_axes, suffix="_left")
+        divided = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
+        if divided.height:
+            rank, other_place = divided.sort("rank").select("rank", axis).row(0)
             place = f"{words} rank {other_place} ({axis})"
             return f"rank {rank} is {place} of a model that other ranks hold the rest of"
     return ""

@@ -86,9 +86,9 @@ class NodeSelection:
         """
         nodes = graph.nodes
         of_work = (nodes.kind, nodes.name, nodes.around, nodes.span, nodes.message, nodes.collective)
-        where = (nodes.rank, nodes.window, nodes.step, nodes.lane)
+        of_place = (nodes.rank, nodes.window, nodes.step, nodes.lane)
         of_job = (graph.names, graph.lanes, graph.messages, graph.places, graph.run)
-        return once(graph, ("selected", self), (*of_work, *where, *of_job), lambda: self._mask(graph))
+        return once(graph, ("selected", self), (*of_work, *of_place, *of_job), lambda: self._mask(graph))
 
     def _mask(self, graph: Graph) -> Bools:
         nodes = graph.nodes

@@ -161,11 +161,11 @@ def with_links_apart(graph: Graph, placement: Placed) -> Graph:
         Unanswerable: transfers were faster than the cables of the topology are.
     """
     gbps = placement.fabric.gbps
-    apart = gbps.copy()
+    widened = gbps.copy()
     for meeting in met_between_switches(graph, placement):
-        apart[meeting.link] *= len(meeting.connections)
+        widened[meeting.link] *= len(meeting.connections)
     best, load = Cables(sprayed(placement.flows, placement.routes), gbps), quantile(placement.now, 0.5)
-    return with_fabric(graph, placement.communications, best, Cables(load, gbps), Cables(load, apart))
+    return with_fabric(graph, placement.communications, best, Cables(load, gbps), Cables(load, widened))
 
 
 def _per_communication(cables: Cables, kind: Ints) -> Cables:

@@ -41,15 +41,15 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     if not links:
         return changed
     recorded = _recorded(graph)
-    asked, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
+    demand, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
     by_itself = np.full(changed.num_nodes, np.nan)
     node = np.concatenate(links)
-    which = _copied(changed, node, graph, recorded.nodes)
-    node, which = node[which >= 0], which[which >= 0]
-    times = work[node] / graph.nodes.duration[recorded.nodes[which]]  # as long, by the edit
-    asked[node] = recorded.demand[which]
-    work[node], by_itself[node] = times * recorded.alone[which], times * recorded.uncontended[which]
-    return _settled(changed, links, asked, work, by_itself)
+    original = _copied(changed, node, graph, recorded.nodes)
+    node, original = node[original >= 0], original[original >= 0]
+    times = work[node] / graph.nodes.duration[recorded.nodes[original]]  # as long, by the edit
+    demand[node] = recorded.demand[original]
+    work[node], by_itself[node] = times * recorded.alone[original], times * recorded.uncontended[original]
+    return _settled(changed, links, demand, work, by_itself)
 
 
 def unqueued_ns(graph: Graph) -> Floats:
@@ -111,17 +111,17 @@ def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> In
     transfer_key, recorded_key = key[: transfers.size], key[transfers.size :]
     order = np.argsort(recorded_key, kind="stable")
     position = np.searchsorted(recorded_key, transfer_key, side="right", sorter=order) - 1
-    which = order[np.maximum(position, 0)]
+    original = order[np.maximum(position, 0)]
     number = {message: number for number, message in enumerate(graph.messages)}
     means = np.array([number.get(message, -2) for message in changed.messages] + [-2])
     meant = np.array([number[message] for message in graph.messages] + [-1])
-    node = recorded[which]
+    node = recorded[original]
     is_copy = (
-        (position >= 0) & (recorded_key[which] == transfer_key) & (new.bytes[transfers] == old.bytes[node])
+        (position >= 0) & (recorded_key[original] == transfer_key) & (new.bytes[transfers] == old.bytes[node])
     )
     is_copy &= new.measured_start[transfers] == old.measured_start[node]
     is_copy &= means[new.message[transfers]] == meant[old.message[node]]
-    return np.where(is_copy, which, -1)
+    return np.where(is_copy, original, -1)
 
 
 def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by_itself: Floats) -> Graph:

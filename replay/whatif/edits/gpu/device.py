@@ -55,8 +55,8 @@ class Device(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The model of the same maker whose memory and arithmetic are the next faster ones."""
-        here = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
-        sheet, amd = GPUS[here], here.startswith("MI")
+        current = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
+        sheet, amd = GPUS[current], current.startswith("MI")
         faster = [
             (gpu.gbps, name)
             for name, gpu in GPUS.items()

@@ -329,8 +329,10 @@ class _Chain:
         for number, stage in enumerate(self.stages):
             if isinstance(stage, WorkStage):
                 nodes = np.array(stage.nodes)
-                beside = self._beside(number) if number else 0.0
-                duration[nodes] = np.rint(self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside))
+                beside_ns = self._beside(number) if number else 0.0
+                duration[nodes] = np.rint(
+                    self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns)
+                )
             else:
                 duration[stage.transfer] = round(float(self.job.costs.transfer_ns[stage.transfer]))
 
@@ -361,13 +363,13 @@ class _Chain:
     def _work(self, number: int, stage: WorkStage) -> int:
         draft, nodes, chunk = self.job.draft, np.array(stage.nodes), len(self.done[number])
         last_alone = number == len(self.stages) - 1 and chunk == self.job.costs.chunks - 1
-        beside = 0.0 if last_alone else self._beside(number)
-        took = round(float(self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside).sum()))
+        beside_ns = 0.0 if last_alone else self._beside(number)
+        took_ns = round(float(self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns).sum()))
         like = int(nodes[np.argmax(self.nodes.duration[nodes])])
         if self.on_thread:
-            node = draft.insert(self._anchor(number), template=like, duration=took + stage.besides_ns)
+            node = draft.insert(self._anchor(number), template=like, duration=took_ns + stage.besides_ns)
         else:
-            node = draft.add(like, duration=took)
+            node = draft.add(like, duration=took_ns)
             draft.link(self.done[number][-1], node, EdgeKind.STREAM)
             self._launch(like, node, len(stage.nodes))
         self._after_stage_before(number, node, EdgeKind.SYNC if self.on_thread else EdgeKind.EVENT)
@@ -626,9 +628,9 @@ def _launch_ns(graph: Graph) -> float:
     calls = np.unique(edges.source[edges.kind == EdgeKind.LAUNCH])
     calls = calls[np.isin(nodes.kind[calls], CPU_KINDS)]
     order = calls[np.lexsort((nodes.measured_end[calls], nodes.window[calls], nodes.lane[calls]))]
-    apart = np.diff(nodes.measured_end[order])
-    same = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
-    return float(np.median(apart[same])) if same.any() else 0.0
+    gap_ns = np.diff(nodes.measured_end[order])
+    one_thread = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
+    return float(np.median(gap_ns[one_thread])) if one_thread.any() else 0.0
 
 
 # Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
@@ -692,11 +694,11 @@ def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: 
 
 def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int]) -> int:
     """The next work on a lane with little else before it; -1 where there is none."""
-    besides = 0
+    between_ns = 0
     for away, node in enumerate(order.from_here(begin, way)):
-        if work[node] and besides <= BESIDES * ns[node]:
+        if work[node] and between_ns <= BESIDES * ns[node]:
             return node
-        besides += ns[node]
+        between_ns += ns[node]
         if away > MAX_AWAY:
             break
     return -1

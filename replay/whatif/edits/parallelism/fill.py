@@ -110,13 +110,13 @@ def bubbles(graph: Graph) -> pl.DataFrame:
     timeline = replay(graph)
     node = rows["node"].to_numpy()
     rows = rows.with_columns(begin=timeline.start[node], finish=timeline.end[node])
-    whole = (
+    extents = (
         rows.sort("begin", "node")
         .group_by("step", "dp")
         .agg(opens=pl.col("begin").first(), first=pl.col("node").first(), closes=pl.col("finish").max())
     )
     operations = rows.sort("step", "rank", "begin", "node").join(
-        whole, on=["step", "dp"], how="left", maintain_order="left"
+        extents, on=["step", "dp"], how="left", maintain_order="left"
     )
     by = ["step", "rank"]
     ended, before = pl.col("finish").shift(1).over(by), pl.col("node").shift(1).over(by)

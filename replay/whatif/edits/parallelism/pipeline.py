@@ -292,9 +292,9 @@ class Pipeline(Edit):
         """All idle time; where chunks move, beside a stage that has as much work as all on average."""
         rows = computes(facts.graph)
         if self._keeps_places(rows, shape_of(rows)):
-            besides = np.ones(facts.graph.num_nodes, np.bool_)
-            besides[rows["node"].to_numpy()] = False
-            return facts.idle(besides)
+            other_work = np.ones(facts.graph.num_nodes, np.bool_)
+            other_work[rows["node"].to_numpy()] = False
+            return facts.idle(other_work)
         even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
         work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
@@ -353,10 +353,10 @@ class Pipeline(Edit):
     def _keeps_places(self, rows: pl.DataFrame, shape: PipelineShape) -> bool:
         """Whether every stage holds the chunks of the model that it held."""
         held = rows.select("stage", "chunk", "place").unique().iter_rows()
-        same = all(
+        stays = all(
             self._chosen.place(stage, chunk, shape.stages) == recorded for stage, chunk, recorded in held
         )
-        return same and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
+        return stays and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
 
     def _orders(self, shape: PipelineShape) -> list[Order]:
         return self._chosen.orders(shape.stages, self.micro_batches or shape.batches, self._chunks(shape))

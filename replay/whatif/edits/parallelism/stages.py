@@ -136,8 +136,8 @@ class StageLayers(Edit):
                 "no messages between stages were recorded: whether branches need each other is not known"
             )
         for (one, other), count in sorted(messages.items()):
-            of = [[stage in branch for branch in branches] for stage in (one, other)]
-            if any(of[0]) and any(of[1]) and of[0] != of[1]:
+            membership = [[stage in branch for branch in branches] for stage in (one, other)]
+            if any(membership[0]) and any(membership[1]) and membership[0] != membership[1]:
                 raise Unanswerable(
                     f"stages {one} and {other} exchanged {count} messages: they need each other"
                 )
@@ -168,9 +168,9 @@ class StageLayers(Edit):
         mean = rows.group_by("step", "dp", maintain_order=True)
         works = [sum(recorded_work(of_step, kind)[0] for kind in (FORWARD, BACKWARD)) for _, of_step in mean]
         typical = np.median(np.concatenate(works, axis=1), axis=1, keepdims=True)
-        layer_ns, besides = layer_times(typical, now)
+        layer_ns, ends_ns = layer_times(typical, now)
         fixed = np.zeros(now.size)
-        fixed[[0, -1]] = besides[:, 0]
+        fixed[[0, -1]] = ends_ns[:, 0]
         most = self._most(graph, rows, now)
         return balanced(layer_ns[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
 
@@ -309,12 +309,12 @@ def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats
     """
     layer_ns: Floats = work / now[:, None]
     inner = np.median(layer_ns[1:-1], axis=0) if len(work) > 2 else layer_ns.max(axis=0)
-    besides: Floats = (layer_ns[[0, -1]] - inner) * now[[0, -1], None]
+    ends_ns: Floats = (layer_ns[[0, -1]] - inner) * now[[0, -1], None]
     if not ends_stay or len(work) < 3:
-        besides = np.zeros_like(besides)
-    layer_ns[[0, -1]] -= besides / now[[0, -1], None]
+        ends_ns = np.zeros_like(ends_ns)
+    layer_ns[[0, -1]] -= ends_ns / now[[0, -1], None]
     times: Floats = np.repeat(layer_ns, now, axis=0)
-    return times, besides
+    return times, ends_ns
 
 
 def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> Floats:
@@ -328,7 +328,7 @@ def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> 
     """
     if (now == layers).all():
         return work
-    layer_ns, besides = layer_times(work, now, ends_stay)
+    layer_ns, ends_ns = layer_times(work, now, ends_stay)
     stage_ns: Floats = np.add.reduceat(layer_ns, np.cumsum(layers) - layers, axis=0)
-    stage_ns[[0, -1]] = np.maximum(stage_ns[[0, -1]] + besides, 0.0)
+    stage_ns[[0, -1]] = np.maximum(stage_ns[[0, -1]] + ends_ns, 0.0)
     return stage_ns
