@@ -173,13 +173,13 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
 
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
     """Return links that set one of a view's parameters; the current value is marked."""
-    chosen = link.own.get(key, default)
+    chosen = link.options.get(key, default)
     chosen = chosen if chosen in options else default
     return html.Div(
         [
             dcc.Link(
                 label,
-                href=link.with_own(**{key: "" if value == default else value}),
+                href=link.with_options(**{key: "" if value == default else value}),
                 className="choice chosen" if value == chosen else "choice",
             )
             for value, label in options.items()

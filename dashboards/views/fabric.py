@@ -35,7 +35,7 @@ METRICS = {"load": "load of a step", "busy": "load while busy"}
 
 
 def _chosen(link: Link) -> tuple[str, str]:
-    then, metric = link.own.get("paths", "now"), link.own.get("metric", "load")
+    then, metric = link.options.get("paths", "now"), link.options.get("metric", "load")
     return then if then in PATHS else "now", metric if metric in METRICS else "load"
 
 
