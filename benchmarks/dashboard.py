@@ -106,11 +106,11 @@ def whatifs(run: Path) -> list[float]:
     fill = whatif.VIEW.sections["whatif-answer"]
     texts = ("heal:rank=1", "network:bandwidth=2", "no-launch", "scale:name=gemm,kind=kernel,factor=0.5")
     texts += ("heal:rank=2\nnetwork:bandwidth=4", "scale:name=gemm,kind=kernel,factor=0.9\nheal:rank=3")
-    fill(loaded, Link(view="whatif", own={"edit": "no-comm"}))
+    fill(loaded, Link(view="whatif", options={"edit": "no-comm"}))
     taken = []
     for text in texts:
         began = time.perf_counter()
-        fill(loaded, Link(view="whatif", own={"edit": text}))
+        fill(loaded, Link(view="whatif", options={"edit": text}))
         taken.append(1000 * (time.perf_counter() - began))
     return taken
 

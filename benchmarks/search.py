@@ -104,10 +104,10 @@ def timed(analysis: Analysis, rounds: int) -> tuple[float, list[Prediction]]:
         rounds: how many.
     """
     graph, trust, baseline = analysis.built.predictive, analysis.trust, analysis.baseline
-    spent, found, known = list[float](), list[Prediction](), dict(graph.known)
+    spent, found, known = list[float](), list[Prediction](), dict(graph.facts)
     for _ in range(1 + rounds):
         begun = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        fresh = dataclasses.replace(graph, known=dict(known))  # without what an earlier search found out
+        fresh = dataclasses.replace(graph, facts=dict(known))  # without what an earlier search found out
         found = explore(fresh, trust, suspects=analysis.suspects, baseline=baseline).predictions
         spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - begun)
     return statistics.median(spent[1:]), found

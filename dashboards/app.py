@@ -310,7 +310,7 @@ def _navigation(run: ShownRun, link: Link, current: str) -> list[Component]:
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
         why = _missing(run, link, view)
         looks = ["current"] * (view.name == current) + ["empty"] * bool(why)
-        address = link.query(view=view.name, own={})
+        address = link.query(view=view.name, options={})
         links.append(
             dcc.Link([html.Kbd(key), view.title], href=address, className=" ".join(looks), title=why)
         )

@@ -33,7 +33,7 @@ class Link:
         steps: selected steps, ranges with first and last included; empty for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
-        own: parameters of one view alone: its filter, its order, …
+        options: parameters of one view alone: its filter, its order, …
     """
 
     view: str = FIRST
@@ -43,7 +43,7 @@ class Link:
     ranks: tuple[int, ...] = ()
     time_ms: tuple[float, float] | None = None
     theme: str = LIGHT
-    own: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def query(self, **changes: object) -> str:
         """Return the link's query, `?…`, with some fields changed."""
@@ -56,13 +56,13 @@ class Link:
             ("ranks", ranges_text(ranges_of(link.ranks))),
             ("time", "" if link.time_ms is None else "~".join(f"{ms:.6f}" for ms in link.time_ms)),
             ("theme", "" if link.theme == LIGHT else link.theme),
-            *sorted(link.own.items()),
+            *sorted(link.options.items()),
         ]
         return "?" + urlencode([pair for pair in pairs if pair[1]], safe=",~:=*")
 
-    def with_own(self, **changes: str) -> str:
+    def with_options(self, **changes: str) -> str:
         """Return the link's query with some parameters of its view changed; empty ones are left out."""
-        return self.query(own={**self.own, **changes})
+        return self.query(options={**self.options, **changes})
 
     def chosen(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Filter a frame to the selected ranks and steps, by those of these columns that it has."""
@@ -103,7 +103,7 @@ def parse_link(query: str) -> Link:
         ranks=parse_ranks(given.get("ranks", "")),
         time_ms=_time(given.get("time", "")),
         theme=given["theme"] if given.get("theme") in THEMES else LIGHT,
-        own={key: value for key, value in given.items() if key not in _SHARED},
+        options={key: value for key, value in given.items() if key not in _SHARED},
     )
 
 

@@ -63,7 +63,7 @@ def order_choice(loaded: Loaded, link: Link) -> list[Component]:
 
 def order_of(loaded: Loaded, link: Link) -> RankOrder:
     """The order that a link says; by number where it says none that the run has."""
-    axis = link.own.get(KEY, BY_NUMBER)
+    axis = link.options.get(KEY, BY_NUMBER)
     if axis == BY_NUMBER or axis not in named_axes(loaded.mesh):
         return NUMBERED
     return RankOrder(axis, places_along(loaded.mesh, axis))

@@ -6,7 +6,6 @@ fast ones do not wait for slow ones.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +16,12 @@ from dash import ClientsideFunction, Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from dpro.dashboards import defect_in
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import least_width
 from dpro.errors import DproError
-
-log = logging.getLogger(__name__)
 
 Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
@@ -175,13 +173,13 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
 
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
     """Return links that set one of a view's parameters; the current value is marked."""
-    chosen = link.own.get(key, default)
+    chosen = link.options.get(key, default)
     chosen = chosen if chosen in options else default
     return html.Div(
         [
             dcc.Link(
                 label,
-                href=link.with_own(**{key: "" if value == default else value}),
+                href=link.with_options(**{key: "" if value == default else value}),
                 className="choice chosen" if value == chosen else "choice",
             )
             for value, label in options.items()
@@ -202,8 +200,7 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
     except PreventUpdate:
         raise
     except Exception:  # a defect of one view must not affect the others
-        log.exception("dpro dashboard: %s", view)
-        return say("dpro has a defect here; the terminal that it runs in says more")
+        return say(defect_in(view))
 
 
 def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:

@@ -47,11 +47,11 @@ def write_archive(file: Path, value: Any, records: Records) -> None:
     """
     arrays = _Arrays(records)
     outline = json.dumps(arrays.taken_apart(value))
-    arrays.found[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
-    arrays.found[SMALL] = narrow(np.concatenate([np.empty(0, np.int64), *arrays.small]))
+    arrays.by_name[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
+    arrays.by_name[SMALL] = narrow(np.concatenate([np.empty(0, np.int64), *arrays.small]))
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(file.parent.resolve(), file.name) as stream:
-        np.savez(stream, **arrays.found)  # type: ignore[arg-type]
+        np.savez(stream, **arrays.by_name)  # type: ignore[arg-type]
 
 
 def read_archive(file: Path, records: Records, run: Run | None) -> Any:
@@ -79,13 +79,13 @@ class _Arrays:
 
     Attributes:
         records: the classes that the value may hold.
-        found: arrays by name.
+        by_name: arrays.
         small: arrays that are written as one.
     """
 
     def __init__(self, records: Records) -> None:
         self.records = records
-        self.found: dict[str, Array] = {}
+        self.by_name: dict[str, Array] = {}
         self.small: list[Array] = []
         self._places: dict[int, Any] = {}  # of what lives as long as the value that is taken apart
         self._size = 0
@@ -114,9 +114,9 @@ class _Arrays:
 
     def _named(self, value: Any, as_array: Callable[[Any], Array]) -> str:
         """The name by which an array or frame is written."""
-        name: str = self._places.setdefault(id(value), str(len(self.found)))
-        if name not in self.found:
-            self.found[name] = as_array(value)
+        name: str = self._places.setdefault(id(value), str(len(self.by_name)))
+        if name not in self.by_name:
+            self.by_name[name] = as_array(value)
         return name
 
     def _small(self, value: Array) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
 def _fewer(
     cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
-    """Leave out nodes at which paths merge, if that needs no more edges: those left, and `sweep` of them."""
+    """Leave out nodes at which paths merge, where that needs no more edges: the rest, by `_sweep_all`."""
     left = np.arange(rank.size)
     nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), left[:0], lasts[:0])
     for _ in range(ROUNDS):

@@ -179,13 +179,13 @@ def _by_target(source: Any, indptr: Any, order: Any) -> None:
         first, last = indptr[node], indptr[node + 1]
         if last - first > FEW:
             continue
-        for at in range(first + 1, last):
-            edge = order[at]
-            before = at
-            while before > first and source[order[before - 1]] > source[edge]:
-                order[before] = order[before - 1]
-                before -= 1
-            order[before] = edge
+        for place in range(first + 1, last):
+            edge = order[place]
+            gap = place
+            while gap > first and source[order[gap - 1]] > source[edge]:
+                order[gap] = order[gap - 1]
+                gap -= 1
+            order[gap] = edge
 
 
 def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
@@ -207,20 +207,20 @@ def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
 
 
 @compiled
-def _codes(values: Any, found: Any, code: Any) -> int:
+def _codes(values: Any, values_seen: Any, code: Any) -> int:
     # The value seen last is compared first, since most are like the one before.
     count = 0
     last = 0
     for i in range(values.size):
         value = values[i]
-        if count == 0 or found[last] != value:
+        if count == 0 or values_seen[last] != value:
             last = 0
-            while last < count and found[last] != value:
+            while last < count and values_seen[last] != value:
                 last += 1
             if last == count:
-                if count == found.size:
+                if count == values_seen.size:
                     return -1
-                found[count] = value
+                values_seen[count] = value
                 count += 1
         code[i] = last
     return count
@@ -232,15 +232,15 @@ def distinct(values: Ints) -> tuple[Ints, Ints]:
     Args:
         values: [V], such as threads or streams, that mostly equal the one before.
     """
-    found, code = np.empty(FEW, np.int64), np.empty(values.size, np.int64)
-    count = _codes(values, found, code)
+    values_seen, code = np.empty(FEW, np.int64), np.empty(values.size, np.int64)
+    count = _codes(values, values_seen, code)
     if count < 0:
         few, many = np.unique(values, return_inverse=True)
         return few, many
-    order = np.argsort(found[:count])
+    order = np.argsort(values_seen[:count])
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
-    return found[:count][order], place[code]
+    return values_seen[:count][order], place[code]
 
 
 @compiled

@@ -193,7 +193,7 @@ class Graph:
         run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
             None where it was made by hand.
         network: what communication takes by a measured table, as `tables.read_frame` has it.
-        known: what `once` keeps; graphs that differ in some columns alone share it.
+        facts: what `once` keeps; graphs that differ in some columns alone share it.
         products: what matrix products take on devices where a user measured them, as
             `devices.sources.PRODUCTS` has them.
         step_bytes: what a step allocates at most beyond what it found, of a job whose edits change that; None
@@ -210,7 +210,7 @@ class Graph:
     places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
     network: pl.DataFrame | None = None
-    known: dict[Hashable, tuple[Sequence[object], Any]] = field(
+    facts: dict[Hashable, tuple[Sequence[object], Any]] = field(
         default_factory=dict, repr=False, compare=False
     )
     products: pl.DataFrame | None = None
@@ -279,14 +279,14 @@ def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Calla
     alone. Only one value of each name is kept, so that what is kept does not grow with the changed graphs. It
     must not hold a graph, which would then be freed late, as one of a cycle. Arrays become read-only.
     """
-    kept = graph.known.get(name)
+    kept = graph.facts.get(name)
     if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
         value: Value = kept[1]
         return value
     value = compute()
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
-    graph.known.setdefault(name, (columns, value))
+    graph.facts.setdefault(name, (columns, value))
     return value
 
 
@@ -303,7 +303,7 @@ class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
 
 def with_own_known(graph: Graph) -> Graph:
     """The same graph, which keeps by itself what `once` finds and is not known yet."""
-    return dataclasses.replace(graph, known=_Layer(graph.known))
+    return dataclasses.replace(graph, facts=_Layer(graph.facts))
 
 
 def make_graph(

@@ -48,12 +48,12 @@ def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
     Returns:
         `[K]` int64 ns.
     """
-    found = np.zeros(len(starts), np.int64)
+    inside_ns = np.zeros(len(starts), np.int64)
     if len(intervals):
         first, last = np.ascontiguousarray(intervals.T)
         whole = np.append(0, np.cumsum(last - first))
-        _lies_inside(first, last, whole, np.ascontiguousarray(starts), np.ascontiguousarray(ends), found)
-    return found
+        _lies_inside(first, last, whole, np.ascontiguousarray(starts), np.ascontiguousarray(ends), inside_ns)
+    return inside_ns
 
 
 @inlined
@@ -81,10 +81,10 @@ def _lies_before(last: Any, whole: Any, time: Any, begun: Any) -> Any:
 
 
 @compiled
-def _lies_inside(first: Any, last: Any, whole: Any, starts: Any, ends: Any, found: Any) -> None:
+def _lies_inside(first: Any, last: Any, whole: Any, starts: Any, ends: Any, inside_ns: Any) -> None:
     begun = 0
     for i in range(starts.size):
         begun = _begun(first, starts[i], begun)
         before = _lies_before(last, whole, starts[i], begun)
         begun = _begun(first, ends[i], begun)
-        found[i] = _lies_before(last, whole, ends[i], begun) - before
+        inside_ns[i] = _lies_before(last, whole, ends[i], begun) - before

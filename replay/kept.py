@@ -67,13 +67,13 @@ def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
     columns = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
     tables = () if graph.run is None else tables_written(graph.run)
     facts = KeptFacts(graph_file, columns, tables)
-    return replace(graph, known={**graph.known, KEPT_FACTS: ((), facts)})
+    return replace(graph, facts={**graph.facts, KEPT_FACTS: ((), facts)})
 
 
 def with_facts_alone(graph: Graph) -> Graph:
     """The same graph, of which nothing is known but where its facts are kept."""
-    facts = graph.known.get(KEPT_FACTS)
-    return replace(graph, known={} if facts is None else {KEPT_FACTS: facts})
+    facts = graph.facts.get(KEPT_FACTS)
+    return replace(graph, facts={} if facts is None else {KEPT_FACTS: facts})
 
 
 def kept(
@@ -91,7 +91,7 @@ def kept(
     """
 
     def find() -> Value:
-        facts: tuple[Hashable, Any] | None = graph.known.get(KEPT_FACTS)
+        facts: tuple[Hashable, Any] | None = graph.facts.get(KEPT_FACTS)
         file = None if facts is None else facts[1].file_of(name, columns)
         if file is None:
             return compute()

@@ -179,9 +179,9 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
     for number, axis in enumerate(mesh.axes):
         if axis.name == name:
             places = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
-            return {rank: at for rank, at in places.items() if at >= 0}
+            return {rank: place for rank, place in places.items() if place >= 0}
     groups = [group for overlay in mesh.overlays if overlay.name == name for group in overlay.groups]
-    return {rank: at for group in groups for at, rank in enumerate(sorted(group))}
+    return {rank: place for group in groups for place, rank in enumerate(sorted(group))}
 
 
 def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
@@ -222,7 +222,9 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
 def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> Coordinates:
     """Places of all ranks, where recorded ranks are numbered along the axes, and in one order alone."""
     sizes = [axis.size for axis in axes]
-    is_known = math.prod(sizes) == num_ranks <= _MAX_FILLED and not any(-1 in at for at in places.values())
+    is_known = math.prod(sizes) == num_ranks <= _MAX_FILLED and not any(
+        -1 in place for place in places.values()
+    )
     if len(places) >= num_ranks or not is_known:
         return places
     fitting = {
@@ -239,7 +241,9 @@ def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> 
 
 def _strides(order: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """By how much the number of a rank grows from one place to the next of each axis."""
-    return tuple(math.prod(sizes[each] for each in order[order.index(a) + 1 :]) for a in range(len(sizes)))
+    return tuple(
+        math.prod(sizes[slower] for slower in order[order.index(a) + 1 :]) for a in range(len(sizes))
+    )
 
 
 def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset[int]]:
@@ -248,20 +252,20 @@ def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset
     Ranks that have the same place among experts belong to one group after the other, in order.
     """
     numbers = range(len(mesh.axes))
-    subsets = [each for count in numbers for each in combinations(numbers, count + 1)]
+    subsets = [axes for count in numbers for axes in combinations(numbers, count + 1)]
     for along in subsets:
         follows: dict[tuple[int, ...], set[int]] = {}
-        for rank, at in experts.items():
-            follows.setdefault(tuple(mesh.coordinates[rank][axis] for axis in along), set()).add(at)
+        for rank, place in experts.items():
+            follows.setdefault(tuple(mesh.coordinates[rank][axis] for axis in along), set()).add(place)
         if all(len(follow) == 1 for follow in follows.values()):
             break
     else:
         return []
-    met: dict[tuple[int, ...], int] = {}
+    turns: dict[tuple[int, ...], int] = {}
     groups: dict[tuple[int, ...], set[int]] = {}
-    for rank, at in sorted(experts.items()):
+    for rank, place in sorted(experts.items()):
         others = tuple(place for axis, place in enumerate(mesh.coordinates[rank]) if axis not in along)
-        turn = met[*others, at] = met.get((*others, at), -1) + 1
+        turn = turns[*others, place] = turns.get((*others, place), -1) + 1
         groups.setdefault((*others, turn), set()).add(rank)
     return [frozenset(ranks) for ranks in groups.values()]
 
@@ -321,25 +325,26 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     """
     families: dict[frozenset[frozenset[int]], _Family] = {}
     ops: dict[frozenset[int], frozenset[str]] = {}
-    for each in groups:
-        ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
+    for group in groups:
+        ops[group.ranks] = ops.get(group.ranks, frozenset()) | group.ops
     named = [group for group in groups if _name(group) and len(group.ranks) > 1]
     plain = [ranks for ranks in dict.fromkeys(group.ranks for group in groups) if len(ranks) > 1]
     sets: list[tuple[str, list[frozenset[int]]]] = []
-    for description in dict.fromkeys(each.description.lower() for each in named):
-        same = [each for each in named if each.description.lower() == description]
-        sets.append((_name(same[0]), list(dict.fromkeys(each.ranks for each in same))))
-    sets.sort(key=lambda each: each[0] == EXPERTS)  # groups that are those of another axis, too, are its
+    for description in dict.fromkeys(group.description.lower() for group in named):
+        same = [group for group in named if group.description.lower() == description]
+        sets.append((_name(same[0]), list(dict.fromkeys(group.ranks for group in same))))
+    # Experts last: groups that are those of another axis, too, are its.
+    sets.sort(key=lambda named_set: named_set[0] == EXPERTS)
     by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
     for ranks in plain:
         first, *others = sorted(ranks)
         by_distance.setdefault(tuple(rank - first for rank in others), []).append(ranks)
-    sets += [("", own) for own in by_distance.values()]
-    sets += [("", own) for own in _first_fit(plain)]
-    for name, own in sets:
-        if _covers(own, num_ranks):
-            used = frozenset[str]().union(*(ops[ranks] for ranks in own))
-            families.setdefault(frozenset(own), _Family(name, tuple(own), used))
+    sets += [("", disjoint) for disjoint in by_distance.values()]
+    sets += [("", disjoint) for disjoint in _first_fit(plain)]
+    for name, disjoint in sets:
+        if _covers(disjoint, num_ranks):
+            used = frozenset[str]().union(*(ops[ranks] for ranks in disjoint))
+            families.setdefault(frozenset(disjoint), _Family(name, tuple(disjoint), used))
     return list(families.values())
 
 
@@ -394,16 +399,16 @@ def _grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Family, .
     Two families of one name are never axes of one grid.
     """
     for count in range(len(families), 0, -1):
-        found = [
-            each
-            for each in combinations(families, count)
-            if math.prod(family.size for family in each) == num_ranks
-            and _names_differ(each)
-            and _is_grid(each, num_ranks)
+        grids = [
+            grid
+            for grid in combinations(families, count)
+            if math.prod(family.size for family in grid) == num_ranks
+            and _names_differ(grid)
+            and _is_grid(grid, num_ranks)
         ]
-        if found:
-            names = [sum(bool(family.name) for family in each) for each in found]
-            return [each for each, named in zip(found, names) if named == max(names)]
+        if grids:
+            names = [sum(bool(family.name) for family in grid) for grid in grids]
+            return [grid for grid, named in zip(grids, names) if named == max(names)]
     return []
 
 
@@ -493,7 +498,7 @@ def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
     for op, label, group, ranks in pl.concat([alone, pairs]).unique().iter_rows():
         axis = axis_of_group(mesh, members_of(ranks), description_of(group))
         axes_of.setdefault((op, label), set()).add(axis)
-    axes = {message: each.pop() for message, each in axes_of.items() if len(each) == 1}
+    axes = {message: along.pop() for message, along in axes_of.items() if len(along) == 1}
     return tuple(axes.get((message.op, message.group), "") for message in graph.messages)
 
 
@@ -521,4 +526,4 @@ def groups_of(run: Run) -> list[RankGroup]:
         order = (0, number) if number >= 0 else (1, 0)
         described = RankGroup(description_of(name), frozenset(ranks), frozenset(ops) - {""})
         groups.append(((*order, name, sorted(ranks)), described))
-    return [group for _, group in sorted(groups, key=lambda each: each[0])]
+    return [group for _, group in sorted(groups, key=lambda entry: entry[0])]

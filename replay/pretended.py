@@ -106,7 +106,9 @@ def with_communication(
     graph, rows = without_waits_for_cores(built.graph), built.matching.rows
     alone = replayed_steps(graph)
     compute_ns = float(alone.mean()) if alone.size else 0.0
-    found = PretendedStep(len(manifest.ranks), manifest.world_size, ms(compute_ns), None, None, None, [], [])
+    step_without = PretendedStep(
+        len(manifest.ranks), manifest.world_size, ms(compute_ns), None, None, None, [], []
+    )
     transfers = np.flatnonzero(graph.nodes.kind == NodeKind.TRANSFER)
     durations = [np.zeros(transfers.size) for _ in range(3)]
     how: dict[str, None] = {}
@@ -135,10 +137,10 @@ def with_communication(
         for column, filled in zip(durations, (times.expected, times.low, times.high)):
             column[of_kind] = filled
     if unknown:
-        return graph, replace(found, unknown=list(unknown))
+        return graph, replace(step_without, unknown=list(unknown))
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
     works = (1.0, 1.0, sharing.longest)
-    graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
+    graphs = [_with(graph, transfers, *changes) for changes in zip(durations, works)]
     steps = [replayed_steps(graph) for graph in graphs]
     step, low, high = (float(step.mean()) if step.size else 0.0 for step in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
@@ -147,7 +149,7 @@ def with_communication(
     margin += error_pct / 100 * step
     low, high = max(min(low, step) - margin, 0.0), max(high, step) + margin
     how_known = [*how, *filter(None, [sharing.line])]
-    return graphs[0], replace(found, step_ms=ms(step), low_ms=ms(low), high_ms=ms(high), how=how_known)
+    return graphs[0], replace(step_without, step_ms=ms(step), low_ms=ms(low), high_ms=ms(high), how=how_known)
 
 
 def replayed_steps(graph: Graph) -> Floats:

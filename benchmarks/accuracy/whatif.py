@@ -181,7 +181,7 @@ def planned(folder: Path, pair: Pair) -> Answer:
     """What `dpro plan` says of a run in the layout of a pair; all else of its layout stays."""
     graph = read(folder)[0].predictive
     job = recorded_job(graph)
-    keep = job.own.row(0, named=True) | parse_layout(pair.layout)
+    keep = job.layout.row(0, named=True) | parse_layout(pair.layout)
     sequences = keep["dp"] * keep["micro_batch"] * keep.pop("micro_batches")
     (row,) = ranked(job, pair.after.ranks, sequences, keep).iter_rows(named=True)
     base = typical(durations_of(baseline_steps(graph))["duration_ns"].to_list())

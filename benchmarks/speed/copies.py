@@ -85,7 +85,7 @@ def _repeated(graph: Graph, times: int) -> Graph:
     tiled = dataclasses.replace(tiled, source=tiled.source + shift, target=tiled.target + shift)
     begins = [graph.indptr[:-1] + edges.source.size * at for at in range(times)]
     indptr = np.concatenate([*begins, [tiled.source.size]])
-    return dataclasses.replace(graph, nodes=nodes, edges=tiled, indptr=indptr, known={})
+    return dataclasses.replace(graph, nodes=nodes, edges=tiled, indptr=indptr, facts={})
 
 
 def copied(original: Graph, rank: int) -> Graph:

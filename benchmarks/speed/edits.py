@@ -40,15 +40,15 @@ def main() -> None:
         graph_of(run)  # kept in the cache; what comes from there is what commands have
         built, trust = graph_of(run)
         graph = built.predictive
-        baseline, known = baseline_steps(graph), dict(graph.known)
+        baseline, known = baseline_steps(graph), dict(graph.facts)
         print(f"{graph.num_nodes} nodes, {graph.edges.source.size} edges")
         for text in options.edit:
             edit, new, first, again, said = parse_edit(text), *(list[float]() for _ in range(3)), ""
             for _ in range(options.rounds):
                 for facts in (Path(cache) / "graphs").glob("*.fact"):
                     facts.unlink()
-                fresh = dataclasses.replace(graph, known=dict(known))
-                later = dataclasses.replace(graph, known=dict(known))
+                fresh = dataclasses.replace(graph, facts=dict(known))
+                later = dataclasses.replace(graph, facts=dict(known))
                 for asked, spent in ((fresh, new), (later, first), (later, again)):
                     begun = time.process_time()
                     try:

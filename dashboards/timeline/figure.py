@@ -60,7 +60,7 @@ class FigureRows(NamedTuple):
 
 def row_info(tracks: Tracks, link: Link) -> FigureRows:
     """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
-    asked = link.own.get("show", MEASURED)
+    asked = link.options.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
     selected: list[int] = []
     height: list[float] = []

@@ -8,7 +8,6 @@ the graph.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.cached import Cached, cached
+from dpro.dashboards import defect_in
 from dpro.dashboards.timeline.lanes import RankLanes, SpanNames, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.errors import DproError
@@ -29,7 +29,6 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
-log = logging.getLogger(__name__)
 MAX_UNASKED = 1_500_000  # spans of a run whose graph is built before a view asks for it
 COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid", "device", "stream",
@@ -86,8 +85,7 @@ class MeasuredLanes(Cached):
         except DproError as error:
             self.failed = str(error)
         except Exception:
-            log.exception("dpro dashboard: timeline")
-            self.failed = "dpro has a defect here; the terminal that it runs in says more"
+            self.failed = defect_in("timeline")
         finally:
             self._complete.set()
 

@@ -5,7 +5,6 @@ In: a replay and the measured lanes. Out: a `Replayed`, made in a thread when it
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
+from dpro.dashboards import defect_in
 from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes, depths, laid
 from dpro.dashboards.timeline.measured import MeasuredLanes
@@ -24,7 +24,6 @@ from dpro.export.slices import CRITICAL
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes
 
-log = logging.getLogger(__name__)
 PATH = -1  # in place of a rank: the critical path of all
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.END)
 
@@ -205,5 +204,4 @@ class BackgroundResult:
         except DproError as error:
             self.why, self.state = str(error), "refused"
         except Exception:
-            log.exception("dpro dashboard: timeline")
-            self.why, self.state = "dpro has a defect here; the terminal that it runs in says more", "refused"
+            self.why, self.state = defect_in("timeline"), "refused"

@@ -35,7 +35,7 @@ METRICS = {"load": "load of a step", "busy": "load while busy"}
 
 
 def _chosen(link: Link) -> tuple[str, str]:
-    then, metric = link.own.get("paths", "now"), link.own.get("metric", "load")
+    then, metric = link.options.get("paths", "now"), link.options.get("metric", "load")
     return then if then in PATHS else "now", metric if metric in METRICS else "load"
 
 
@@ -43,7 +43,7 @@ def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
     """As of `cable_info`, of the paths that the link chooses; unknown ones are taken as spread evenly."""
     graph_, (then, _) = loaded.outline.graph, _chosen(link)
     placement = placed(graph_)
-    paths = known_paths(placement.flows, placement.routes, placement.known)
+    paths = known_paths(placement.flows, placement.routes, placement.path_entries)
     by_plan = planned_connections(placement.flows, placement.routes, placement.fabric.gbps)
     if then == "now":
         load = load_now(placement)

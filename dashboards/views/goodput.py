@@ -58,7 +58,7 @@ def chosen_life(loaded: Loaded, link: Link) -> JobLife:
     Raises:
         InputError: two of these ran at the same time.
     """
-    return loaded.life_with_others if link.own.get(OF) == JOB else loaded.life
+    return loaded.life_with_others if link.options.get(OF) == JOB else loaded.life
 
 
 def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:

@@ -194,7 +194,7 @@ def _outline(
 
 def _metric(loaded: Loaded, link: Link) -> str:
     there = metrics_of(loaded)
-    chosen = link.own.get("metric", "step")
+    chosen = link.options.get("metric", "step")
     return chosen if chosen in there else next(iter(there), "step")
 
 

@@ -65,13 +65,13 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
         share=total / total.sum(),
         mean_us=total / pl.col("count") / NS_PER_US,
     ).select(list(COLUMNS))
-    word = link.own.get("filter", "").lower()
+    word = link.options.get("filter", "").lower()
     if word:
         fits = [
             pl.col(name).str.to_lowercase().str.contains(word, literal=True) for name in ("name", "class")
         ]
         named = named.filter(fits[0] | fits[1])
-    order = link.own.get("sort", _ORDER)
+    order = link.options.get("sort", _ORDER)
     column = order.removeprefix("-")
     column = column if column in COLUMNS else "total_ms"
     return named.sort([column, "name"], descending=[order.startswith("-"), False])
@@ -130,17 +130,17 @@ def _table(loaded: Loaded, link: Link) -> Any:
 
 def _named(name: str, link: Link) -> Component:
     """Return a name with a link to its spans in the timeline."""
-    address = link.query(view="timeline", own={"find": exactly(name)})
+    address = link.query(view="timeline", options={"find": exactly(name)})
     return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
 
 
 def _header(link: Link, column: str, title: str) -> Component:
     """Return a header that sorts by its column: numbers from large to small first, names from a to z."""
-    order = link.own.get("sort", _ORDER)
+    order = link.options.get("sort", _ORDER)
     text = column in ("name", "class")
     flipped = {column: f"-{column}", f"-{column}": column}.get(order, column if text else f"-{column}")
     mark = {column: " ▲", f"-{column}": " ▼"}.get(order, "")
-    return dcc.Link(title + mark, href=link.with_own(sort="" if flipped == _ORDER else flipped))
+    return dcc.Link(title + mark, href=link.with_options(sort="" if flipped == _ORDER else flipped))
 
 
 def _roofline(loaded: Loaded, link: Link) -> Any:
@@ -171,7 +171,7 @@ def _filter(_loaded: Loaded, link: Link) -> Any:
         type="text",
         placeholder="part of a name or class",
         debounce=True,
-        value=link.own.get("filter", ""),
+        value=link.options.get("filter", ""),
         autoComplete="off",
     )
 

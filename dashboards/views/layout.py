@@ -134,7 +134,7 @@ def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
 
 def _chosen(loaded: Loaded, link: Link) -> str:
     there = _metrics(loaded)
-    chosen = link.own.get("metric", "wait")
+    chosen = link.options.get("metric", "wait")
     return chosen if chosen in there else next(iter(there))
 
 

@@ -278,7 +278,7 @@ def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _metric(link: Link, there: Iterable[str]) -> str:
     """What a square shows: what the link says, else the first that there are values of."""
-    chosen, available = link.own.get("metric", ""), list(there)
+    chosen, available = link.options.get("metric", ""), list(there)
     return chosen if chosen in available else available[0]
 
 

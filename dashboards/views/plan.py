@@ -124,12 +124,12 @@ def _points(
 
 
 def _against(link: Link) -> str:
-    chosen = link.own.get("against", "")
+    chosen = link.options.get("against", "")
     return chosen if chosen in AXES else next(iter(AXES))
 
 
 def _times(link: Link) -> int:
-    chosen = link.own.get("times", "")
+    chosen = link.options.get("times", "")
     return int(chosen) if chosen in map(str, TIMES) else 1
 
 

@@ -122,8 +122,8 @@ def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _legend(link: Link) -> list[Component]:
-    entries = PHASE_LEGEND if link.own.get("colour") == "phase" else LEGEND
-    if link.own.get("colour") in ("name", "micro"):
+    entries = PHASE_LEGEND if link.options.get("colour") == "phase" else LEGEND
+    if link.options.get("colour") in ("name", "micro"):
         return [html.Span("each its own colour")]
     return [
         html.Span([html.I(style={"background": f"var(--{what})"}), words]) for what, words in entries.values()

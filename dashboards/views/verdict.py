@@ -162,7 +162,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
 def _finding(finding: Finding, link: Link) -> Component:
     hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
-    look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
+    look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
     cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
     head = [html.Strong(finding.class_), html.Span(finding.component)]
     head += [html.Span(cost), html.Span(f"confidence {finding.confidence:.2f}"), look]
@@ -215,7 +215,7 @@ def _gain(row: Improvement, link: Link) -> list[Any]:
 def _edit_link(row: Improvement, link: Link) -> Any:
     if not row.edits:
         return row.what
-    return dcc.Link(row.what, href=link.query(view="whatif", own={"edit": "\n".join(row.edits)}))
+    return dcc.Link(row.what, href=link.query(view="whatif", options={"edit": "\n".join(row.edits)}))
 
 
 def _interval(row: Improvement) -> str:

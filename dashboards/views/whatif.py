@@ -131,7 +131,7 @@ def edits_of(link: Link) -> list[Edit]:
     Raises:
         UsageError: an edit is invalid.
     """
-    return [parse_edit(line) for line in link.own.get("edit", "").splitlines() if line.strip()]
+    return [parse_edit(line) for line in link.options.get("edit", "").splitlines() if line.strip()]
 
 
 def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
@@ -226,9 +226,9 @@ def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _form(_loaded: Loaded, link: Link) -> Any:
-    text = link.own.get("edit", "")
+    text = link.options.get("edit", "")
     examples = [
-        [dcc.Link(html.Code(example), href=link.with_own(edit=f"{text}\n{example}".strip())), what]
+        [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
         for example, what in help_rows()
     ]
     return [
@@ -342,7 +342,7 @@ def _edits(predictions: Sequence[Prediction], link: Link) -> Component:
     """Return a table of predictions whose links choose their edits."""
     rows = [
         [
-            dcc.Link(row["what"], href=link.with_own(edit=row["edit"]), className="name"),
+            dcc.Link(row["what"], href=link.with_options(edit=row["edit"]), className="name"),
             f"x{row['speedup']:.3f}",
             format_duration(row["predicted_ms"] * NS_PER_MS),
             " to ".join(format_duration(row[end] * NS_PER_MS) for end in ("low_ms", "high_ms")),

@@ -26,7 +26,8 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
 from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import Timeline
 from dpro.replay.whatif.edits.host import NoLaunch
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
+from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import SPANS
 from dpro.units import format_duration

@@ -147,7 +147,7 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
     if attempt.steps.is_empty() and (attempt.starts["first_update_ns"] < 0).all():
         return attempt  # it did no step
     loads = attempt.checkpoints.filter(pl.col("kind") == LOAD)
-    saves = [_saves(each) for each in earlier]
+    saves = [_saves(previous) for previous in earlier]
     if loads.is_empty() and all(save.is_empty() for save in saves):
         note = "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
         return replace(attempt, notes=(note,))
@@ -297,7 +297,7 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
     for run in runs:
         of_run = [attempt for attempt in attempts if attempt.run.path == run.path and attempt.begin_ns >= 0]
         if of_run:
-            spans.append((of_run[0].begin_ns, max(each.end_ns for each in of_run), run.label))
+            spans.append((of_run[0].begin_ns, max(attempt.end_ns for attempt in of_run), run.label))
     for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
         together = min(end, other_end) - max(begin, other_begin)
         if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):

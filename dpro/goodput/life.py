@@ -142,7 +142,7 @@ def _inputs_per_s(
     ]
     inputs = sum(steps * rate * step_s for steps, rate, step_s in amounts)
     in_steps_s = sum(steps * step_s for steps, _, step_s in amounts)
-    unmeasured = sum(each.steps * each.ranks for each in stepped if each not in rates)
+    unmeasured = sum(attempt.steps * attempt.ranks for attempt in stepped if attempt not in rates)
     # Per step and rank, since an attempt with fewer replicas works on less.
     per_rank = inputs / sum(attempt.steps * attempt.ranks for attempt in rates)
     return inputs / in_steps_s, (inputs + per_rank * unmeasured) / wall_s
@@ -188,13 +188,13 @@ class JobLife:
     ends: list[AttemptEnd]
 
 
-def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
+def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
     """Account for the time of a job.
 
     Args:
         runs: of the job; those before a restart are found in the folder `attempts` of a run.
     """
-    analyses = {each.run.path: each for each in known}
+    analyses = {analysis.run.path: analysis for analysis in opened}
     attempts = attempts_of(runs)
     lost, amounts, ends = {}, [], []
     for attempt in attempts:

@@ -8,7 +8,6 @@ notice a start or an end is not a measurement, and is not kept; that it noticed 
 
 from __future__ import annotations
 
-import marshal
 import operator
 import re
 from collections import Counter
@@ -193,7 +192,8 @@ SOURCE = "flight recorder"
 Entry: TypeAlias = Mapping[str, Any]
 Result = TypeVar("Result")
 
-_WITHOUT_REFERENCES = 2  # marshal's format, which says equal values in equal bytes, and takes less time
+_encoded = msgspec.msgpack.Encoder().encode  # plain values as bytes, equal ones as equal bytes
+_NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError)  # by values that no whole dump has
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
 _STATES = ("scheduled", "started", "completed")
 # They determine the kind of a call. The first dumps had the group's name alone, older ones `pg_name`.
@@ -277,8 +277,8 @@ def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
     there = [name for name in _KEY_FIELDS if name in entries[0]]
     absent = [name for name in _KEY_FIELDS if name not in entries[0]]
     if len(there) > 1 and not any(_any_has(entries, name) for name in absent):
-        with suppress(KeyError, ValueError):
-            return list(map(marshal.dumps, map(itemgetter(*there), entries), repeat(_WITHOUT_REFERENCES)))
+        with suppress(KeyError, *_NOT_ENCODED):
+            return list(map(_encoded, map(itemgetter(*there), entries)))
     return [_key(entry) for entry in entries]
 
 
@@ -288,8 +288,8 @@ def _key(entry: Entry) -> bytes:
     Repeated parts of a value are written each time: the reader of pickles has refused too many.
     """
     try:
-        return marshal.dumps([entry.get(name) for name in _KEY_FIELDS], _WITHOUT_REFERENCES)
-    except ValueError:  # no dump has such values, unless it is damaged
+        return _encoded([entry.get(name) for name in _KEY_FIELDS])
+    except _NOT_ENCODED:
         return str(id(entry)).encode()
 
 

@@ -29,9 +29,9 @@ def of_each_text(column: str, function: Callable[[str], object], dtype: pl.DataT
     """A function of the texts of a column; null of null."""
 
     def computed(texts: pl.Series) -> pl.Series:
-        known = texts.drop_nulls().unique()
-        values = pl.Series("value", list(map(function, known.to_list())), dtype=dtype)
-        return _looked_up(texts, known, values)
+        distinct = texts.drop_nulls().unique()
+        values = pl.Series("value", list(map(function, distinct.to_list())), dtype=dtype)
+        return _looked_up(texts, distinct, values)
 
     return pl.col(column).map_batches(computed, return_dtype=dtype, is_elementwise=True)
 
@@ -43,20 +43,20 @@ def texts_of_lists(lists: pl.Series) -> pl.Series:
         polars.exceptions.PolarsError: they are something else.
     """
     ranks = lists.cast(pl.List(pl.Int64))
-    known = ranks.drop_nulls().unique()
+    distinct = ranks.drop_nulls().unique()
     return _looked_up(
-        ranks, known, pl.Series("value", list(map(members_text, known.to_list())), dtype=pl.String)
+        ranks, distinct, pl.Series("value", list(map(members_text, distinct.to_list())), dtype=pl.String)
     )
 
 
-def _looked_up(keys: pl.Series, known: pl.Series, values: pl.Series) -> pl.Series:
+def _looked_up(keys: pl.Series, distinct: pl.Series, values: pl.Series) -> pl.Series:
     """[N] the value of each key, null of null."""
-    found = (
+    rows = (
         keys.alias("key")
         .to_frame()
-        .join(pl.DataFrame({"key": known, "value": values}), on="key", how="left", maintain_order="left")
+        .join(pl.DataFrame({"key": distinct, "value": values}), on="key", how="left", maintain_order="left")
     )
-    return found["value"].alias(keys.name)
+    return rows["value"].alias(keys.name)
 
 
 def with_texts(frame: pl.DataFrame) -> pl.DataFrame:

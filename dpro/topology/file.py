@@ -164,9 +164,9 @@ def check(topology: TopologyFile) -> None:
         raise UsageError("describes no host: [[hosts]] is missing")
     ports = _checked_hosts(topology)
     switches = _checked_switches(topology)
-    both = sorted(switches & {port.partition(PORT)[0] for port in ports})
-    if both:
-        raise UsageError(f"{both[0]!r} is a host and a switch")
+    hosts_and_switches = sorted(switches & {port.partition(PORT)[0] for port in ports})
+    if hosts_and_switches:
+        raise UsageError(f"{hosts_and_switches[0]!r} is a host and a switch")
     cables, used = 0, Counter[str]()
     for number, entry in enumerate(topology.links):
         with_place = f"links[{number}]"

@@ -139,7 +139,9 @@ def _joined(parts: list[_Part]) -> LoggedCommunicator:
         channel: {part.member: part.after[channel] for part in parts if channel in part.after}
         for channel in {channel for part in parts for channel in part.after}
     }
-    channels = min(max(*(part.channels for part in parts), *(1 + at for at in after), 0), MAX_CHANNELS)
+    channels = min(
+        max(*(part.channels for part in parts), *(1 + channel for channel in after), 0), MAX_CHANNELS
+    )
     rings = []
     for channel in range(channels):
         order = orders.get(channel, ())

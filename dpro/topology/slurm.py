@@ -46,9 +46,9 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
             raise InputError(f"{path}:{number}: switch {pairs['switchname']!r} is described twice")
         switches[pairs["switchname"]] = (below[0], below[1])
     for name, (_, lower) in switches.items():
-        for each in lower:
-            if each not in switches:
-                raise InputError(f"{path}: {each!r}, below switch {name!r}, is described by no line")
+        for switch in lower:
+            if switch not in switches:
+                raise InputError(f"{path}: {switch!r}, below switch {name!r}, is described by no line")
     if not any(hosts for hosts, _ in switches.values()):
         raise InputError(f"{path}: no switch has hosts (Nodes=…)")
     return _topology(path, switches, gbit, host)
@@ -80,7 +80,7 @@ def _topology(
     entry = HostEntry(fold(names), host.gpus, host.gpu_gbps, host.nics, host.nic_gbit, host.near)
     ports = f"nic[0-{host.nics - 1}]"
     links = [
-        LinkEntry(",".join(f"{each}{PORT}{ports}" for each in hosts), name, gbit)
+        LinkEntry(",".join(f"{host_name}{PORT}{ports}" for host_name in hosts), name, gbit)
         for name, (hosts, _) in switches.items()
         if hosts
     ]

@@ -129,7 +129,7 @@ def first_error_in(lines: Sequence[str]) -> str:
         ranks = prefix[0] if prefix else ""
         if _TRACEBACK in line:
             after = [below for below in lines[number + 1 :] if below.startswith(ranks)]
-            error = _raised([each.removeprefix(ranks) for each in after])
+            error = _raised([below.removeprefix(ranks) for below in after])
             if error and _LAUNCHER.search(error):
                 break
             if error:

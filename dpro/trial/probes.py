@@ -19,7 +19,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.choices.by_bucket import BucketChoice, choose
 from dpro.replay.whatif.choices.by_bucket import usable_rows as usable_codecs
 from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses, usable_rows
-from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
+from dpro.replay.whatif.graph_ops.reductions import reduced
 from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
 from dpro.trial.changes import BUDGET, Change, parse_change

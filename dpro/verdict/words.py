@@ -80,8 +80,8 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
         return f"{said}{because}."
     without = _WITHOUT[limit.kind]
     if limit.together:
-        both = f"{without} {_factor(limit.gain)}; {_WITHOUT[limit.together].lower()} too"
-        return f"{said}{because}. {both} {_from_to(step_ms, limit.gain_together)}."
+        apart_and_together = f"{without} {_factor(limit.gain)}; {_WITHOUT[limit.together].lower()} too"
+        return f"{said}{because}. {apart_and_together} {_from_to(step_ms, limit.gain_together)}."
     return f"{said}{because}. {without} {_from_to(step_ms, limit.gain)}."
 
 

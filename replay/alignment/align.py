@@ -108,7 +108,7 @@ def _median_slope(times: Ints, differences: Ints) -> float:
     return float(np.median((differences[j] - differences[i]) / (times[j] - times[i]))) if i.size else 0.0
 
 
-def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int]) -> ClockLine:
+def fit_bounded(times: Ints, differences: Ints, bounds: Ints, period: tuple[int, int]) -> ClockLine:
     """A line through differences each of which is wrong by no more than a bound.
 
     Weighted least squares, near bounds counting most. The slope is taken where it is more than the bounds
@@ -118,7 +118,7 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int
         times: [N] ns on the clock, N > 0.
         differences: [N] ns it was ahead.
         bounds: [N] ns each of them may be wrong by.
-        at: the times on the clock, from and to, that the line is for: the uncertainty grows towards them.
+        period: the times on the clock, from and to, that the line is for: the uncertainty grows towards them.
     """
     bounds = np.maximum(bounds, 1)
     weight = 1.0 / bounds.astype(np.float64) ** 2
@@ -133,7 +133,7 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int
         slope = 0.0
     near = bounds <= 2 * bound
     off = float(np.abs(differences - level - slope * since)[near].max())
-    beyond = max(int(times.min()) - at[0], at[1] - int(times.max()), 0)
+    beyond = max(int(times.min()) - period[0], period[1] - int(times.max()), 0)
     uncertainty = max(off, bound) + unknown * beyond
     return ClockLine(middle, round(level), round(slope * NS_PER_S), round(uncertainty))
 
@@ -358,7 +358,7 @@ def align(
         solved.solve(dict.fromkeys(names[rank] for rank in ranks))
         conflicts += [f"window {window}: {conflict}" for conflict in solved.conflicts()]
         for rank in ranks:
-            clock = solved.known[names[rank]]
+            clock = solved.clocks[names[rank]]
             shared = rank != ranks[0] and clock.source == "reference"
             clocks[rank, window] = Clock(clock.name, clock.line, "same host" if shared else clock.source)
     return Alignment(clocks, tuple(conflicts))
@@ -455,20 +455,20 @@ class _Window:
         self._ends, self._all_ends = _ends_by_clock(here), _ends_by_clock(everywhere)
         ends = (here if here.height else everywhere)["end"].to_list()
         self._extent = (min(ends, default=0), max(ends, default=0))
-        self.known: dict[str, Clock] = {}
+        self.clocks: dict[str, Clock] = {}
         self._off_line: list[str] = []
 
     def solve(self, names: Iterable[str]) -> None:
         """From the first clock outwards; what it cannot reach is uncertain."""
         names = list(names)
         for root in names:
-            if root in self.known:
+            if root in self.clocks:
                 continue
-            first = not self.known
+            first = not self.clocks
             line = ClockLine(uncertainty_ns=0 if first else -1)
             solved = {root: Clock(root, line, "reference" if first else "nothing")}
             while solved:
-                self.known |= solved
+                self.clocks |= solved
                 solved = self._next(names)
 
     def _next(self, names: list[str]) -> dict[str, Clock]:
@@ -477,7 +477,7 @@ class _Window:
         poor = [
             name
             for name in names
-            if name not in self.known
+            if name not in self.clocks
             and (name not in candidates or candidates[name].line.uncertainty_ns > MIN_OFFSET_NS)
         ]
         for name, clock in self._by_ends(poor).items():
@@ -487,19 +487,19 @@ class _Window:
 
     def _through(self, peer: str, line: ClockLine) -> ClockLine:
         """Uncertainties add up on the way from the reference."""
-        before = self.known[peer].line.uncertainty_ns
+        before = self.clocks[peer].line.uncertainty_ns
         return dataclasses.replace(line, uncertainty_ns=-1 if before < 0 else before + line.uncertainty_ns)
 
     def _by_comparison(self) -> dict[str, Clock]:
         """Clocks that were compared with known ones."""
         clocks: dict[str, Clock] = {}
         for clock, peer in self._compared.pairs():
-            if clock in self.known or clock in clocks or peer not in self.known:
+            if clock in self.clocks or clock in clocks or peer not in self.clocks:
                 continue
             times, meanwhile, bounds = self._compared.around(clock, peer, sum(self._extent) // 2)
             if not times.size:
                 continue
-            ahead = times - self.known[peer].line.aligned(meanwhile)
+            ahead = times - self.clocks[peer].line.aligned(meanwhile)
             line = fit_bounded(times, ahead, bounds, self._extent)
             off = int((np.abs(ahead - line.offset_at(times)) - bounds).max())
             if off > ONE_HOST_NS:
@@ -511,9 +511,9 @@ class _Window:
 
     def _by_ends(self, names: list[str]) -> dict[str, Clock]:
         """Clocks, of some, that have collectives in common with known ones."""
-        shared = _in_common(self._ends, names, list(self.known))
+        shared = _in_common(self._ends, names, list(self.clocks))
         few = [name for name in names if name not in shared or shared[name].height < FEW_IN_WINDOW]
-        shared |= _in_common(self._all_ends, few, list(self.known))
+        shared |= _in_common(self._all_ends, few, list(self.clocks))
         clocks = {}
         for name, rows in shared.items():
             line, source = self._of_ends(name, rows)
@@ -524,10 +524,10 @@ class _Window:
         together = shared.filter(pl.col("way") == 0)
         shared = together if together.height >= ENOUGH else shared
         times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
-        ahead = times - self.known[peer].line.aligned(shared["peer_end"].to_numpy())
+        ahead = times - self.clocks[peer].line.aligned(shared["peer_end"].to_numpy())
         line, source = fit_scattered(times, ahead), "collective ends"
         if _apart(ahead, shared["way"].to_numpy()):
-            lines = {name: line, peer: self.known[peer].line}
+            lines = {name: line, peer: self.clocks[peer].line}
             low, high = _feasible(self._aligned(lines)).get(name, (-np.inf, np.inf))
             if np.isfinite([low, high]).all() and low <= high:
                 offset, half = line.offset_ns + round((low + high) / 2), round((high - low) / 2)
@@ -555,13 +555,13 @@ class _Window:
     def conflicts(self) -> list[str]:
         """What contradicts itself: comparisons on no line, and collectives left before others had come."""
         lines_off = list(self._off_line)
-        for name, clock in self.known.items():
+        for name, clock in self.clocks.items():
             begin, end = (moment + clock.line.offset_ns for moment in self._extent)
             if self._compared.was_set(name, begin, end):
                 lines_off.append(
                     f"the clock of {name} was set meanwhile: no line fits times before and after that"
                 )
-        lines = {name: clock.line for name, clock in self.known.items()}
+        lines = {name: clock.line for name, clock in self.clocks.items()}
         worst = heapq.nlargest(2, ((line.uncertainty_ns, name) for name, line in lines.items()))
         for name, (low, high) in sorted(_feasible(self._aligned(lines)).items()):
             uncertainty = lines[name].uncertainty_ns
@@ -590,16 +590,16 @@ def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:
     return seen.group_by("clock", "instance").agg(middle, pl.col("way").first())
 
 
-def _in_common(ends: pl.DataFrame, names: list[str], known: list[str]) -> dict[str, pl.DataFrame]:
+def _in_common(ends: pl.DataFrame, names: list[str], solved: list[str]) -> dict[str, pl.DataFrame]:
     """For each of some clocks its ends next to those on the known clock that shares most collectives with it.
 
     Args:
         ends: of `_ends_by_clock`.
         names: clocks; those that have nothing in common with a known one are left out.
-        known: the known clocks, best first.
+        solved: the known clocks, best first.
     """
-    order = pl.col("peer").replace_strict(known, range(len(known)), default=-1, return_dtype=pl.Int64)
-    theirs = ends.filter(pl.col("clock").is_in(known))
+    order = pl.col("peer").replace_strict(solved, range(len(solved)), default=-1, return_dtype=pl.Int64)
+    theirs = ends.filter(pl.col("clock").is_in(solved))
     theirs = theirs.select("instance", peer="clock", peer_end="end").with_columns(order=order)
     pairs = ends.filter(pl.col("clock").is_in(names)).join(theirs, on="instance")
     counts = pairs.group_by("clock", "peer", "order").len().sort("len", "order", descending=[True, False])

@@ -139,7 +139,7 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     one_name = given.n_unique().over(LANE) == 1
     of_lane = pl.when((pl.col("own") == "") & one_name).then(given.first().over(LANE)).otherwise("own")
     sends = pl.col("op") == "send"
-    sender, receiver = (pl.when(at).then("rank").otherwise("peer") for at in (sends, ~sends))
+    sender, receiver = (pl.when(is_rank).then("rank").otherwise("peer") for is_rank in (sends, ~sends))
     between = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("peer") >= 0)
     key = pl.when(between).then(pl.format("{} {}->{}", "name", sender, receiver)).otherwise("name")
     return rows.with_columns(own=group).with_columns(name=of_lane).select(key=key)["key"]
@@ -253,13 +253,13 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     placed = places != UNPLACED
     lowest, highest = places.min(where=placed, initial=0), places.max(where=placed, initial=0)
     # Groups one behind the other on one axis: those before, and those behind, cancel out.
-    at = of * (highest - lowest + 1) + (places - lowest) * placed
-    rows = pl.DataFrame({"of": of, "rank": ranks, "at": at, "placed": placed})
+    on_axis = of * (highest - lowest + 1) + (places - lowest) * placed
+    rows = pl.DataFrame({"of": of, "rank": ranks, "at": on_axis, "placed": placed})
     covered = (
         rows.filter("placed").group_by("of", "rank").agg(first=pl.col("at").min(), last=pl.col("at").max())
     )
     first, last = (np.sort(covered[name].to_numpy()) for name in ("first", "last"))
-    within = np.searchsorted(first, at, "right") - np.searchsorted(last, at, "left")
+    within = np.searchsorted(first, on_axis, "right") - np.searchsorted(last, on_axis, "left")
     everywhere = rows.select(pl.col("rank").n_unique().over("of")).to_series().to_numpy()
     located = rows.select(pl.col("rank").filter("placed").n_unique().over("of")).to_series().to_numpy()
     covering: Ints = np.where(placed, within + everywhere - located, everywhere)
@@ -290,22 +290,22 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
     beyond: dict[tuple[int, int, int], int] = {}  # what the fullest rank has not recorded
     problems = []
     fresh = first.size
-    for rank, at in members.items():
+    for rank, of_rank in members.items():
         if rank == reference:
             continue
-        same = partial(_same, ops, sizes, symmetric, first, at)
-        shift, clear = best_shift(ends[first], ends[at], same)
+        same = partial(_same, ops, sizes, symmetric, first, of_rank)
+        shift, clear = best_shift(ends[first], ends[of_rank], same)
         if not clear:
             problems.append(f"the orders of ranks {reference} and {rank} cannot be matched")
-            numbers[at] = fresh + np.arange(at.size)
-            fresh += at.size
+            numbers[of_rank] = fresh + np.arange(of_rank.size)
+            fresh += of_rank.size
             continue
-        partner = places[at] = np.arange(at.size) + shift
+        partner = places[of_rank] = np.arange(of_rank.size) + shift
         inside = (partner >= 0) & (partner < first.size)
         has_partner = inside.copy()
         has_partner[has_partner] = same(partner[has_partner], np.flatnonzero(has_partner))
-        numbers[at[has_partner]] = partner[has_partner]
-        for row, place in zip(at[~has_partner].tolist(), partner[~has_partner].tolist()):
+        numbers[of_rank[has_partner]] = partner[has_partner]
+        for row, place in zip(of_rank[~has_partner].tolist(), partner[~has_partner].tolist()):
             size = int(sizes[row]) if symmetric[row] else -1
             what = (place, int(ops[row]), size)
             its_number = beyond.setdefault(what, fresh) if not 0 <= place < first.size else fresh

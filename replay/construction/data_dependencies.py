@@ -112,11 +112,11 @@ def between_streams(view: RankView, streams: Streams, source: Ints, target: Ints
     for here in np.unique(tid):
         on_stream = work[tid == here]
         launched = streams.launched[on_stream]
-        for spans, found, edge in ((source, last, -1), (target, first, 0)):
+        for spans, ends, edge in ((source, last, -1), (target, first, 0)):
             begin = np.searchsorted(launched, view.start[spans])
             end = np.searchsorted(launched, view.end[spans])
             inside = (view.tid[spans] == here) & view.on_cpu[spans] & (end > begin)
-            found[inside] = on_stream[(end + edge if edge else begin)[inside]]
+            ends[inside] = on_stream[(end + edge if edge else begin)[inside]]
     crosses = (last >= 0) & (first >= 0) & (view.stream[last] != view.stream[first])
     crosses &= view.end[last] <= view.start[first] + ROUNDING_NS
     return [(int(a), int(b)) for a, b in np.unique(np.stack([last, first])[:, crosses], axis=1).T]

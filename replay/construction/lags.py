@@ -107,7 +107,7 @@ class Started:
         source: [C] where from.
         kind: [C] `EdgeKind`.
         inferred: [C].
-        at: [C] which of the work each leads to.
+        leads_to: [C] which of the work each edge leads to.
         slack: [C] ns to explain: from the end of what it comes from to the start of its work.
         group: [C] kind of work.
         free: [C] whether nothing else held up the work when what it comes from ended.
@@ -122,7 +122,7 @@ class Started:
     source: Ints
     kind: Ints
     inferred: Bools
-    at: Ints
+    leads_to: Ints
     slack: Ints
     group: Ints
     free: Bools
@@ -165,17 +165,17 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     work = np.flatnonzero(is_work)
     place = np.empty(is_work.size, np.int64)
     place[work] = np.arange(work.size)
-    at, ended = place[target], nodes.measured_end[source]
+    leads_to, ended = place[target], nodes.measured_end[source]
     of_work = nodes.kind[work]
     group = np.where(of_work == NodeKind.COPY, 1, np.where(of_work == NodeKind.ARRIVE, 2, 0))
     worker = on_worker[nodes.lane[work]]
     group[worker] = ON_WORKER
     # Only where all else was over when the call returned is the slack its latency.
     others, called = np.full(work.size, LONG_AGO), np.full(work.size, LONG_AGO)
-    _latest(ended, kind == EdgeKind.LAUNCH, at, others, called)
+    _latest(ended, kind == EdgeKind.LAUNCH, leads_to, others, called)
     return Started(
-        edges, nodes, work, chosen, source, kind, edges.inferred[chosen], at,
-        slack=nodes.measured_start[target] - ended, group=group[at], free=others[at] <= ended,
+        edges, nodes, work, chosen, source, kind, edges.inferred[chosen], leads_to,
+        slack=nodes.measured_start[target] - ended, group=group[leads_to], free=others[leads_to] <= ended,
         others=others, called=called, on_worker=worker,
     )  # fmt: skip
 
@@ -188,12 +188,12 @@ def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
     median would add up its bias over thousands of kernels). One rank alone may not show it: a GPU that never
     idles has no launch onto an idle stream.
     """
-    slack, kind, at = started.slack, started.kind, started.at
+    slack, kind, work = started.slack, started.kind, started.leads_to
     ended = started.nodes.measured_end[started.source]
     returned, early = started.launches
     # Work that was queued long before follows the work before it by the cost of going on alone.
     queued = (kind == EdgeKind.STREAM) & (slack <= BACK_TO_BACK_NS)
-    queued &= started.called[at] < ended - BACK_TO_BACK_NS
+    queued &= started.called[work] < ended - BACK_TO_BACK_NS
     gaps = [slack[queued & (started.group == code)] for code in range(KINDS)]
     # An event sets the start where work begins right behind it: there its slack is the lag of all events.
     bound = (kind == EdgeKind.EVENT) & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
@@ -305,7 +305,7 @@ def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> I
         taken[of_name] = drained < 0
         usual[of_name] = np.where(drained < 0, room[of_name], drained)
     lag[full] = np.minimum(usual - lasts, 0)
-    return started.work[started.at[full[taken]]]
+    return started.work[started.leads_to[full[taken]]]
 
 
 def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
@@ -321,7 +321,7 @@ def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
     """
     later = np.zeros(left.size, np.int64)
     launches, nodes = np.flatnonzero(launch), started.nodes
-    onto = started.work[started.at[launches]]
+    onto = started.work[started.leads_to[launches]]
     rank, window = nodes.rank[onto], nodes.window[onto]
     order = np.lexsort((window, rank))
     changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
@@ -346,7 +346,7 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     Returns:
         Nodes that keep their time.
     """
-    nodes, work, at, on_worker = started.nodes, started.work, started.at, started.on_worker
+    nodes, work, leads_to, on_worker = started.nodes, started.work, started.leads_to, started.on_worker
     launch, stream = started.kind == EdgeKind.LAUNCH, started.kind == EdgeKind.STREAM
     began, ended = nodes.measured_start[work], nodes.measured_end[started.source]
     # Work whose start nothing explains: all that it depends on was over, and long ago.
@@ -354,8 +354,8 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     late = (began - ready > UNEXPLAINED_NS) & ~anchored[work]
     without_core = late & on_worker & (began - ready > NO_CORE_NS)
     has_launch, has_before = np.zeros(work.size, np.bool_), np.zeros(work.size, np.bool_)
-    has_launch[at[launch]] = True
-    has_before[at[stream]] = True
+    has_launch[leads_to[launch]] = True
+    has_before[leads_to[stream]] = True
     # [rank] when the GPU of each first did anything; ranks may begin below 0 (of a rendezvous).
     rank, on_gpu = nodes.rank[work], np.isin(nodes.kind[work], GPU_KINDS)
     rank = rank - rank.min(initial=0)
@@ -363,12 +363,12 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     np.minimum.at(first_work, rank[on_gpu], began[on_gpu])
     first = late & ~has_before & ~on_worker & (ready < first_work[rank])
     # Tie the rest to what it had waited for: an edge whose lag is what was measured.
-    fitted = stream & (late & ~has_launch)[at]
-    fitted |= without_core[at] & (ended == ready[at])
-    lag[fitted] = began[at[fitted]] - ended[fitted]
+    fitted = stream & (late & ~has_launch)[leads_to]
+    fitted |= without_core[leads_to] & (ended == ready[leads_to])
+    lag[fitted] = began[leads_to[fitted]] - ended[fitted]
     keeps: Ints = work[first]
     anchored[keeps] = True
-    anchored[work[at[fitted]]] = True
+    anchored[work[leads_to[fitted]]] = True
     return keeps
 
 

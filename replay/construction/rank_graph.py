@@ -75,7 +75,7 @@ def build_rank_graph(
     Args:
         view: the rank's spans.
         syncs: its rows of the `syncs` table, on the aligned clock.
-        needs: its pairs of `dpro.replay.construction.dependencies.recorded_dependencies`.
+        needs: its pairs of `dpro.replay.construction.data_dependencies.recorded_dependencies`.
         names: the graph's names by code.
         positions: where in its step each of its collectives stands; None where that is not known yet.
     """

@@ -211,12 +211,12 @@ def through(sizes: Floats, times: Floats, line: Floats) -> Between:
     """
     ratio = np.log(times / line)
     if sizes.size == 1:
-        return lambda at, line_at: np.asarray(line_at * np.exp(ratio[0]), np.float64)
+        return lambda num_bytes, line_ns: np.asarray(line_ns * np.exp(ratio[0]), np.float64)
     bend = monotone(np.log(sizes), ratio)
 
-    def curve(num_bytes: Floats, line_at: Floats) -> Floats:
+    def curve(num_bytes: Floats, line_ns: Floats) -> Floats:
         inside = np.clip(num_bytes, sizes[0], sizes[-1])
-        bent = line_at * np.exp(bend(np.log(inside)))
+        bent = line_ns * np.exp(bend(np.log(inside)))
         right = np.clip(np.searchsorted(sizes, inside), 1, sizes.size - 1)
         least = np.minimum(times[right - 1], times[right])
         most = np.maximum(times[right - 1], times[right])

@@ -358,7 +358,7 @@ class Trust:
 
     Attributes:
         steps: `window`, `step`, `measured_ns`, `replayed_ns`, `error_pct`.
-        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `dpro.replay.fidelity.fit.rank_errors`.
+        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `rank_errors`.
         error_pct: mean of the steps' absolute errors.
         starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
             spans where there are none, in the replay of the graph that is predicted from; those that the
@@ -602,8 +602,8 @@ class FitFacts:
     """What ranks show of how well their replay fits.
 
     Attributes:
-        ranks: as from `dpro.replay.fidelity.fit.rank_start_errors`.
-        misses: as from `dpro.replay.fidelity.fit.counted`.
+        ranks: as from `rank_start_errors`.
+        misses: as from `counted`.
         starts: what starts rest on.
         unexplained: ns in which work could have started by all edges, but had not; and ns of the windows.
         gaps: ns of CPU time that no span explains, and of all CPU time.

@@ -285,7 +285,7 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
         for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
         for size in _sizes_of(list(of_call), fitting)
     ]
-    return moments.with_columns(known=pl.Series(recorded, dtype=pl.Int64))
+    return moments.with_columns(size=pl.Series(recorded, dtype=pl.Int64))
 
 
 def _sizes_of(of_call: list[tuple[int, int]], fitting: dict[tuple[int, int], list[int]]) -> list[int]:
@@ -322,15 +322,15 @@ class _Moment(NamedTuple):
     bytes: int
     dtype: str
     shape: str | None
-    known: int
+    size: int
 
 
 def _known_sizes(of_call: list[_Moment], num_bytes: int) -> list[int] | None:
     """Sizes of the gradients of one reduction, in proportion; None where they are not known."""
     if len(of_call) == 1:
         return [1]
-    if all(moment.known >= 0 for moment in of_call):
-        return [moment.known for moment in of_call]
+    if all(moment.size >= 0 for moment in of_call):
+        return [moment.size for moment in of_call]
     shapes = _shapes_of(of_call)
     elements = [math.prod(shape) for shape in shapes]
     item = ITEM_BYTES.get(of_call[0].dtype)

@@ -136,20 +136,24 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return stretches.join(windows, on=["rank", "window"], how="semi")
 
 
-def within_stretches(rows: pl.DataFrame, stretches: pl.DataFrame, at: str = "start_ns") -> pl.DataFrame:
+def within_stretches(
+    rows: pl.DataFrame, stretches: pl.DataFrame, time_column: str = "start_ns"
+) -> pl.DataFrame:
     """Keep the rows that begin within a stretch of their rank.
 
     Args:
         rows: with `rank` and a time on that rank's clock.
         stretches: `rank`, `start_ns`, `end_ns`, such as those of `recorded_steps`.
-        at: the column of the time.
+        time_column: the column of the time.
 
     Returns:
         The rows, in their order.
     """
     begins = stretches.select("rank", begin="start_ns", end="end_ns").sort("begin")
     places = (
-        rows.select(pl.col("rank").cast(begins.schema["rank"]), time=at).with_row_index("row").sort("time")
+        rows.select(pl.col("rank").cast(begins.schema["rank"]), time=time_column)
+        .with_row_index("row")
+        .sort("time")
     )
     inside = places.join_asof(begins, left_on="time", right_on="begin", by="rank", check_sortedness=False)
     return rows[inside.filter(pl.col("time") < pl.col("end"))["row"].sort()]

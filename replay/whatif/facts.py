@@ -122,15 +122,17 @@ class RunFacts:
         stays = (nodes.step != AFTER_STEPS) & (nodes.lane >= 0) & (besides < 1)
         lasts = nodes.duration if besides.dtype == np.bool_ else nodes.duration * (1 - besides)
         num_lanes = len(self.graph.lanes)
-        same = (nodes.lane[edges.source] == nodes.lane[edges.target]) & stays[edges.target] & (edges.lag < 0)
+        queued = (
+            (nodes.lane[edges.source] == nodes.lane[edges.target]) & stays[edges.target] & (edges.lag < 0)
+        )
         total = 0.0
         for window in self.baseline["window"].unique().sort().to_list():
-            here = nodes.window == window
-            work, lagged = here & stays, same & here[edges.target]
+            in_window = nodes.window == window
+            work, lagged = in_window & stays, queued & in_window[edges.target]
             busy = np.bincount(nodes.lane[work], lasts[work], minlength=num_lanes)
             busy += np.bincount(nodes.lane[edges.target[lagged]], edges.lag[lagged], minlength=num_lanes)
-            ends = int(self.timeline.end[here & (nodes.step != AFTER_STEPS)].max())
-            total += max(ends - int(self.timeline.start[here].min()) - float(busy.max()), 0.0)
+            ends = int(self.timeline.end[in_window & (nodes.step != AFTER_STEPS)].max())
+            total += max(ends - int(self.timeline.start[in_window].min()) - float(busy.max()), 0.0)
         return self.per_step(total)
 
     @cached_property

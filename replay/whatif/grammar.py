@@ -84,8 +84,8 @@ class Key:
         if value is None or value == "":
             return
         if self.choices and value not in self.choices:
-            near, known = nearest(value, self.choices), ", ".join(self.choices)
-            raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {known}")
+            near, allowed = nearest(value, self.choices), ", ".join(self.choices)
+            raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {allowed}")
         if self.type not in (int, float):
             return
         widest = MAX_NUMBER if self.type is int else MAX_TIMES
@@ -120,16 +120,18 @@ def key(
 def _declared(cls: type) -> tuple[tuple[str, Any], ...]:
     """Of a dataclass, each field that is a key with its `Key`, each that holds keys with its class."""
     hints = typing.get_type_hints(cls)
-    found: list[tuple[str, Any]] = []
+    declared: list[tuple[str, Any]] = []
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
-            found.append((field.name, hint))
+            declared.append((field.name, hint))
         elif "key" in field.metadata:
             optional = isinstance(hint, types.UnionType)
             plain = next(t for t in typing.get_args(hint) if t is not type(None)) if optional else hint
-            found.append((field.name, Key(field.name, plain, default=field.default, **field.metadata["key"])))
-    return tuple(found)
+            declared.append(
+                (field.name, Key(field.name, plain, default=field.default, **field.metadata["key"]))
+            )
+    return tuple(declared)
 
 
 @cache
@@ -241,19 +243,19 @@ class KnownChange(Generic[Changed]):
     source: str = ""
 
 
-def apply_change(before: Changed, text: str, known: Mapping[str, KnownChange[Changed]]) -> Changed:
+def apply_change(before: Changed, text: str, changes: Mapping[str, KnownChange[Changed]]) -> Changed:
     """Apply a change that is written like an edit.
 
     Args:
-        known: changes by name.
+        changes: changes by name.
 
     Raises:
         UsageError: there is no such change, or its values are none.
     """
     name, rest = split_edit(text)
-    if name not in known:
-        raise UsageError(f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    change = known[name]
+    if name not in changes:
+        raise UsageError(f"no change {name!r}{nearest(name, changes)}; there are {', '.join(changes)}")
+    change = changes[name]
     return change.apply(before, read_values(name, rest, change.keys, change.example))
 
 
@@ -306,9 +308,9 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
     return values
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
+    close = get_close_matches(word, list(words), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

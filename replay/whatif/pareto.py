@@ -54,11 +54,11 @@ def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
     footprint = footprint_of(graph.run)
     baseline = baseline_steps(graph)
     base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    found: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
+    ways: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
     for edits, within in _ways(graph, footprint.within_step_bytes):
         with suppress(Unanswerable):  # what it needs is not in this run
             predicted = predict(graph, baseline, edits, trust)
-            found.append((tuple(edits), predicted.predicted_ns / predicted.samples, within))
+            ways.append((tuple(edits), predicted.predicted_ns / predicted.samples, within))
     free = footprint.free_bytes
     points = [
         ParetoPoint(
@@ -67,9 +67,9 @@ def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
             base / time if time else None,
             within,
             None if free is None else within - footprint.within_step_bytes <= free,
-            best=not any(_beats((other, more), (time, within)) for _, other, more in found),
+            best=not any(_beats((other, more), (time, within)) for _, other, more in ways),
         )
-        for edits, time, within in found
+        for edits, time, within in ways
     ]
     return sorted(points, key=lambda point: (point.within_step_bytes, point.ms_per_batch))
 

@@ -176,7 +176,7 @@ def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -
 def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
     """Whether it heals a rank that no finding names, and the step as it is lies in its interval."""
     edit = prediction.edits[0]
-    return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
+    return isinstance(edit, Heal) and edit.place.rank not in suspects and prediction.effect != "faster"
 
 
 def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:

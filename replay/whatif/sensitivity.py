@@ -17,7 +17,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.edits.selected_work import Scale
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.predict import baseline_steps
@@ -62,9 +62,11 @@ def sensitivity(graph: Graph) -> list[Curve]:
             changed = [with_shared_links(graph, edit_of(part, factor).apply(graph)) for factor in FACTORS]
         except Unanswerable:
             continue
-        steps = [_mean_step(each, baseline) for each in changed]
+        steps = [_mean_step(graph_then, baseline) for graph_then in changed]
         factor = break_even(base, FACTORS, steps)
-        beyond = next((at for at, each in enumerate(FACTORS) if factor is not None and each >= factor), -1)
+        beyond = next(
+            (index for index, value in enumerate(FACTORS) if factor is not None and value >= factor), -1
+        )
         then = None if factor is None else limiting_part(changed[beyond], part)
         curves.append(Curve(part, ms(base), list(FACTORS), list(map(ms, steps)), factor, then))
     return curves

@@ -267,7 +267,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
     """
     graph = analysis.outline.graph
     placement = placed(graph)
-    unknown = known_paths(placement.flows, placement.routes, placement.known).missing
+    unknown = known_paths(placement.flows, placement.routes, placement.path_entries).missing
     across = placement.fabric.kind[connections_of(placement.flows).flows.begin] == NIC
     plan = predict(graph, analysis.baseline, [PlannedPaths()], analysis.trust)
     base = analysis.baseline_ns
@@ -286,7 +286,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
 
 def _groups(placement: Placed) -> dict[str, Any]:
     """How many groups exchange something, and whose rings or trees were recorded."""
-    members, ops, _, channels = placement.found.kinds
+    members, ops, _, channels = placement.communications.kinds
     rows = [
         (group, channels_of_group != NOT_RECORDED)
         for group, op, channels_of_group in zip(members, ops, channels)
@@ -296,19 +296,19 @@ def _groups(placement: Placed) -> dict[str, Any]:
     return {
         "groups": len({group for group, _ in rows}),
         "groups_recorded": len(recorded_ones),
-        "channels_from": placement.found.channels_from if recorded_ones else "",
+        "channels_from": placement.communications.channels_from if recorded_ones else "",
     }
 
 
 def load_now(placement: Placed) -> Load:
     """What each kind of communication loads: on known paths, else as the mean of all equally short ones."""
-    unknown = known_paths(placement.flows, placement.routes, placement.known).missing.size
+    unknown = known_paths(placement.flows, placement.routes, placement.path_entries).missing.size
     return sprayed(placement.flows, placement.routes) if unknown else quantile(placement.now, 0.5)
 
 
 def usage_of(graph: Graph, placement: Placed, load: Load) -> Usage:
     """[L] how much links carry."""
-    flows = placement.found
+    flows = placement.communications
     return usage(repeated(load, flows.kind), *recorded(graph, flows), placement.fabric.source.size)
 
 
@@ -371,7 +371,9 @@ def _cost(analysis: Analysis, placement: Placed, meeting: Meeting) -> float:
 def _step_with(analysis: Analysis, placement: Placed, gbps: Floats) -> float:
     graph, load = analysis.outline.graph, quantile(placement.now, 0.5)
     best = Cables(sprayed(placement.flows, placement.routes), placement.fabric.gbps)
-    other = with_fabric(graph, placement.found, best, Cables(load, placement.fabric.gbps), Cables(load, gbps))
+    other = with_fabric(
+        graph, placement.communications, best, Cables(load, placement.fabric.gbps), Cables(load, gbps)
+    )
     timeline = replay(other)
     return float(changed_durations(analysis.baseline, other, timeline.end).mean())
 

@@ -188,7 +188,7 @@ def _of_run(
         global_batch = usual_batch(job, gpus)
         if gpus != job.ranks:
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
-    kept = _kept(keep, job.own.row(0, named=True))
+    kept = _kept(keep, job.layout.row(0, named=True))
     measured = [_measured(row, job.model, gpus, global_batch) for row in rows]
     plan = AskedRunPlan(
         gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,

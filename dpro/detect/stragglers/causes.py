@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 

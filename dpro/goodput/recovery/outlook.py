@@ -179,7 +179,7 @@ def _prediction(
     gain = goodput - base[0]
     low, high = np.percentile(goodput, [LOW, HIGH])
     gains = (gain.mean(), *np.percentile(gain, [LOW, HIGH]))
-    gain_h, gain_low_h, gain_high_h = (hours * float(each) if edits else None for each in gains)
+    gain_h, gain_low_h, gain_high_h = (hours * float(share) if edits else None for share in gains)
     return GoodputPrediction(
         edits=list(edits),
         goodput=float(goodput.mean()),

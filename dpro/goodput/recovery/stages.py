@@ -104,7 +104,7 @@ def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
     An attempt hung if all its processes outlived its last step for longer than steps take, in all but a few
     of the moments at which a failure may come.
     """
-    typical_ns = {each.number: each.typical_ns for each in life.attempts}
+    typical_ns = {attempt.number: attempt.typical_ns for attempt in life.attempts}
     latest_ns = _longest_ns(life.pieces)
     hung_s: list[float] = []
     seen_s: list[float] = []

@@ -45,8 +45,8 @@ def _are_harmless(data: Any, forms: Any, max_memo: int, max_tuples: int) -> int:
         if form == _UNKNOWN or behind > data.size:
             return 0
         number = 0
-        for at in range(behind - 1, place, -1):
-            number = number << 8 | data[at]
+        for digit in range(behind - 1, place, -1):
+            number = number << 8 | data[digit]
         if opcode == _LONG_PUT and number >= max_memo:
             return 0
         if opcode == _LONG or form >= _TEXT:

@@ -31,7 +31,7 @@ _OPCODES = (
     rb"\x8a(?:" + _LONGS + b")",
     _BARE,
 )
-_HARMLESS = re.compile(b"(?:%b)*+" % b"|".join(b"%b%b*+" % (each, _BARE) for each in _OPCODES), re.DOTALL)
+_HARMLESS = re.compile(b"(?:%b)*+" % b"|".join(b"%b%b*+" % (opcode, _BARE) for opcode in _OPCODES), re.DOTALL)
 TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
 _SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not memoised
 MAX_SMALL_TUPLES = 64  # more might be nested deeply

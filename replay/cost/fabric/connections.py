@@ -141,11 +141,11 @@ def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry
 # How likely a flow crosses a link: 1 on the way that all its paths share, one over their number elsewhere.
 
 
-def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> csr_matrix:
+def crossings(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()) -> csr_matrix:
     """[F, L] probability that a flow crosses a link.
 
     Args:
-        known: paths of connections; of several between two ports each is as likely.
+        entries: paths of connections; of several between two ports each is as likely.
 
     Raises:
         Unanswerable: no path leads from a port to another, or a known one names a link that is not there.
@@ -159,7 +159,7 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
     sprayed_evenly = csr_matrix((spread.share, spread.links, spread.indptr), shape=shape)
     names = routes.network.names
     of_ports: dict[tuple[str, str], list[PathEntry]] = {}
-    for entry in known:
+    for entry in entries:
         of_ports.setdefault((entry.begin, entry.end), []).append(entry)
     ends = list(zip(flows.begin.tolist(), flows.end.tolist()))
     rows = [
@@ -299,15 +299,15 @@ def _together(connection: Ints, since: Floats, until: Floats) -> tuple[set[int],
 SEEDS = 40
 
 
-def hashed_loads(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> list[Load]:
+def hashed_loads(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()) -> list[Load]:
     """The load by the hash of each seed: first the one under which all communications at once are fastest.
 
     Raises:
         Unanswerable: no path leads from a port to another, or a known one is none.
     """
 
-    paths = known_paths(flows, routes, known)
-    seeds = SEEDS if paths.missing.size or not known else 1
+    paths = known_paths(flows, routes, entries)
+    seeds = SEEDS if paths.missing.size or not entries else 1
     loads = [loaded(flows, routes, paths.choice(hashed(flows.key, seed))) for seed in range(seeds)]
 
     def slowness(load: Load) -> float:

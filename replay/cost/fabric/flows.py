@@ -120,7 +120,7 @@ def flows_of(
 
 
 def _made(
-    fabric: Fabric, gpus: list[int], host_of: dict[int, int], op: str, algorithm: str, known: Channels
+    fabric: Fabric, gpus: list[int], host_of: dict[int, int], op: str, algorithm: str, recorded: Channels
 ) -> list[_Flow]:
     """The flows of one communication."""
     if op in PAIRWISE:
@@ -128,11 +128,11 @@ def _made(
     if op in MESSAGES:
         return _chain(fabric, gpus, host_of)
     if op == "all_reduce" and algorithm == TREE:
-        both_ways = tuple((*hops, *((up, down) for down, up in hops)) for hops in known.trees)
+        both_ways = tuple((*hops, *((up, down) for down, up in hops)) for hops in recorded.trees)
         if both_ways:
             return _along(fabric, gpus, host_of, both_ways, _of_tree(len(gpus)))
         return _trees(fabric, gpus, host_of)
-    return _along(fabric, gpus, host_of, known.rings) if known.rings else _ring(fabric, gpus, host_of)
+    return _along(fabric, gpus, host_of, recorded.rings) if recorded.rings else _ring(fabric, gpus, host_of)
 
 
 def _along(

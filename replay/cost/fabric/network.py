@@ -249,10 +249,10 @@ def _group_sizes(
     here: Any, column: Any, place: Any, target: Any, far: Any, indptr: Any, links: Any, number: Any
 ) -> None:
     for flow in range(here.size):
-        at, to = place[here[flow]], column[flow]
-        for cable in range(indptr[at], indptr[at + 1]):
-            nearer = far[place[target[links[cable]]], to]
-            if nearer >= 0 and nearer == far[at, to] - 1:
+        start, end = place[here[flow]], column[flow]
+        for cable in range(indptr[start], indptr[start + 1]):
+            nearer = far[place[target[links[cable]]], end]
+            if nearer >= 0 and nearer == far[start, end] - 1:
                 number[flow] += 1
 
 
@@ -266,17 +266,17 @@ def _members(
     indptr: Any,
     links: Any,
     chosen: Any,
-    found: Any,
+    link_of_flow: Any,
 ) -> None:
     # The link of each flow is the one with number `chosen` in its equal-cost group.
     for flow in range(here.size):
-        at, to = place[here[flow]], column[flow]
+        start, end = place[here[flow]], column[flow]
         left = chosen[flow]
-        for cable in range(indptr[at], indptr[at + 1]):
-            nearer = far[place[target[links[cable]]], to]
-            if nearer >= 0 and nearer == far[at, to] - 1:
+        for cable in range(indptr[start], indptr[start + 1]):
+            nearer = far[place[target[links[cable]]], end]
+            if nearer >= 0 and nearer == far[start, end] - 1:
                 if left == 0:
-                    found[flow] = links[cable]
+                    link_of_flow[flow] = links[cable]
                     break
                 left -= 1
 

@@ -191,18 +191,18 @@ class Placed:
     Attributes:
         fabric: the fabric.
         routes: next hops as it is.
-        found: what its ranks exchange.
+        communications: what its ranks exchange.
         flows: the flows of each kind of that.
         gpus: by rank, in the order of ranks, the GPU that it computes on.
-        known: paths that the run keeps.
+        path_entries: paths that the run keeps.
     """
 
     fabric: Fabric
     routes: Routes
-    found: Communications
+    communications: Communications
     flows: Flows
     gpus: tuple[int, ...]
-    known: tuple[PathEntry, ...] = ()
+    path_entries: tuple[PathEntry, ...] = ()
 
     @cached_property
     def hashed(self) -> list[Load]:
@@ -212,12 +212,12 @@ class Placed:
     @cached_property
     def known_missing(self) -> bool:
         """Whether the path of a connection is not known."""
-        return bool(known_paths(self.flows, self.routes, self.known).missing.size)
+        return bool(known_paths(self.flows, self.routes, self.path_entries).missing.size)
 
     @cached_property
     def now(self) -> list[Load]:
         """The same where known paths are kept."""
-        return hashed_loads(self.flows, self.routes, self.known) if self.known else self.hashed
+        return hashed_loads(self.flows, self.routes, self.path_entries) if self.path_entries else self.hashed
 
 
 def paths_of_run(run: Run) -> tuple[PathEntry, ...]:

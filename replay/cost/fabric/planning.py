@@ -170,7 +170,7 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
         begin, end = leaves[edge]
         ours, its = free(0, begin), free(1, end)
         if ours != its:
-            # The chain of both colours from the receiving leaf swaps them: `mine` is then free there.
+            # The chain of both colours from the receiving leaf swaps them: `ours` is then free there.
             chain, side, leaf, colour = [], 1, end, ours
             while (side, leaf, colour) in edge_of:
                 other = edge_of[side, leaf, colour]

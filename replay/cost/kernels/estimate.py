@@ -58,13 +58,13 @@ class Sources:
     Attributes:
         tables: measured operations.
         learned: what was learned from them, as by `learned.learn`.
-        known: ten numbers by kind, dtype and device; those that ship, or the user's own before them.
+        coefficients: ten numbers by kind, dtype and device; those that ship, or the user's own before them.
         sheets: data sheets by device.
     """
 
     tables: Sequence[DeviceTable] = ()
     learned: Sequence[LearnedTrees] = ()
-    known: Mapping[Key, KnownCoefficients] = field(default_factory=shipped)
+    coefficients: Mapping[Key, KnownCoefficients] = field(default_factory=shipped)
     sheets: Mapping[str, GpuModel] = field(default_factory=lambda: GPUS)
 
 
@@ -243,11 +243,11 @@ def _by_tables(
 
     learned = {trees.software: trees for trees in sources.learned if fits(trees)}
     for table in filter(fits, sources.tables):
-        known = learned.get(table.software)
-        yield _Answer(_looked_up(table, operations), known.bands if known else UNKNOWN_BANDS, 0.0, "table")
-    for known in learned.values():
-        us = np.where(covers(known, operations), predicted_us(known, operations), np.nan)
-        yield _Answer(us, known.bands, 0.0, "trees")
+        trees = learned.get(table.software)
+        yield _Answer(_looked_up(table, operations), trees.bands if trees else UNKNOWN_BANDS, 0.0, "table")
+    for trees in learned.values():
+        us = np.where(covers(trees, operations), predicted_us(trees, operations), np.nan)
+        yield _Answer(us, trees.bands, 0.0, "trees")
 
 
 def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
@@ -264,7 +264,7 @@ def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
 def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:
     """What the ten numbers of the device say; else those of all devices; else those of another precision."""
     gpu = sources.sheets[device]
-    numbers, method, extra = numbers_of(kind, dtype, device, sources.known)
+    numbers, method, extra = numbers_of(kind, dtype, device, sources.coefficients)
     us = formula_us(numbers.fit.numbers, sizes_of(operations), gpu, dtype)
     moved = operations["read_bytes"] + operations["written_bytes"]
     most, most_moved = numbers.largest
@@ -273,7 +273,7 @@ def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, so
 
 
 def numbers_of(
-    kind: str, dtype: str, device: str, known: Mapping[Key, KnownCoefficients]
+    kind: str, dtype: str, device: str, coefficients: Mapping[Key, KnownCoefficients]
 ) -> tuple[KnownCoefficients, str, float]:
     """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
 
@@ -283,10 +283,10 @@ def numbers_of(
     near = NEAREST.get(dtype, dtype)
     for of, numbers_of, extra in ((kind, dtype, 0.0), (kind, near, 0.0 if dtype == "fp16" else UNMEASURED)):
         for place, method in ((device, "fitted"), (ANY, "sheet")):
-            if (of, numbers_of, place) in known:
-                return known[of, numbers_of, place], method, extra
+            if (of, numbers_of, place) in coefficients:
+                return coefficients[of, numbers_of, place], method, extra
     for place, method in ((device, "fitted"), (ANY, "sheet")):
         for numbers_of in (near, "bf16"):
-            if ("matmul", numbers_of, place) in known:
-                return known["matmul", numbers_of, place], method, UNMEASURED
+            if ("matmul", numbers_of, place) in coefficients:
+                return coefficients["matmul", numbers_of, place], method, UNMEASURED
     raise Unanswerable("no numbers of any device are known")

@@ -173,8 +173,8 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
     from scipy.optimize import least_squares
 
     drawn = [_drawn(sample, MAX_ROWS // len(samples)) for sample in samples]
-    sizes = [sizes_of(each.operations) for each in drawn]
-    logs = [np.log(each.us) for each in drawn]
+    sizes = [sizes_of(sample.operations) for sample in drawn]
+    logs = [np.log(sample.us) for sample in drawn]
 
     def residuals(numbers: Floats) -> Floats:
         predicted = [
@@ -238,7 +238,9 @@ def bands_of(predicted_us: Floats, measured_us: Floats, share: float = SHARE) ->
     bands, tails = band_of(predicted_us), ((1 - share) / 2, (1 + share) / 2)
     whole = np.quantile(misses, tails) if misses.size >= MIN_ROWS else np.array(UNKNOWN)
     by_band = [misses[bands == band] for band in range(len(EDGES_US) + 1)]
-    return Bands(np.array([np.quantile(each, tails) if each.size >= MIN_ROWS else whole for each in by_band]))
+    return Bands(
+        np.array([np.quantile(of_band, tails) if of_band.size >= MIN_ROWS else whole for of_band in by_band])
+    )
 
 
 UNKNOWN_BANDS = Bands(np.array([UNKNOWN] * (len(EDGES_US) + 1)))

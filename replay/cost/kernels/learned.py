@@ -86,13 +86,13 @@ def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     predicted = formula_us(numbers.numbers, sizes_of(fitted_to.operations), gpu, table.dtype)
     columns = features(fitted_to.operations, gpu, predicted)
     trees = _grown(columns, np.log(fitted_to.us / predicted))
-    known = LearnedTrees(
+    without_bands = LearnedTrees(
         *(table.device, table.software, table.kind, table.dtype, numbers, trees),
         *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),
     )
     others = table.rows(out)
-    bands = bands_of(predicted_us(known, others.operations), others.us)
-    return LearnedTrees(**{**known.__dict__, "bands": bands})
+    bands = bands_of(predicted_us(without_bands, others.operations), others.us)
+    return LearnedTrees(**{**without_bands.__dict__, "bands": bands})
 
 
 def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:

@@ -156,7 +156,7 @@ def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
 
 
 def _numbers(
-    tables: list[DeviceTable], device: str, dtype: str, known: Mapping[Key, KnownCoefficients]
+    tables: list[DeviceTable], device: str, dtype: str, coefficients: Mapping[Key, KnownCoefficients]
 ) -> KnownCoefficients | None:
     """Ten numbers of a device: fitted to many products, or moved to a few; None where these are too few."""
     count = sum(table.us.size for table in tables)
@@ -171,7 +171,7 @@ def _numbers(
         dtype,
     )
     try:
-        return calibrated(numbers_of("matmul", dtype, device, known)[0], sample)
+        return calibrated(numbers_of("matmul", dtype, device, coefficients)[0], sample)
     except Unanswerable:
         return None
 

@@ -80,7 +80,7 @@ def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: 
                 **nothing, method="method", reason=pl.lit(answer["reason"][0], pl.String)
             )
     ratio = there["us"][0] / here["us"][0]
-    numbers, _, extra = numbers_of("matmul", "bf16", to, sources.known)
+    numbers, _, extra = numbers_of("matmul", "bf16", to, sources.coefficients)
     width = HOLDS_80 * float(np.hypot(np.hypot(numbers.bias, extra), BY_CLASS))
     kept, work = np.minimum(us, SHORT_US), np.maximum(us - SHORT_US, 0) * ratio
     columns = {

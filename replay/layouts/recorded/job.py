@@ -89,7 +89,7 @@ class RecordedJob:
 
     Attributes:
         model, machine, software: what it computes, on what, and how.
-        own: [1] its layout.
+        layout: [1] its own.
         step_ms: its mean step.
         explained: share of the step that layers, output layer and exposed communication make up.
         stack: layers of its first stage.
@@ -103,7 +103,7 @@ class RecordedJob:
     model: Model
     machine: Machine
     software: Software
-    own: pl.DataFrame
+    layout: pl.DataFrame
     step_ms: float
     explained: float
     stack: Stack
@@ -116,12 +116,12 @@ class RecordedJob:
     @property
     def ranks(self) -> int:
         """How many it ran on."""
-        return int(gpus_of(self.own)[0])
+        return int(gpus_of(self.layout)[0])
 
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
-        row = self.own.row(0, named=True)
+        row = self.layout.row(0, named=True)
         return int(row["dp"] * row["micro_batch"] * row["micro_batches"])
 
     def timed(self, rows: pl.DataFrame) -> TimedLayouts:
@@ -313,7 +313,7 @@ def _operations(model: Model, rows: pl.DataFrame) -> Floats:
 
 def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
     """What the layers and the output layer of the run take in each layout."""
-    layouts = pl.concat([job.own.select(rows.columns), rows])
+    layouts = pl.concat([job.layout.select(rows.columns), rows])
     tokens = _ratio(column(layouts, "micro_batch") / column(layouts, "cp"))
     cut = _ratio(1 / column(layouts, "tp")) if job.cut_head else np.ones(rows.height)
     stack = job.stack
@@ -328,7 +328,7 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
         products = _ratio(_operations(job.model, layouts))
         ahead, back = (_work(timed, products, tokens, False) for timed in (stack.forward, stack.backward))
         again = LayerTimes(*(0 * part for part in ahead.parts()))
-    if int(job.own["recompute"][0]) == WHOLE:
+    if int(job.layout["recompute"][0]) == WHOLE:
         back = LayerTimes(
             *(np.maximum(us - again_us, 0) for us, again_us in zip(back.parts(), ahead.parts()))
         )
@@ -368,7 +368,7 @@ def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) ->
 def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -> RecordedJob:
     """The job with its collectives as measured, and what nothing explains as a fixed part of the step."""
     machine = replace(job.machine, fixed_ms=0.0, growth=0.0)
-    said = traffic(job.model, job.own, machine, job.software)
+    said = traffic(job.model, job.layout, machine, job.software)
     stack, usual = job.stack, 2.0 if job.software.dtype == "fp32" else 1.0  # vectors of four bytes
     modelled = float(said.reduction[0] + said.gathered[0])
     sent = MeasuredSent(
@@ -379,7 +379,9 @@ def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -
         hidden_us=reduced.moving - reduced.exposed if modelled else 0.0,
     )
     probe = replace(job.software, optimizer_bytes=1.0)
-    unit = float(optimizer_us(TimedLayouts(job.model, job.own, probe, _resized(job, job.own)), machine)[0])
+    unit = float(
+        optimizer_us(TimedLayouts(job.model, job.layout, probe, _resized(job, job.layout)), machine)[0]
+    )
     software = replace(job.software, optimizer_bytes=stack.optimizer_us / max(unit, 1e-12))
     job = replace(job, sent=sent, software=software)
     first = _said_ms(job, machine)
@@ -392,7 +394,7 @@ def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -
 
 
 def _said_ms(job: RecordedJob, machine: Machine) -> float:
-    return float(step_times(job.timed(job.own), machine)["step_ms"][0])
+    return float(step_times(job.timed(job.layout), machine)["step_ms"][0])
 
 
 def _faster(machine: Machine, factor: float) -> Machine:
@@ -410,7 +412,7 @@ def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
         within = footprint_of(run).within_step_bytes / GB
     except Unanswerable:
         return replace(job, said=(*job.said, "memory is computed: `dpro record --memory` measures it"))
-    parts = memory_of(job.model, job.own, job.software).row(0, named=True)
+    parts = memory_of(job.model, job.layout, job.software).row(0, named=True)
     modelled = parts["activations"] + parts["logits"] + parts["gradients"]
     factor = float(np.clip(within / max(modelled, 1e-12), 1 / MAX_MEMORY_FACTOR, MAX_MEMORY_FACTOR))
     software = replace(
@@ -747,26 +749,26 @@ def ranked(
     rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
     if job.software.flash and "recompute" not in keep:
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
-    unsharded = min(int(job.own["zero"][0]), SHARDED - 1)  # as the job's framework has it
+    unsharded = min(int(job.layout["zero"][0]), SHARDED - 1)  # as the job's framework has it
     if "zero" not in keep:
         kept = pl.when(pl.col("zero") < SHARDED).then(unsharded).otherwise(pl.col("zero"))
         rows = rows.with_columns(zero=kept.cast(pl.Int64))
     if (
         gpus == job.ranks
         and global_batch == job.global_batch
-        and all(int(job.own[name][0]) == value for name, value in keep.items())
+        and all(int(job.layout[name][0]) == value for name, value in keep.items())
     ):
-        rows = pl.concat([rows, job.own.select(rows.columns)])
+        rows = pl.concat([rows, job.layout.select(rows.columns)])
     return _planned(job, rows.unique(maintain_order=True), measured)
 
 
 def own_layout(job: RecordedJob) -> pl.DataFrame:
     """The run's own layout, as `ranked` has it."""
-    return _planned(job, job.own, ())
+    return _planned(job, job.layout, ())
 
 
 def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
-    recorded = {name: int(job.own[name][0]) for name in COLUMNS}
+    recorded = {name: int(job.layout[name][0]) for name in COLUMNS}
     steps = [MeasuredLayout(recorded, job.step_ms), *measured]
     ranking = plan(job.model, rows, with_memory(job), job.software, steps, job.timed)
     return ranking if job.on_gpu else ranking.with_columns(mfu=pl.lit(None, pl.Float64))
@@ -779,10 +781,10 @@ def with_memory(job: RecordedJob) -> Machine:
 
 def is_own(job: RecordedJob) -> pl.Expr:
     """Which rows are the run's own layout."""
-    same = [pl.col(name) == int(job.own[name][0]) for name in COLUMNS]
+    same = [pl.col(name) == int(job.layout[name][0]) for name in COLUMNS]
     return pl.all_horizontal(same)
 
 
 def usual_batch(job: RecordedJob, gpus: int) -> int:
     """Sequences of a step where each rank keeps as many as it has."""
-    return max(round(job.global_batch * gpus / int(gpus_of(job.own)[0])), 1)
+    return max(round(job.global_batch * gpus / int(gpus_of(job.layout)[0])), 1)

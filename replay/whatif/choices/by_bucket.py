@@ -19,12 +19,12 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
-from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     GradientReductions,
     Reduction,
     on_stream,
     plain_reductions,
+    workers_of,
 )
 from dpro.schema import CODECS
 from dpro.store import Run
@@ -85,7 +85,7 @@ def codec_of(text: str) -> Codec:
     raise UsageError(f"no codec {text!r}")
 
 
-def compressed(known: GradientReductions, plain: Reduction, codec: Codec) -> Reduction:
+def compressed(reductions: GradientReductions, plain: Reduction, codec: Codec) -> Reduction:
     """A reduction of fewer bytes that takes time to compress.
 
     Raises:
@@ -101,24 +101,24 @@ def compressed(known: GradientReductions, plain: Reduction, codec: Codec) -> Red
             raise Unanswerable(f"gradients are {dtype} already")
         size = plain.num_bytes * 2 // item
     elif codec.powersgd_rank is not None:
-        if not plain.shapes or not known.are_bytes_known:
+        if not plain.shapes or not reductions.are_bytes_known:
             raise Unanswerable("shapes of gradients are not in the run: record with --shapes")
         # Its factors are all-reduced, which moves twice what a reduce-scatter does of as many bytes.
-        size = item * _low_rank(plain.shapes, codec.powersgd_rank) * (2 if known.is_scattered else 1)
+        size = item * _low_rank(plain.shapes, codec.powersgd_rank) * (2 if reductions.is_scattered else 1)
         messages, passes = 3, POWERSGD_PASSES
     else:
         kept = plain.num_bytes / item * float(codec.topk or 0.0)
         # A rank gets k from each of n - 1 others; of an all-reduce of b bytes it gets 2 b (n - 1) / n, of a
         # reduce-scatter half of that.
-        per_byte = known.message.num_ranks / (1 if known.is_scattered else 2)
+        per_byte = reductions.message.num_ranks / (1 if reductions.is_scattered else 2)
         size = round(kept * (item + INDEX_BYTES) * per_byte)
         passes = TOPK_PASSES
-    copying = known.copy_ns_per_byte * plain.num_bytes
+    copying = reductions.copy_ns_per_byte * plain.num_bytes
     return replace(
         plain,
         num_bytes=max(size, 1),
-        moving_ns=float(known.line.moving_ns(size)),
-        fixed_ns=messages * known.line.latency_ns + passes[1] * copying,
+        moving_ns=float(reductions.line.moving_ns(size)),
+        fixed_ns=messages * reductions.line.latency_ns + passes[1] * copying,
         call_ns=plain.call_ns + passes[0] * copying,
     )
 
@@ -172,7 +172,7 @@ class BucketChoice:
     share: float
 
 
-def choose(known: GradientReductions, budget: float) -> list[BucketChoice]:
+def choose(reductions: GradientReductions, budget: float) -> list[BucketChoice]:
     """Choose a codec for each bucket.
 
     Args:
@@ -184,41 +184,44 @@ def choose(known: GradientReductions, budget: float) -> list[BucketChoice]:
     Raises:
         Unanswerable: the run has no measurements of codecs, or they are of other buckets.
     """
-    closes = known.passes[0].closes
-    if any(not np.array_equal(each.closes, closes) for each in known.passes):
+    closes = reductions.passes[0].closes
+    if any(not np.array_equal(backward.closes, closes) for backward in reductions.passes):
         raise Unanswerable("buckets change from step to step: a codec for each cannot be chosen")
-    names, norms, options = _options(known, closes)
-    every = sorted({each.codec for own in options for each in own if each.codec is not None}, key=str)
-    codecs = [None, *every]
-    by_codec = [{each.codec: each for each in own} for own in options]
-    errors = np.array([[own[c].error if c in own else np.inf for c in codecs] for own in by_codec])
-    buckets = plain_reductions(known, known.passes[0], closes)
+    names, norms, options = _options(reductions, closes)
+    given = {option.codec for of_bucket in options for option in of_bucket if option.codec is not None}
+    codecs = [None, *sorted(given, key=str)]
+    by_codec = [{option.codec: option for option in of_bucket} for of_bucket in options]
+    errors = np.array(
+        [[of_bucket[c].error if c in of_bucket else np.inf for c in codecs] for of_bucket in by_codec]
+    )
+    buckets = plain_reductions(reductions, reductions.passes[0], closes)
     made = [
-        [reduction_of(known, bucket, own[c]) if c in own else bucket for c in codecs]
-        for bucket, own in zip(buckets, by_codec)
+        [reduction_of(reductions, bucket, of_bucket[c]) if c in of_bucket else bucket for c in codecs]
+        for bucket, of_bucket in zip(buckets, by_codec)
     ]
     total = sum(norms)
-    chosen = assign_in_pipeline(_pipeline(known, buckets, made), errors, budget**2 * total)
+    chosen = assign_in_pipeline(_pipeline(reductions, buckets, made), errors, budget**2 * total)
+    options_chosen = [of_bucket[codecs[c]] for of_bucket, c in zip(by_codec, chosen.tolist())]
     return [
-        BucketChoice(tuple(names[b]), own, (own.error / norms[b]) ** 0.5 if norms[b] else 0.0)
-        for b, own in enumerate(by_codec[b][codecs[option]] for b, option in enumerate(chosen.tolist()))
+        BucketChoice(tuple(parameters), option, (option.error / norm) ** 0.5 if norm else 0.0)
+        for parameters, option, norm in zip(names, options_chosen, norms)
     ]
 
 
-def reduction_of(known: GradientReductions, plain: Reduction, option: CodecOption) -> Reduction:
+def reduction_of(reductions: GradientReductions, plain: Reduction, option: CodecOption) -> Reduction:
     """A reduction with what a codec really took: on a GPU it delays the result, not the thread."""
     if option.codec is None:
         return plain
-    made = compressed(replace(known, copy_ns_per_byte=0.0), plain, option.codec)
-    on_thread, later = (0.0, option.encode_ns) if on_stream(known) else (option.encode_ns, 0.0)
+    made = compressed(replace(reductions, copy_ns_per_byte=0.0), plain, option.codec)
+    on_thread, later = (0.0, option.encode_ns) if on_stream(reductions) else (option.encode_ns, 0.0)
     return replace(made, call_ns=made.call_ns + on_thread, fixed_ns=made.fixed_ns + later + option.decode_ns)
 
 
 def by_choice(
-    known: GradientReductions, plain: Sequence[Reduction], chosen: Sequence[BucketChoice]
+    reductions: GradientReductions, plain: Sequence[Reduction], chosen: Sequence[BucketChoice]
 ) -> list[Reduction]:
     """The reductions of a pass, each by the codec that was chosen for its bucket."""
-    return [reduction_of(known, bucket, each.option) for bucket, each in zip(plain, chosen)]
+    return [reduction_of(reductions, bucket, choice.option) for bucket, choice in zip(plain, chosen)]
 
 
 def _ranges(closes: Ints) -> list[tuple[int, int]]:
@@ -227,55 +230,57 @@ def _ranges(closes: Ints) -> list[tuple[int, int]]:
 
 
 def _pipeline(
-    known: GradientReductions, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
+    reductions: GradientReductions, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
 ) -> ReductionPipeline:
     """The usual pass: when each bucket is ready after the first gradient, and what each option takes."""
-    end = known.end
-    ready = np.array([end[each.ready[each.closes]] - end[each.ready[0]] for each in known.passes])
+    end = reductions.end
+    ready = np.array(
+        [end[backward.ready[backward.closes]] - end[backward.ready[0]] for backward in reductions.passes]
+    )
 
     def of(what: str) -> Floats:
-        return np.array([[float(getattr(each, what)) for each in own] for own in made])
+        return np.array([[float(getattr(option, what)) for option in of_bucket] for of_bucket in made])
 
-    before = np.array([each.call_ns for each in plain])[:, None]
+    before = np.array([reduction.call_ns for reduction in plain])[:, None]
     return ReductionPipeline(
         np.median(ready, axis=0),
         of("call_ns") - before,
         of("fixed_ns"),
         of("moving_ns"),
-        min(workers_of(known.graph).values()),
+        min(workers_of(reductions.graph).values()),
     )
 
 
 def _options(
-    known: GradientReductions, closes: Ints
+    reductions: GradientReductions, closes: Ints
 ) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
     """Of each bucket its parameters, the square of its norm, and what can be done to it."""
-    table = measurements(known.graph.run)
-    sizes = [int(known.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
-    own = table.group_by("module", "bucket", "codec").agg(
+    table = measurements(reductions.graph.run)
+    sizes = [int(reductions.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
+    means = table.group_by("module", "bucket", "codec").agg(
         pl.col("names").first(), pl.col("elements").first(),
         *(pl.col(name).mean() for name in ("square_norm", "square_error", "encode_ns", "decode_ns")),
     )  # fmt: skip
-    buckets = own.sort("module", "bucket", "codec").partition_by("module", "bucket", maintain_order=True)
-    elements = [int(each["elements"][0]) for each in buckets]
+    buckets = means.sort("module", "bucket", "codec").partition_by("module", "bucket", maintain_order=True)
+    elements = [int(bucket["elements"][0]) for bucket in buckets]
     ratios = {size / max(count, 1) for size, count in zip(sizes, elements)}
     if len(elements) != len(sizes) or len(ratios) > 1:
         raise Unanswerable(
             f"the probe saw {len(elements)} buckets, of other sizes than the {len(sizes)} of the run: {HOW}"
         )
-    crashes = not on_stream(known) and len(buckets) > 1  # as `dpro try` refuses it
+    crashes = not on_stream(reductions) and len(buckets) > 1  # as `dpro try` refuses it
     options = [
         [CodecOption(None)]
         + [
             CodecOption(codec, row["square_error"], row["encode_ns"], row["decode_ns"])
-            for row in each.iter_rows(named=True)
+            for row in bucket.iter_rows(named=True)
             if not ((codec := codec_of(row["codec"])).powersgd_rank is not None and crashes)
         ]
-        for each in buckets
+        for bucket in buckets
     ]
     return (
-        [each["names"][0].to_list() for each in buckets],
-        [each["square_norm"][0] for each in buckets],
+        [bucket["names"][0].to_list() for bucket in buckets],
+        [bucket["square_norm"][0] for bucket in buckets],
         options,
     )
 
@@ -305,17 +310,17 @@ def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
 def compression_lines(chosen: Sequence[BucketChoice]) -> list[str]:
     """A line per codec: for which buckets it is, and what is lost of them."""
     lines = []
-    for codec in dict.fromkeys(each.option.codec for each in chosen):
-        mine = [each for each in chosen if each.option.codec == codec]
-        what = f"{len(mine)} of {len(chosen)} buckets"
+    for codec in dict.fromkeys(choice.option.codec for choice in chosen):
+        choices = [choice for choice in chosen if choice.option.codec == codec]
+        what = f"{len(choices)} of {len(chosen)} buckets"
         if codec is None:
-            lines.append(f"{what} as they are ({_named(mine)})")
+            lines.append(f"{what} as they are ({_named(choices)})")
         else:
-            worst = max(each.share for each in mine)
-            lines.append(f"{what} by {codec} ({_named(mine)}), which loses at most {worst:.2g} of each")
+            worst = max(choice.share for choice in choices)
+            lines.append(f"{what} by {codec} ({_named(choices)}), which loses at most {worst:.2g} of each")
     return lines
 
 
 def _named(chosen: Sequence[BucketChoice]) -> str:
-    names = [name for each in chosen for name in each.names]
+    names = [name for choice in chosen for name in choice.names]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -24,13 +24,12 @@ from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.scope import LANE, products_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.scope import LANE, WRAPPER, products_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 
 HOW = "dpro try precision:probe -- COMMAND records a run that has them"
 DOWN_TO = {"bf16": ("bf16",), "fp16": ("fp16",), "fp8": ("bf16", "fp8")}
-WRAPPER = "module."  # by which DDP names the module inside
 SIZES = ("batch", "m", "n", "k")
 
 
@@ -71,20 +70,25 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
     products = _products(graph, kernels, losses["module"].unique().to_list())
     options = ["", *DOWN_TO[lowest]]
     modules = products["module"].unique().sort().to_list()
-    number = {name: at for at, name in enumerate(modules)}
-    at = np.array([number[name] for name in products["module"]], np.int64)
-    times = np.column_stack([_times_ns(products, each, model) for each in options])
+    number = {name: index for index, name in enumerate(modules)}
+    module_of = np.array([number[name] for name in products["module"]], np.int64)
+    times = np.column_stack([_times_ns(products, precision, model) for precision in options])
     costs = np.zeros((len(modules), len(options)))
-    np.add.at(costs, at, times)
+    np.add.at(costs, module_of, times)
     costs[~np.isfinite(costs)] = np.inf
     share = {(module, precision): loss for module, precision, loss in losses.iter_rows()}
     errors = np.array(
-        [[share.get((name, each), np.inf) if each else 0.0 for each in options] for name in modules]
+        [
+            [share.get((name, precision), np.inf) if precision else 0.0 for precision in options]
+            for name in modules
+        ]
     )
     chosen = assign(costs, errors, budget)
     nodes = products["node"].to_numpy()
     return [
-        ModulePrecision(name, options[c], float(errors[i, c]), nodes[at == i], times[at == i, c])
+        ModulePrecision(
+            name, options[c], float(errors[i, c]), nodes[module_of == i], times[module_of == i, c]
+        )
         for i, (name, c) in enumerate(zip(modules, chosen.tolist()))
     ]
 
@@ -148,12 +152,16 @@ def _ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:
         .filter(pl.col("module").is_in(list(modules)))
     )
     numbered = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("sequence_number") >= 0))
-    of = ["rank", "window", "sequence_number"]
-    asked = numbered.filter(pl.col("forward_thread") <= 0).sort("start_ns", "span_id").unique(of, keep="last")
+    identity = ["rank", "window", "sequence_number"]
+    asked = (
+        numbered.filter(pl.col("forward_thread") <= 0)
+        .sort("start_ns", "span_id")
+        .unique(identity, keep="last")
+    )
     inside = _joined(asked.select(*LANE, "start_ns", "sequence_number"), forward)
     backward = (
         numbered.filter(pl.col("forward_thread") > 0)
-        .join(inside.select(*of, "module"), on=of)
+        .join(inside.select(*identity, "module"), on=identity)
         .select(*LANE, "start_ns", until=until, module="module")
     )
     return pl.concat([forward, backward])
@@ -161,16 +169,16 @@ def _ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:
 
 def _within(operators: pl.DataFrame, ranges: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Operators with the `module` that they are in."""
-    where = spans.select("rank", "span_id", "window", "tid", "start_ns")
-    return _joined(operators.join(where, on=["rank", "span_id"]), ranges)
+    operator_places = spans.select("rank", "span_id", "window", "tid", "start_ns")
+    return _joined(operators.join(operator_places, on=["rank", "span_id"]), ranges)
 
 
-def _joined(things: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+def _joined(operators: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     ordered = ranges.sort("start_ns")
-    found = things.sort("start_ns").join_asof(
+    placed = operators.sort("start_ns").join_asof(
         ordered, on="start_ns", by=LANE, strategy="backward", check_sortedness=False
     )
-    return found.filter(pl.col("start_ns") < pl.col("until"))
+    return placed.filter(pl.col("start_ns") < pl.col("until"))
 
 
 def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
@@ -180,27 +188,27 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
         return us * 1e3
     result = np.full(us.size, np.inf)
     for (dtype,), rows in products.with_row_index("row").partition_by("dtype", as_dict=True).items():
-        at = rows["row"].to_numpy()
+        row = rows["row"].to_numpy()
         sizes = [rows[name].to_numpy() for name in ("m", "n", "k", "batch")]
         if BYTES[str(dtype)] <= BYTES[precision]:
-            result[at] = us[at] * 1e3  # it has as few bits already
+            result[row] = us[row] * 1e3  # it has as few bits already
             continue
-        given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[at])
-        there = estimate(matmuls(precision, *sizes), model, given=given)
+        given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[row])
+        predicted = estimate(matmuls(precision, *sizes), model, given=given)
         m, n, k, batch = sizes
         cast_ns = batch * (m * k + k * n) * cast_bytes(str(dtype), precision) / GPUS[model].gbps
-        result[at] = there["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
+        result[row] = predicted["us"].fill_null(np.inf).to_numpy() * 1e3 + cast_ns
     return result
 
 
 def precision_lines(chosen: Sequence[ModulePrecision]) -> list[str]:
     """A line per precision: which modules have it, and what the loss may rise by."""
     lines = []
-    for precision in dict.fromkeys(each.precision for each in chosen):
-        mine = [each for each in chosen if each.precision == precision]
-        some = ", ".join(each.module for each in mine[:3]) + ", …" * (len(mine) > 3)
+    for precision in dict.fromkeys(choice.precision for choice in chosen):
+        choices = [choice for choice in chosen if choice.precision == precision]
+        some = ", ".join(choice.module for choice in choices[:3]) + ", …" * (len(choices) > 3)
         how = f"in {precision}" if precision else "as they are"
-        what = f"{len(mine)} of {len(chosen)} modules {how} ({some})"
-        rise = sum(each.loss for each in mine)
+        what = f"{len(choices)} of {len(chosen)} modules {how} ({some})"
+        rise = sum(choice.loss for choice in choices)
         lines.append(f"{what}: the loss may rise by {rise:.2g} of itself" if precision else what)
     return lines

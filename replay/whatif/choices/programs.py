@@ -78,23 +78,27 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
     """
     count, options = errors.shape
     chosen = count * options
-    whole = buckets.fixed + buckets.moving
-    scale = max(float(buckets.ready.max() + whole.max(axis=1).sum() + buckets.thread.max(axis=1).sum()), 1e-9)
+    duration_ns = buckets.fixed + buckets.moving
+    scale = max(
+        float(buckets.ready.max() + duration_ns.max(axis=1).sum() + buckets.thread.max(axis=1).sum()), 1e-9
+    )
     program = _Program(np.zeros_like(errors), errors, budget, chosen + 2 * count)
     program.costs[:chosen] = program.ties
     program.costs[chosen + 2 * count - 1] = 1.0
     for b in range(count):
-        mine = range(b * options, (b + 1) * options)
+        variables = range(b * options, (b + 1) * options)
         thread, end = chosen + b, chosen + count + b
         before = {thread - 1: 1.0} if b else {}
-        program.require({thread: 1.0} | _less(before, zip(mine, buckets.thread[b] / scale)), 0.0, 0.0)
-        done = _less({thread: 1.0}, zip(mine, whole[b] / scale))
+        program.require({thread: 1.0} | _less(before, zip(variables, buckets.thread[b] / scale)), 0.0, 0.0)
+        done = _less({thread: 1.0}, zip(variables, duration_ns[b] / scale))
         program.require({end: 1.0} | done, float(buckets.ready[b]) / scale)
         if b:
-            program.require({end: 1.0} | _less({end - 1: 1.0}, zip(mine, buckets.moving[b] / scale)), 0.0)
+            program.require(
+                {end: 1.0} | _less({end - 1: 1.0}, zip(variables, buckets.moving[b] / scale)), 0.0
+            )
         if b >= buckets.workers:
             other = {end - buckets.workers: 1.0}
-            program.require({end: 1.0} | _less(other, zip(mine, whole[b] / scale)), 0.0)
+            program.require({end: 1.0} | _less(other, zip(variables, duration_ns[b] / scale)), 0.0)
     return program.solved()
 
 
@@ -115,16 +119,16 @@ class _Program:
     def __init__(self, costs: Floats, errors: Floats, budget: float, variables: int) -> None:
         self._things, self._options = errors.shape
         self.usable = np.isfinite(costs).ravel() & np.isfinite(errors).ravel()
-        known = np.where(self.usable, errors.ravel(), 0.0) / max(budget, 1e-300)
-        self.ties = TIE * np.minimum(known, 1.0) / self._things
+        shares = np.where(self.usable, errors.ravel(), 0.0) / max(budget, 1e-300)
+        self.ties = TIE * np.minimum(shares, 1.0) / self._things
         self.costs = np.zeros(variables)
         self._rows: list[dict[int, float]] = []
         self._limits: list[tuple[float, float]] = []
         for thing in range(self._things):
-            own = range(thing * self._options, (thing + 1) * self._options)
-            self.require(dict.fromkeys(own, 1.0), 1.0, 1.0)
-        self.require(dict(enumerate(known.tolist())), -np.inf, 1.0)
-        self.usable &= known <= 1.0
+            choices = range(thing * self._options, (thing + 1) * self._options)
+            self.require(dict.fromkeys(choices, 1.0), 1.0, 1.0)
+        self.require(dict(enumerate(shares.tolist())), -np.inf, 1.0)
+        self.usable &= shares <= 1.0
 
     def require(self, terms: dict[int, float], least: float, most: float = np.inf) -> None:
         """Have a sum of variables times coefficients stay within a range."""
@@ -140,8 +144,12 @@ class _Program:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
-        entries = [(row, at, value) for row, terms in enumerate(self._rows) for at, value in terms.items()]
-        rows, columns, values = (np.array(each) for each in zip(*entries))
+        entries = [
+            (row, variable, value)
+            for row, terms in enumerate(self._rows)
+            for variable, value in terms.items()
+        ]
+        rows, columns, values = (np.array(entry) for entry in zip(*entries))
         matrix = csr_array((values, (rows, columns)), shape=(len(self._rows), self.costs.size))
         least, most = np.array(self._limits).T
         choices = self._things * self._options
@@ -149,14 +157,14 @@ class _Program:
         upper[:choices] = self.usable
         integral = np.zeros(self.costs.size)
         integral[:choices] = 1
-        found = milp(
+        solution = milp(
             self.costs,
             integrality=integral,
             bounds=Bounds(0, upper),
             constraints=LinearConstraint(matrix, least, most),
             options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
         )
-        if found.x is None:
+        if solution.x is None:
             raise Unanswerable("no choice stays within the budget of errors: allow more")
-        chosen: Ints = found.x[:choices].reshape(self._things, self._options).argmax(axis=1)
+        chosen: Ints = solution.x[:choices].reshape(self._things, self._options).argmax(axis=1)
         return chosen

@@ -15,8 +15,9 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.cost.curves import LinkCost
 from dpro.replay.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
 from dpro.replay.gradients.passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Graph
@@ -33,9 +34,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
-from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import sizes_worth_replaying
-from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     GradientReductions,
     Reduction,
     closing,
@@ -44,6 +43,8 @@ from dpro.replay.whatif.graph_ops.reductions.recorded import (
     on_stream,
     plain_reductions,
     reduced,
+    with_reductions,
+    workers_of,
 )
 from dpro.schema import CODECS
 
@@ -75,36 +76,50 @@ class Bucket(ReductionEdit):
         """Sizes that may be best, by what fusing or splitting their buckets would gain."""
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
-    def changed(self, known: GradientReductions) -> Graph:
+    def changed(self, reductions: GradientReductions) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
-        require_bytes(known)
+        require_bytes(reductions)
         first = self.mb if self.first_mb is None else self.first_mb
-        closes = [closing_of(known, each, round(first * MB), round(self.mb * MB)) for each in known.passes]
-        if all(np.array_equal(each.closes, own) for each, own in zip(known.passes, closes)):
-            return known.graph
+        closes = [
+            closing_of(reductions, backward, round(first * MB), round(self.mb * MB))
+            for backward in reductions.passes
+        ]
+        if all(
+            np.array_equal(backward.closes, pass_closes)
+            for backward, pass_closes in zip(reductions.passes, closes)
+        ):
+            return reductions.graph
         return with_reductions(
-            known, [plain_reductions(known, each, own) for each, own in zip(known.passes, closes)]
+            reductions,
+            [
+                plain_reductions(reductions, backward, pass_closes)
+                for backward, pass_closes in zip(reductions.passes, closes)
+            ],
         )
 
     def describe(self) -> str:
         return f"gradient buckets of {self.mb:g} MB"
 
-    def setting(self, known: GradientReductions) -> str:
-        item = ITEM_BYTES.get(dtypes_of(known, known.passes[0])[0], ITEM_BYTES["float32"])
-        return of_bucket_size(framework_of(known.graph.run), round(self.mb * MB / item))
+    def setting(self, reductions: GradientReductions) -> str:
+        item = ITEM_BYTES.get(dtypes_of(reductions, reductions.passes[0])[0], ITEM_BYTES["float32"])
+        return of_bucket_size(framework_of(reductions.graph.run), round(self.mb * MB / item))
 
     def how(self) -> str:
         return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
 
 
-def closing_of(known: GradientReductions, each: Pass, first_cap: int, cap: int) -> Ints:
+def closing_of(reductions: GradientReductions, backward: Pass, first_cap: int, cap: int) -> Ints:
     """As `closing`, of a pass; gradients of two types are in no bucket together.
 
     Args:
         first_cap, cap: bytes, of the first bucket and of the others.
     """
-    dtypes, sizes = dtypes_of(known, each), each.parameters.num_bytes
-    ends = [at for at in range(len(dtypes)) if at + 1 == len(dtypes) or dtypes[at + 1] != dtypes[at]]
+    dtypes, sizes = dtypes_of(reductions, backward), backward.parameters.num_bytes
+    ends = [
+        gradient
+        for gradient in range(len(dtypes))
+        if gradient + 1 == len(dtypes) or dtypes[gradient + 1] != dtypes[gradient]
+    ]
     firsts = [0, *(end + 1 for end in ends[:-1])]
     parts = [
         first
@@ -112,24 +127,118 @@ def closing_of(known: GradientReductions, each: Pass, first_cap: int, cap: int) 
             sizes[first : end + 1],
             first_cap if first == 0 else cap,
             cap,
-            each.parameters.closes_before,
+            backward.parameters.closes_before,
         )
         for first, end in zip(firsts, ends)
     ]
     return np.concatenate(parts)
 
 
-def require_bytes(known: GradientReductions) -> None:
+def require_bytes(reductions: GradientReductions) -> None:
     """Refuse a run that does not say how many bytes its reductions move.
 
     Raises:
         Unanswerable: it does not.
     """
-    if not known.are_bytes_known:
+    if not reductions.are_bytes_known:
         raise Unanswerable(
             "the run does not say how many bytes its reductions move: torch.profiler of PyTorch 2.1 or newer "
             "notes them, and `dpro record`"
         )
+
+
+# Which bucket sizes are worth a replay: those whose buckets are not better fused, nor better in two.
+#
+# The condition is dPRO's theorem on tensor fusion and partition (Hu et al., MLSys 2022, Theorem 2): tensor n
+# is ready at p_n, its reduction ends at q_n and takes t(s_n) for its size. Apart, the second of two ends at
+# max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free
+# by p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards
+# it says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs
+# apart from its bytes overlaps with the other. All of this is exact for one link, and says nothing of what
+# waits for reductions: so what remains is replayed.
+
+SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
+CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
+MAX_SIZES = 3
+
+
+@dataclass(frozen=True)
+class ReadyGradients:
+    """Gradients as the theorem sees them.
+
+    Attributes:
+        ready: [P] ns since backward began, on the last rank, in the middle of the passes.
+        num_bytes: [P] that are moved.
+        line: what a reduction takes.
+        workers: how many reductions may run at once, which share the link.
+    """
+
+    ready: Floats
+    num_bytes: Floats
+    line: LinkCost
+    workers: int
+
+    def end_ns(self, ends: Sequence[float], first: int, last: int) -> float:
+        """When the reduction of a bucket ends."""
+        free = ends[-self.workers] if len(ends) >= self.workers else 0.0
+        begins = max(free, float(self.ready[last])) + self.line.latency_ns
+        moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
+        return max(begins, ends[-1] if ends else 0.0) + moving
+
+
+def sizes_worth_replaying(reductions: GradientReductions) -> list[float]:
+    """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MAX_SIZES`."""
+    gradients = gradients_of(reductions)
+    different: dict[tuple[int, ...], float] = {}
+    for size in SIZES_MB:
+        parameters, cap = reductions.parameters, round(size * MB)
+        closes = closing(parameters.num_bytes, cap, cap, parameters.closes_before)
+        different.setdefault(tuple(closes.tolist()), size)
+    ends = {closes: reductions_end(gradients, closes)[-1] for closes in different}
+    by_end = sorted(different, key=lambda closes: (ends[closes], closes))
+    kept = [closes for closes in by_end if not is_better_changed(gradients, closes)]
+    return sorted(different[closes] for closes in (kept or by_end)[:MAX_SIZES])
+
+
+def gradients_of(reductions: GradientReductions) -> ReadyGradients:
+    """What the theorem asks of a graph's gradients."""
+    end, sizes = reductions.end, reductions.parameters.num_bytes
+    equal = [
+        backward for backward in reductions.passes if np.array_equal(backward.parameters.num_bytes, sizes)
+    ]
+    lowest = [int(end[backward.ready].min()) for backward in equal]
+    ready = np.array([end[backward.ready] - begin for backward, begin in zip(equal, lowest)])
+    return ReadyGradients(
+        np.median(ready, axis=0),
+        reductions.ratio * sizes.astype(np.float64),
+        reductions.line,
+        max(workers_of(reductions.graph).values()),
+    )
+
+
+def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[float]:
+    """When the reduction of each bucket ends, ns since backward began."""
+    ends: list[float] = []
+    first = 0
+    for last in closes:
+        ends.append(gradients.end_ns(ends, first, last))
+        first = last + 1
+    return ends
+
+
+def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> bool:
+    """Whether two neighbours are clearly better fused, or a bucket in two."""
+    ends = reductions_end(gradients, closes)
+    firsts = [0, *(last + 1 for last in closes[:-1])]
+    clearly = CLEARLY * ends[-1]
+    for bucket, (first, last) in enumerate(zip(firsts, closes)):
+        if bucket and gradients.end_ns(ends[: bucket - 1], firsts[bucket - 1], last) < ends[bucket] - clearly:
+            return True
+        for cut in range(first, last):
+            half = gradients.end_ns(ends[:bucket], first, cut)
+            if gradients.end_ns([*ends[:bucket], half], cut + 1, last) < ends[bucket] - clearly:
+                return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -157,30 +266,30 @@ class Priority(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(size) for size in (1.0, 4.0)]
 
-    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
-        require_bytes(known)
-        return [cut(known, each, round(self.mb * MB)) for each in known.passes]
+    def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        require_bytes(reductions)
+        return [cut(reductions, backward, round(self.mb * MB)) for backward in reductions.passes]
 
-    def changed(self, known: GradientReductions) -> Graph:
+    def changed(self, reductions: GradientReductions) -> Graph:
         """Order the pieces as a link would that always takes the one needed first of those that are ready."""
-        require_bytes(known)
-        uses = first_uses(known.graph, known.passes, on_stream(known))
-        following = next_of_rank(known)
+        require_bytes(reductions)
+        uses = first_uses(reductions.graph, reductions.passes, on_stream(reductions))
+        following = next_of_rank(reductions)
         if all(after < 0 for after in following):
             raise Unanswerable(
                 "no two steps follow each other in a window: when gradients are needed is not seen"
             )
-        kind = EdgeKind.EVENT if on_stream(known) else EdgeKind.SYNC
-        pieces = self.wanted(known)
-        order = _orders(known, pieces, uses)
+        kind = EdgeKind.EVENT if on_stream(reductions) else EdgeKind.SYNC
+        pieces = self.wanted(reductions)
+        order = _orders(reductions, pieces, uses)
         wanted = []
-        for which, after in enumerate(following):
-            ordered = [pieces[which][piece] for piece in order[which]]
-            if not known.is_scattered:  # else parameters are gathered after an update that waits for all
+        for number, after in enumerate(following):
+            ordered = [pieces[number][piece] for piece in order[number]]
+            if not reductions.is_scattered:  # else parameters are gathered after an update that waits for all
                 used = uses[after] if after >= 0 else np.empty(0, np.int64)
-                ordered = [replace(each, needed=_needed(each, used, kind)) for each in ordered]
+                ordered = [replace(piece, needed=_needed(piece, used, kind)) for piece in ordered]
             wanted.append(ordered)
-        return with_reductions(known, wanted)
+        return with_reductions(reductions, wanted)
 
     def describe(self) -> str:
         return f"gradients in pieces of {self.mb:g} MB, those first that are needed first"
@@ -195,39 +304,39 @@ def _needed(piece: Reduction, used: Ints, kind: EdgeKind) -> tuple[tuple[int, Ed
     return tuple((int(node), kind) for node in np.unique(used[piece.first : piece.last + 1]))
 
 
-def cut(known: GradientReductions, each: Pass, size: int) -> list[Reduction]:
+def cut(reductions: GradientReductions, backward: Pass, size: int) -> list[Reduction]:
     """Reductions of one size: small gradients together, large ones in pieces of even size.
 
     Args:
         size: bytes.
     """
-    found = []
-    for bucket in plain_reductions(known, each, closing_of(known, each, size, size)):
+    pieces = []
+    for bucket in plain_reductions(reductions, backward, closing_of(reductions, backward, size, size)):
         count = max(round(bucket.num_bytes / max(size, 1)), 1) if bucket.first == bucket.last else 1
-        found += [
+        pieces += [
             replace(bucket, num_bytes=max(bucket.num_bytes // count, 1), moving_ns=bucket.moving_ns / count)
         ] * count
-    return found
+    return pieces
 
 
 def _orders(
-    known: GradientReductions, pieces: Sequence[Sequence[Reduction]], uses: list[Ints]
+    reductions: GradientReductions, pieces: Sequence[Sequence[Reduction]], uses: list[Ints]
 ) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
-    nodes = known.graph.nodes
+    nodes = reductions.graph.nodes
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for which, each in enumerate(known.passes):
-        together[int(nodes.collective[each.arrive[0]]), len(pieces[which])].append(which)
-    orders: list[list[int]] = [[]] * len(known.passes)
+    for number, backward in enumerate(reductions.passes):
+        together[int(nodes.collective[backward.arrive[0]]), len(pieces[number])].append(number)
+    orders: list[list[int]] = [[]] * len(reductions.passes)
     for members in together.values():
-        own, used = pieces[members[0]], nodes.measured_start[uses[members[0]]]
-        last = np.array([each.last for each in own])
-        takes = np.array([each.moving_ns + each.fixed_ns for each in own])
-        ready = np.max([known.end[known.passes[which].ready][last] for which in members], axis=0)
-        urgency = np.array([used[each.first : each.last + 1].min() for each in own])
+        of_first, used = pieces[members[0]], nodes.measured_start[uses[members[0]]]
+        last = np.array([piece.last for piece in of_first])
+        takes = np.array([piece.moving_ns + piece.fixed_ns for piece in of_first])
+        ready = np.max([reductions.end[reductions.passes[number].ready][last] for number in members], axis=0)
+        urgency = np.array([used[piece.first : piece.last + 1].min() for piece in of_first])
         order = by_priority(ready, urgency, takes)
-        for which in members:
-            orders[which] = order
+        for number in members:
+            orders[number] = order
     return orders
 
 
@@ -301,31 +410,33 @@ class Compress(ReductionEdit):
         chosen = [cls(budget=share) for share in (0.01, 0.1)] if measured else []
         return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01), *chosen]
 
-    def changed(self, known: GradientReductions) -> Graph:
+    def changed(self, reductions: GradientReductions) -> Graph:
         """Shrink what each bucket moves and add what compressing costs."""
-        if known.ratio < 1:
+        if reductions.ratio < 1:
             raise Unanswerable("gradients are compressed already")
         if self.budget is not None:
-            chosen = choose(known, self.budget)
-            if all(each.option.codec is None for each in chosen):
-                return known.graph
+            chosen = choose(reductions, self.budget)
+            if all(choice.option.codec is None for choice in chosen):
+                return reductions.graph
             return with_reductions(
-                known,
+                reductions,
                 [
-                    by_choice(known, plain_reductions(known, each, each.closes), chosen)
-                    for each in known.passes
+                    by_choice(reductions, plain_reductions(reductions, backward, backward.closes), chosen)
+                    for backward in reductions.passes
                 ],
             )
-        return with_reductions(known, self.wanted(known))
+        return with_reductions(reductions, self.wanted(reductions))
 
-    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
+    def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
         """All buckets by one codec; which one a budget chooses for each is worked out when it is applied."""
         if self.budget is not None:
             return []
         codec = Codec(self.to, self.powersgd_rank, self.topk)
-        plain = [plain_reductions(known, each, each.closes) for each in known.passes]
-        is_mixed = len({bucket.dtype for own in plain for bucket in own}) > 1
-        return [[self._compressed(known, each, codec, is_mixed) for each in own] for own in plain]
+        plain = [plain_reductions(reductions, backward, backward.closes) for backward in reductions.passes]
+        is_mixed = len({bucket.dtype for buckets in plain for bucket in buckets}) > 1
+        return [
+            [self._compressed(reductions, bucket, codec, is_mixed) for bucket in buckets] for buckets in plain
+        ]
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What was chosen; what is inferred; operations and groups whose latency the run does not show."""
@@ -333,12 +444,12 @@ class Compress(ReductionEdit):
         return (*chosen, *super().notes(graph))
 
     def _compressed(
-        self, known: GradientReductions, bucket: Reduction, codec: Codec, is_mixed: bool
+        self, reductions: GradientReductions, bucket: Reduction, codec: Codec, is_mixed: bool
     ) -> Reduction:
         """A bucket compressed; what is in half precision already stays, if others are not."""
         if self.to and is_mixed and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:
             return bucket
-        return compressed(known, bucket, codec)
+        return compressed(reductions, bucket, codec)
 
     def is_proven(self, graph: Graph) -> bool:
         """Neither sending only the largest nor choosing by bucket was measured."""
@@ -353,8 +464,8 @@ class Compress(ReductionEdit):
             return f"the largest {self.topk:.2%} of the gradients exchanged"
         return f"gradients reduced by PowerSGD of rank {self.powersgd_rank}"
 
-    def setting(self, known: GradientReductions) -> str:
-        framework = framework_of(known.graph.run)
+    def setting(self, reductions: GradientReductions) -> str:
+        framework = framework_of(reductions.graph.run)
         return of_half_precision(framework, self.to) if self.to else NOT_THERE
 
     def how(self) -> str:

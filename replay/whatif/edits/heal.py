@@ -86,13 +86,13 @@ class Heal(Edit):
     compares_ranks = True
     is_advice = False  # it says what a rank costs; what to do about it is in the finding
     effort = "code"
-    at: RanksAt
+    place: RanksAt
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse none or several of rank, host and stage."""
         super().__post_init__()
-        self.at.require_one(self.name)
+        self.place.require_one(self.name)
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
@@ -102,7 +102,7 @@ class Heal(Edit):
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.of_ranks_on_path(self.at.ranks(facts.graph))
+        return facts.of_ranks_on_path(self.place.ranks(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""
@@ -115,28 +115,28 @@ class Heal(Edit):
         return self._shortened(graph, with_calls(pl.concat(seen), graph))
 
     def _shortened(self, graph: Graph, work: pl.DataFrame) -> Shortened:
-        ranks = self.at.ranks(graph)
-        compared = healing_of_stages if self.at.stage is not None else healing
+        ranks = self.place.ranks(graph)
+        compared = healing_of_stages if self.place.stage is not None else healing
         return Shortened(compared(graph, ranks, work, apart=ranks))
 
     def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.at.ranks(graph)
+        return self.place.ranks(graph)
 
     def on_operations(self) -> bool:
         """Stages are compared by the work of their micro-batches."""
-        return self.at.stage is not None
+        return self.place.stage is not None
 
     def is_proven(self, graph: Graph) -> bool:
         """Hosts and stages as a whole were not."""
-        return self.at.rank is not None
+        return self.place.rank is not None
 
     def describe(self) -> str:
-        return f"{self.at.describe()} is as fast as its peers"
+        return f"{self.place.describe()} is as fast as its peers"
 
     def how(self) -> str:
-        if self.at.stage is not None:
-            return f"give stage {self.at.stage} fewer layers, or split it: as much work as the others have"
-        return f"`dpro diagnose` says what holds {self.at.describe()} up"
+        if self.place.stage is not None:
+            return f"give stage {self.place.stage} fewer layers, or split it: as much work as the others have"
+        return f"`dpro diagnose` says what holds {self.place.describe()} up"
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def healing_of_stages(
         work: as `phase_work` gives it.
         apart: ranks that do not count as peers.
     """
-    whole = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
+    whole_steps = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
     everyone = ranks_of_teams([work["rank"].unique().to_list()], apart)
-    return _healing(graph, ranks, whole.agg(pl.col("work_ns").sum()), everyone).drop("position")
+    return _healing(graph, ranks, whole_steps.agg(pl.col("work_ns").sum()), everyone).drop("position")
 
 
 def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
@@ -223,11 +223,11 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
         raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
     of_rank = sums.filter(pl.col("rank") == rank).select("rank", *place, own="work_ns")
-    theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
+    of_peers = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
     excess = pl.col("own") - pl.col("work_ns").fill_null(0)
-    longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
-    taken = longer * (whole / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
-    ratios = of_rank.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
+    longer, excess_sum = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
+    taken = longer * (excess_sum / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
+    ratios = of_rank.join(of_peers, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
     return ratios.select("rank", *place, pl.col("ratio").fill_nan(1.0))
 
 

@@ -202,8 +202,8 @@ class NoSync(Edit):
         call = _waiting_calls(graph)[edges]
         until, ready = graph.edges.target[edges], facts.timeline.end[graph.edges.source[edges]]
         waited = np.maximum(ready - facts.timeline.end[np.maximum(call, 0)], 0)
-        known = (call >= 0) & (graph.nodes.step[until] >= 0)
-        total = np.bincount(graph.nodes.name[call[known]], waited[known], minlength=len(graph.names))
+        in_step = (call >= 0) & (graph.nodes.step[until] >= 0)
+        total = np.bincount(graph.nodes.name[call[in_step]], waited[in_step], minlength=len(graph.names))
         names = [graph.names[i] for i in np.argsort(-total, kind="stable")[:MAX_WAITS] if total[i] > 0]
         return [cls(within=name) for name in names] or [cls()]
 

@@ -74,49 +74,51 @@ class PlacedRanks(FabricEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        at = placed(facts.graph)
-        now, then = cls()._hosts(at)
+        placement = placed(facts.graph)
+        now, then = cls()._hosts(placement)
         return [cls()] if now != then else []
 
-    def _hosts(self, at: Placed) -> tuple[list[int], list[int]]:
+    def _hosts(self, placement: Placed) -> tuple[list[int], list[int]]:
         """The hosts of ranks, by their first rank: as recorded, and then.
 
         Raises:
             UsageError: other hosts are named, or not all.
         """
-        now = hosts_of(at.fabric, at.gpus)
+        now = hosts_of(placement.fabric, placement.gpus)
         if not self.hosts:
-            sent = np.bincount(at.found.kind, at.found.sent, at.found.first.size).astype(float)
-            traffic = exchanged(at.fabric, at.flows, sent, now)
-            order = best_order(traffic, distances(at.routes, now))
+            calls = placement.communications
+            sent = np.bincount(calls.kind, calls.sent, calls.first.size).astype(float)
+            traffic = exchanged(placement.fabric, placement.flows, sent, now)
+            order = best_order(traffic, distances(placement.routes, now))
             return now, [now[place] for place in order.tolist()]
         named = [name.strip() for name in self.hosts.split("/")]
-        then = [host_named(at.fabric, name) for name in named]
+        then = [host_named(placement.fabric, name) for name in named]
         if None in then:
             raise Unanswerable(f"the topology has no host {named[then.index(None)]!r}")
         if len(then) != len(now) or len(set(then)) != len(then):
             raise UsageError(f"place: hosts={self.hosts!r}: name {len(now)} hosts, each once")
         return now, [host for host in then if host is not None]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        now, then = self._hosts(at)
-        gbps = at.fabric.gbps
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        now, then = self._hosts(placement)
+        gbps = placement.fabric.gbps
         if now == then:
-            return lambda share: Cables(quantile(at.now, share), gbps)
-        if any(len(at.fabric.gpus[one]) != len(at.fabric.gpus[other]) for one, other in zip(now, then)):
+            return lambda share: Cables(quantile(placement.now, share), gbps)
+        gpus = placement.fabric.gpus
+        if any(len(gpus[one]) != len(gpus[other]) for one, other in zip(now, then)):
             raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
-        members, ops, algorithms, channels = at.found.kinds
-        others = moved(at.fabric, members, dict(zip(now, then)))
-        flows = flows_of(at.fabric, others, ops, algorithms, channels)
-        loads = loads_by(self.then, flows, at.routes)
+        members, ops, algorithms, channels = placement.communications.kinds
+        others = moved(placement.fabric, members, dict(zip(now, then)))
+        flows = flows_of(placement.fabric, others, ops, algorithms, channels)
+        loads = loads_by(self.then, flows, placement.routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        at = placed(graph)
-        now, then = self._hosts(at)
+        placement = placed(graph)
+        now, then = self._hosts(placement)
         if now == then:
             return ("no other order of hosts was found in which neighbours are nearer",)
-        names = [at.fabric.hosts[host] for host in then]
+        names = [placement.fabric.hosts[host] for host in then]
         more = f" … of {len(names)}" if len(names) > SHOWN else ""
         return (f"hosts by their first rank: {'/'.join(names[:SHOWN])}{more}",)
 
@@ -172,7 +174,7 @@ class OtherJobs(FabricEdit):
             return int(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum())
 
         def compute() -> tuple[float, ...]:
-            return tuple(sorted((each / PHASES for each in range(PHASES)), key=slowness))
+            return tuple(sorted((number / PHASES for number in range(PHASES)), key=slowness))
 
         return once(graph, ("phases", self.run, self.then), _columns(graph), compute)
 
@@ -182,18 +184,18 @@ class OtherJobs(FabricEdit):
         Args:
             phase: how much later than this job's first communication the other one's is, of its step.
         """
-        at, gbps = placed(graph), placed(graph).fabric.gbps
+        placement, gbps = placed(graph), placed(graph).fabric.gbps
         other, loads = self._other(graph)
-        best = Cables(sprayed(at.flows, at.routes), gbps)
-        first = np.unique(at.found.of, return_index=True)[1]
-        window = graph.nodes.window[at.found.transfers[first]].astype(np.int64)
+        best = Cables(sprayed(placement.flows, placement.routes), gbps)
+        first = np.unique(placement.communications.of, return_index=True)[1]
+        window = graph.nodes.window[placement.communications.transfers[first]].astype(np.int64)
         return with_fabric(
             graph,
-            at.found,
+            placement.communications,
             best,
-            Cables(quantile(at.now, before), gbps) if at.known else best,
+            Cables(quantile(placement.now, before), gbps) if placement.path_entries else best,
             Cables(quantile(loads, after), gbps),
-            background(other, window, recorded(graph, at.found), phase),
+            background(other, window, recorded(graph, placement.communications), phase),
         )
 
     def _other(self, graph: Graph) -> tuple[OtherRun, Sequence[Load]]:
@@ -207,32 +209,32 @@ class OtherJobs(FabricEdit):
             raise UsageError("beside: give hosts=, or run= with the folder of a run, not both")
 
         def compute() -> tuple[OtherRun, Sequence[Load]]:
-            at = placed(graph)
-            other = other_run(path, at)
-            return other, loads_by(self.then, flows_of_both(at, other), at.routes, at.known)
+            placement = placed(graph)
+            other = other_run(path, placement)
+            return other, loads_by(
+                self.then, flows_of_both(placement, other), placement.routes, placement.path_entries
+            )
 
         return once(graph, ("other run", self.run, self.then), _columns(graph), compute)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         if not self.run:
             return ()
-        at = placed(graph)
+        placement = placed(graph)
         other, _ = self._other(graph)
         takes = f"its typical step takes {format_duration(other.period_ns)}, and it keeps that pace"
-        both = sorted(at.fabric.names[gpu] for gpu in other.gpus & {*at.gpus})
-        if not both:
+        common = sorted(placement.fabric.names[gpu] for gpu in other.gpus & {*placement.gpus})
+        if not common:
             return (takes,)
-        shared = (
-            f"both compute on {', '.join(both[:SHOWN])}: what they take of each other there is not predicted"
-        )
-        return (takes, shared)
+        gpus = ", ".join(common[:SHOWN])
+        return (takes, f"both compute on {gpus}: what they take of each other there is not predicted")
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
         if not self.hosts:
             raise UsageError("beside: give hosts= of other jobs, or run= with the folder of a run")
-        fabric = at.fabric
-        jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
-        members, ops, algorithms, channels = at.found.kinds
+        fabric = placement.fabric
+        jobs = [list(self._gpus(placement, text)) for text in self.hosts.split("/")]
+        members, ops, algorithms, channels = placement.communications.kinds
         more, rings, unknown = ["all_reduce"] * len(jobs), [""] * len(jobs), [NOT_RECORDED] * len(jobs)
         flows = flows_of(
             fabric,
@@ -241,18 +243,18 @@ class OtherJobs(FabricEdit):
             [*algorithms, *rings],
             [*channels, *unknown],
         )
-        loads = loads_by(self.then, flows, at.routes, at.known)
+        loads = loads_by(self.then, flows, placement.routes, placement.path_entries)
         return lambda share: Cables(quantile(loads, share), fabric.gbps)
 
     @staticmethod
-    def _gpus(at: Placed, text: str) -> Iterator[int]:
+    def _gpus(placement: Placed, text: str) -> Iterator[int]:
         """The GPUs of a job's hosts."""
         names = expand(text)
         for name in names:
-            host = host_named(at.fabric, name)
+            host = host_named(placement.fabric, name)
             if host is None:
                 raise Unanswerable(f"the topology has no host {name!r}")
-            yield from at.fabric.gpus[host]
+            yield from placement.fabric.gpus[host]
         if len(names) < 2:
             raise UsageError(f"beside: hosts={text!r}: a job on one host sends nothing over the fabric")
 
@@ -285,28 +287,28 @@ def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) 
         hosts: of the run, by their number in the fabric.
     """
     place = np.full(fabric.num_nodes, -1)
-    for at, host in enumerate(hosts):
+    for number, host in enumerate(hosts):
         for gpu in fabric.gpus[host]:
-            place[gpu] = at
+            place[gpu] = number
             if gpu in fabric.port:
-                place[fabric.port[gpu]] = at
+                place[fabric.port[gpu]] = number
     begin, end = place[flows.begin], place[flows.end]
-    found = np.zeros((len(hosts), len(hosts)))
-    np.add.at(found, (begin, end), np.where(begin != end, flows.share * sent[flows.of], 0.0))
-    return found
+    sent_bytes = np.zeros((len(hosts), len(hosts)))
+    np.add.at(sent_bytes, (begin, end), np.where(begin != end, flows.share * sent[flows.of], 0.0))
+    return sent_bytes
 
 
 def distances(routes: Routes, hosts: Sequence[int]) -> _Matrix:
     """[H, H] what a byte takes on links between switches on a shortest path between hosts, ns."""
     fabric = routes.network
     ports = np.array([_ports(fabric, host)[0] for host in hosts])
-    one, other = (each.ravel() for each in np.meshgrid(ports, ports, indexing="ij"))
-    apart = np.flatnonzero(one != other)
-    first = paths(routes, one[apart], other[apart], lambda flows, *_: np.zeros(flows.size, np.int64))
+    one, other = (grid.ravel() for grid in np.meshgrid(ports, ports, indexing="ij"))
+    different = np.flatnonzero(one != other)
+    first = paths(routes, one[different], other[different], lambda flows, *_: np.zeros(flows.size, np.int64))
     takes = np.where(between_switches(fabric), 1 / fabric.gbps, 0.0)
-    found = np.zeros(one.size)
-    found[apart] = np.where(first == NO_LINK, 0.0, takes[first]).sum(axis=1)
-    return found.reshape(ports.size, ports.size)
+    ns = np.zeros(one.size)
+    ns[different] = np.where(first == NO_LINK, 0.0, takes[first]).sum(axis=1)
+    return ns.reshape(ports.size, ports.size)
 
 
 def _ports(fabric: Fabric, host: int) -> list[int]:
@@ -322,34 +324,34 @@ def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
     """
     from scipy.optimize import quadratic_assignment  # only here: it takes as long to load as all the rest
 
-    same = np.arange(len(traffic))
+    as_placed = np.arange(len(traffic))
     if len(traffic) < 2:
-        return same
+        return as_placed
     draws = {"rng": np.random.default_rng(0)}
-    found = quadratic_assignment(traffic, far, method="faq", options=draws).col_ind
+    permutation = quadratic_assignment(traffic, far, method="faq", options=draws).col_ind
     if len(traffic) <= MAX_EXCHANGED:
-        guess = np.stack([same, found], axis=1)
+        guess = np.stack([as_placed, permutation], axis=1)
         begin = draws | {"partial_guess": guess}
-        found = quadratic_assignment(traffic, far, method="2opt", options=begin).col_ind
-    before, after = ((traffic * far[np.ix_(order, order)]).sum() for order in (same, found))
-    order: Ints = found.astype(np.int64) if after < before * (1 - 1e-9) else same
+        permutation = quadratic_assignment(traffic, far, method="2opt", options=begin).col_ind
+    before, after = ((traffic * far[np.ix_(order, order)]).sum() for order in (as_placed, permutation))
+    order: Ints = permutation.astype(np.int64) if after < before * (1 - 1e-9) else as_placed
     return order
 
 
 def hosts_of(fabric: Fabric, gpus: Sequence[int]) -> list[int]:
     """The hosts of GPUs, each once, in the order in which they come."""
-    host_of = {gpu: host for host, own in enumerate(fabric.gpus) for gpu in own}
+    host_of = {gpu: host for host, host_gpus in enumerate(fabric.gpus) for gpu in host_gpus}
     return list(dict.fromkeys(host_of[gpu] for gpu in gpus))
 
 
 def moved(fabric: Fabric, members: Sequence[Sequence[int]], to: dict[int, int]) -> list[list[int]]:
     """The GPUs of communications once hosts have changed places; a GPU keeps its number in its host."""
     place = {
-        gpu: fabric.gpus[to[host]][at]
-        for host, own in enumerate(fabric.gpus)
+        gpu: fabric.gpus[to[host]][number]
+        for host, host_gpus in enumerate(fabric.gpus)
         if host in to
-        for at, gpu in enumerate(own)
-        if at < len(fabric.gpus[to[host]])
+        for number, gpu in enumerate(host_gpus)
+        if number < len(fabric.gpus[to[host]])
     }
     return [[place[gpu] for gpu in gpus] for gpus in members]
 
@@ -364,21 +366,21 @@ class OtherRun:
     """What another run sends in a typical step.
 
     Attributes:
-        found: all of its communications.
+        communications: all of its communications.
         step: [O] which of them are of that step.
         sending: [O] what these send; they begin after the first of them.
         period_ns: how long the step takes.
         gpus: that its ranks compute on.
     """
 
-    found: Communications
+    communications: Communications
     step: Ints
     sending: Sending
     period_ns: float
     gpus: frozenset[int]
 
 
-def other_run(path: Path, at: Placed) -> OtherRun:
+def other_run(path: Path, placement: Placed) -> OtherRun:
     """What another run sends on the fabric of a run.
 
     Raises:
@@ -387,28 +389,30 @@ def other_run(path: Path, at: Placed) -> OtherRun:
     """
     run = open_run(path)
     try:
-        gpus = gpus_of_ranks(run, at.fabric)
-        _check_cables(run, at.fabric)
+        gpus = gpus_of_ranks(run, placement.fabric)
+        _check_cables(run, placement.fabric)
         graph = build_graph(run).graph
     except Unanswerable as error:
         raise Unanswerable(f"{path}: {error}") from error
-    found = communications(graph, gpus)
-    flows = flows_of(at.fabric, *found.kinds)
-    load = sprayed(flows, at.routes)
-    common = set(load.links.tolist()) & set(sprayed(at.flows, at.routes).links.tolist())
+    calls = communications(graph, gpus)
+    flows = flows_of(placement.fabric, *calls.kinds)
+    load = sprayed(flows, placement.routes)
+    common = set(load.links.tolist()) & set(sprayed(placement.flows, placement.routes).links.tolist())
     if not common:
         raise Unanswerable(f"{path}: no cable is on a path of both runs: they cannot meet")
     timeline = replay(graph)
     times = step_times(graph, timeline.start, timeline.end).sort("duration_ns", "step")
-    own = graph.nodes.step[found.transfers]
-    times = times.filter(times["step"].is_in(np.unique(own).tolist()))
+    step_of = graph.nodes.step[calls.transfers]
+    times = times.filter(times["step"].is_in(np.unique(step_of).tolist()))
     if not times.height:
         raise Unanswerable(f"{path}: no step of it is known in which ranks exchange something")
     step, period = times.select("step", "duration_ns").row((times.height - 1) // 2)
-    members = np.unique(found.of[own == step])
-    each = Sending(*(column[members] for column in sending(graph, found, Cables(load, at.fabric.gbps))))
-    each = each._replace(begin=each.begin - each.begin.min())
-    return OtherRun(found, members, each, float(period), frozenset(gpus.values()))
+    members = np.unique(calls.of[step_of == step])
+    sent = Sending(
+        *(column[members] for column in sending(graph, calls, Cables(load, placement.fabric.gbps)))
+    )
+    sent = sent._replace(begin=sent.begin - sent.begin.min())
+    return OtherRun(calls, members, sent, float(period), frozenset(gpus.values()))
 
 
 def _check_cables(run: Run, fabric: Fabric) -> None:
@@ -436,12 +440,12 @@ def _switches(routes: Routes) -> dict[str, str]:
     }
 
 
-def flows_of_both(at: Placed, other: OtherRun) -> Flows:
+def flows_of_both(placement: Placed, other: OtherRun) -> Flows:
     """The flows of each kind of communication of a run, and behind them those of the other."""
-    members, ops, algorithms, channels = at.found.kinds
-    more = other.found.kinds
+    members, ops, algorithms, channels = placement.communications.kinds
+    more = other.communications.kinds
     return flows_of(
-        at.fabric,
+        placement.fabric,
         [*members, *more[0]],
         [*ops, *more[1]],
         [*algorithms, *more[2]],
@@ -456,12 +460,14 @@ def background(other: OtherRun, window: Ints, moved: Recorded, phase: float) -> 
         window: [C] of each communication of the run: between windows nothing is slowed down.
     """
     firsts: list[Floats] = []
-    for each in np.unique(window):
-        since, until = moved.begin[window == each].min(), moved.end[window == each].max()
+    for number in np.unique(window):
+        since, until = moved.begin[window == number].min(), moved.end[window == number].max()
         count = int(np.ceil(STRETCHED * (until - since) / other.period_ns)) + 2
         firsts.append(since + other.period_ns * (phase + np.arange(-1, count)))
-    at = np.concatenate(firsts)
-    kind = np.tile(other.found.kind[other.step], at.size)
+    step_starts = np.concatenate(firsts)
+    kind = np.tile(other.communications.kind[other.step], step_starts.size)
     step = other.sending
-    starts = (at[:, None] + step.begin[None, :]).ravel()
-    return Background(kind, Sending(starts, np.tile(step.work, at.size), np.tile(step.ceiling, at.size)))
+    starts = (step_starts[:, None] + step.begin[None, :]).ravel()
+    return Background(
+        kind, Sending(starts, np.tile(step.work, step_starts.size), np.tile(step.ceiling, step_starts.size))
+    )

@@ -45,33 +45,34 @@ class FabricEdit(Edit):
     acts_on: ClassVar[Reach] = "transfers"
 
     @abstractmethod
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        """What is loaded after the change, by the share of seeds that do better; as they are in `at`.
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        """What is loaded after the change, by the share of seeds that do better; as they are in `placement`.
 
         Raises:
             Unanswerable: the fabric lacks what the edit names, or no path is left.
         """
 
     def apply(self, graph: Graph) -> Graph:
-        return self._at(graph, (0.5, 0.5))[0]
+        return self._changed(graph, (0.5, 0.5))[0]
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         if self.is_better:  # from the hash that was luckiest, and from the one that was not
-            return self._at(graph, (TAIL, 0.5), (1 - TAIL, 0.5))
-        return self._at(graph, (0.5, TAIL), (0.5, 1 - TAIL))
+            return self._changed(graph, (TAIL, 0.5), (1 - TAIL, 0.5))
+        return self._changed(graph, (0.5, TAIL), (0.5, 1 - TAIL))
 
-    def _at(self, graph: Graph, *shares: tuple[float, float]) -> tuple[Graph, ...]:
+    def _changed(self, graph: Graph, *shares: tuple[float, float]) -> tuple[Graph, ...]:
         """The changed job, for shares of the seeds that do better, before and after the change."""
-        at = placed(graph)
-        cables, gbps = self.cables(at), at.fabric.gbps
-        best = Cables(sprayed(at.flows, at.routes), gbps)
+        placement = placed(graph)
+        cables, gbps = self.cables(placement), placement.fabric.gbps
+        best = Cables(sprayed(placement.flows, placement.routes), gbps)
 
         def begin(share: float) -> Cables:
-            by_hash = self.is_better or at.known
-            return Cables(quantile(at.now, share), gbps) if by_hash else best
+            by_hash = self.is_better or placement.path_entries
+            return Cables(quantile(placement.now, share), gbps) if by_hash else best
 
         return tuple(
-            with_fabric(graph, at.found, best, begin(before), cables(after)) for before, after in shares
+            with_fabric(graph, placement.communications, best, begin(before), cables(after))
+            for before, after in shares
         )
 
     def bound(self, facts: RunFacts) -> float:
@@ -99,12 +100,12 @@ class HashedPaths(FabricEdit):
         placed(facts.graph)
         return [cls()]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        return lambda share: Cables(quantile(at.hashed, share), at.fabric.gbps)
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        return lambda share: Cables(quantile(placement.hashed, share), placement.fabric.gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        at = placed(graph)
-        return fullest(at, quantile(at.hashed, 0.5))
+        placement = placed(graph)
+        return fullest(placement, quantile(placement.hashed, 0.5))
 
     def describe(self) -> str:
         return "paths by hash, where flows may collide"
@@ -134,24 +135,24 @@ class PlannedPaths(FabricEdit):
         placed(facts.graph)
         return [cls()]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        gbps = at.fabric.gbps
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        gbps = placement.fabric.gbps
         if self.split == "yes":
-            flows, choose = evenly_split(at.flows, at.routes)
-            in_parts = loaded(flows, at.routes, choose)
+            flows, choose = evenly_split(placement.flows, placement.routes)
+            in_parts = loaded(flows, placement.routes, choose)
             return lambda share: Cables(in_parts, gbps)
         if self.file:
-            loads = hashed_loads(at.flows, at.routes, _read(self.file))
+            loads = hashed_loads(placement.flows, placement.routes, _read(self.file))
             return lambda share: Cables(quantile(loads, share), gbps)
-        (load,) = loads_by("plan", at.flows, at.routes)
+        (load,) = loads_by("plan", placement.flows, placement.routes)
         return lambda share: Cables(load, gbps)
 
     def is_proven(self, graph: Graph) -> bool:
         return not placed(graph).known_missing and self.split == "no"
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        at = placed(graph)
-        return fullest(at, self.cables(at)(0.5).load)
+        placement = placed(graph)
+        return fullest(placement, self.cables(placement)(0.5).load)
 
     def describe(self) -> str:
         return f"paths as in {self.file}" if self.file else "paths planned for the job's flows"
@@ -187,9 +188,10 @@ class SprayedPaths(FabricEdit):
         placed(facts.graph)
         return [cls()]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        load = sprayed(at.flows, at.routes)
-        gbps = np.where(between_switches(at.fabric), at.fabric.gbps * (1 - self.headroom), at.fabric.gbps)
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        load = sprayed(placement.flows, placement.routes)
+        fabric = placement.fabric
+        gbps = np.where(between_switches(fabric), fabric.gbps * (1 - self.headroom), fabric.gbps)
         return lambda share: Cables(load, gbps)
 
     def describe(self) -> str:
@@ -220,21 +222,22 @@ class FailedCable(FabricEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        at = placed(facts.graph)
-        used = at.routes.out[at.flows.begin[at.fabric.kind[at.flows.begin] == NIC]]
-        leaves = set(at.fabric.target[used].tolist())
-        up = np.flatnonzero(between_switches(at.fabric) & np.isin(at.fabric.source, list(leaves)))[:1]
-        ends = zip(at.fabric.source[up].tolist(), at.fabric.target[up].tolist())
-        return [cls("/".join(at.fabric.names[end] for end in pair)) for pair in ends]
+        placement = placed(facts.graph)
+        fabric, begin = placement.fabric, placement.flows.begin
+        used = placement.routes.out[begin[fabric.kind[begin] == NIC]]
+        leaves = set(fabric.target[used].tolist())
+        up = np.flatnonzero(between_switches(fabric) & np.isin(fabric.source, list(leaves)))[:1]
+        ends = zip(fabric.source[up].tolist(), fabric.target[up].tolist())
+        return [cls("/".join(fabric.names[end] for end in pair)) for pair in ends]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        cable, gbps = _cable(at.fabric, self.link), at.fabric.gbps
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        cable, gbps = _cable(placement.fabric, self.link), placement.fabric.gbps
         if self.left:
             slower = gbps.copy()
             slower[cable] *= self.left
-            return lambda share: Cables(quantile(at.now, share), slower)
-        routes = routes_of(at.fabric, cable)
-        loads = loads_by(self.then, at.flows, routes)
+            return lambda share: Cables(quantile(placement.now, share), slower)
+        routes = routes_of(placement.fabric, cable)
+        loads = loads_by(self.then, placement.flows, routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def describe(self) -> str:
@@ -266,9 +269,10 @@ class Oversubscription(FabricEdit):
         placed(facts.graph)
         return [cls()]
 
-    def cables(self, at: Placed) -> Callable[[float], Cables]:
-        gbps = np.where(between_switches(at.fabric), at.fabric.gbps / self.ratio, at.fabric.gbps)
-        load = sprayed(at.flows, at.routes)
+    def cables(self, placement: Placed) -> Callable[[float], Cables]:
+        fabric = placement.fabric
+        gbps = np.where(between_switches(fabric), fabric.gbps / self.ratio, fabric.gbps)
+        load = sprayed(placement.flows, placement.routes)
         return lambda share: Cables(load, gbps)
 
     def describe(self) -> str:
@@ -278,18 +282,20 @@ class Oversubscription(FabricEdit):
         return "fewer or slower cables from leaves to spines: it says what that would cost"
 
 
-def loads_by(then: str, flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> Sequence[Load]:
+def loads_by(
+    then: str, flows: Flows, routes: Routes, path_entries: Sequence[PathEntry] = ()
+) -> Sequence[Load]:
     """What flows load: one load, or one by each seed of a hash.
 
     Args:
         then: what paths are chosen by: hash, plan or spray.
-        known: paths that no hash decides.
+        path_entries: paths that no hash decides.
     """
     if then == "spray":
         return [sprayed(flows, routes)]
     if then == "plan":
         return [loaded(flows, routes, planned_connections(flows, routes, routes.network.gbps))]
-    return hashed_loads(flows, routes, known)
+    return hashed_loads(flows, routes, path_entries)
 
 
 def _cable(fabric: Fabric, text: str) -> Ints:
@@ -306,15 +312,15 @@ def _cable(fabric: Fabric, text: str) -> Ints:
         if name not in fabric.node_of or fabric.kind[fabric.node_of[name]] in (GPU, HUB):
             raise Unanswerable(f"the topology has no switch and no port {name!r}")
     ends = (fabric.node_of[begin], fabric.node_of[end])
-    both = [fabric.links_from.get(pair, []) for pair in (ends, ends[::-1])]
-    if not both[0]:
+    each_way = [fabric.links_from.get(pair, []) for pair in (ends, ends[::-1])]
+    if not each_way[0]:
         raise Unanswerable(f"no cable of the topology joins {begin} and {end}")
-    return np.array([links[0] for links in both], np.int64)
+    return np.array([links[0] for links in each_way], np.int64)
 
 
-def fullest(at: Placed, load: Load) -> tuple[str, ...]:
+def fullest(placement: Placed, load: Load) -> tuple[str, ...]:
     """The links between switches that most connections cross, a line each."""
-    between, (members, *_) = between_switches(at.fabric), at.found.kinds
+    between, (members, *_) = between_switches(placement.fabric), placement.communications.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}
     for row, link in zip(rows.tolist(), load.links.tolist()):
@@ -322,7 +328,7 @@ def fullest(at: Placed, load: Load) -> tuple[str, ...]:
             crossing.setdefault(link, set()).add(members[row])
     most = sorted(crossing, key=lambda link: (-len(crossing[link]), link))[:NAMED]
     return tuple(
-        f"{at.fabric.link_name(link)} carries {len(crossing[link])} groups of ranks"
+        f"{placement.fabric.link_name(link)} carries {len(crossing[link])} groups of ranks"
         for link in most
         if len(crossing[link]) > 1
     )

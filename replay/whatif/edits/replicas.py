@@ -276,10 +276,10 @@ def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
     work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
         work = work.filter(pl.col("resource") == ON_GPU)
-    whole = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())
+    phases = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())
     usual = pl.col("work_ns").median().over("rank", "position")
     spread = (
-        whole.with_columns(off=(pl.col("work_ns") - usual).abs())
+        phases.with_columns(off=(pl.col("work_ns") - usual).abs())
         .group_by("position")
         .agg(mad=pl.col("off").median(), count=pl.len())
         .filter(pl.col("count") >= MIN_DURATIONS)

@@ -40,12 +40,17 @@ from dpro.replay.timeline import AFTER_STEPS
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
-from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, optimizing, outermost_modules
+from dpro.replay.whatif.graph_ops.scope import (
+    DATA_LOADING,
+    blocks_of,
+    blocks_of_run,
+    optimizing,
+    outermost_modules,
+)
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
-from dpro.replay.whatif.graph_ops.shared_links import own_ns
+from dpro.replay.whatif.graph_ops.shared_links import unqueued_ns
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 from dpro.units import format_bytes
@@ -334,7 +339,7 @@ def with_more_activations(graph: Graph, factor: float) -> Graph:
         factor: of the bytes.
     """
     nodes, duration = graph.nodes, graph.nodes.duration.astype(np.float64)
-    grows, costs, alone_ns = np.flatnonzero(moves_activations(graph)), fit_costs(graph), own_ns(graph)
+    grows, costs, alone_ns = np.flatnonzero(moves_activations(graph)), fit_costs(graph), unqueued_ns(graph)
     for kind, messages in messages_by_kind(graph).items():
         moved = grows[np.isin(nodes.message[grows], messages)]
         num_bytes = nodes.bytes[moved].astype(np.float64)

@@ -195,17 +195,17 @@ def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
         return duration
     alone = np.where(nodes.span[picked] >= 0, -1, picked)
     keys = np.stack([nodes.rank[picked], nodes.window[picked], nodes.span[picked], alone])
-    _, of = np.unique(keys, axis=1, return_inverse=True)
-    of = of.reshape(-1)
-    order = np.argsort(of, kind="stable")
-    total = np.bincount(of, duration[picked])
-    weight = np.where(total[of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
-    whole = np.bincount(of[order], weight)[of[order]]
-    first = np.append(True, np.diff(of[order]) != 0)
+    _, span_of = np.unique(keys, axis=1, return_inverse=True)
+    span_of = span_of.reshape(-1)
+    order = np.argsort(span_of, kind="stable")
+    total = np.bincount(span_of, duration[picked])
+    weight = np.where(total[span_of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
+    weight_of_span = np.bincount(span_of[order], weight)[span_of[order]]
+    first = np.append(True, np.diff(span_of[order]) != 0)
     summed = np.cumsum(weight)
     summed -= (summed - weight)[first][np.cumsum(first) - 1]
     # Round where the pieces end, not how long they are: so the sum is exact.
-    ends = np.rint(summed * (span_ns / whole)).astype(np.int64)
+    ends = np.rint(summed * (span_ns / weight_of_span)).astype(np.int64)
     duration[picked[order]] = np.where(first, ends, np.diff(ends, prepend=0))
     return duration
 
@@ -269,7 +269,7 @@ class Slow(Edit):
     proof = "a rank that sleeps: DDP, FSDP2 and tensor parallelism on gloo; 4 V100"
     is_advice = False
     effort = "none"
-    at: RanksAt
+    place: RanksAt
     factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
     ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
     doubt: float = 0.1
@@ -277,7 +277,7 @@ class Slow(Edit):
     def __post_init__(self) -> None:
         """Refuse none or several of rank, host and stage, and neither factor nor ms."""
         super().__post_init__()
-        self.at.require_one(self.name)
+        self.place.require_one(self.name)
         if self.factor is None and self.ms is None:
             raise UsageError(f"slow needs factor= or ms=, as in {self.example}")
 
@@ -292,19 +292,19 @@ class Slow(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
-        ranks = self.at.ranks(graph)
+        ranks = self.place.ranks(graph)
         works = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
         duration = scaled(graph, works, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
 
     def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.at.ranks(graph)
+        return self.place.ranks(graph)
 
     def describe(self) -> str:
         by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []
         by += [f"loses {self.ms:g} ms per step"] if self.ms is not None else []
-        return f"{self.at.describe()} {' and '.join(by)}"
+        return f"{self.place.describe()} {' and '.join(by)}"
 
     def how(self) -> str:
         return "nothing to do: it shows what such a straggler would cost"
@@ -315,10 +315,10 @@ def first_work(graph: Graph, ranks: list[int]) -> Ints:
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
     works = is_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
-    at = np.flatnonzero(works & main[nodes.lane])
+    on_main = np.flatnonzero(works & main[nodes.lane])
     rows = pl.DataFrame(
-        {name: getattr(nodes, name)[at] for name in ("rank", "window", "step", "measured_start")}
-    ).with_columns(node=pl.Series(at))
+        {name: getattr(nodes, name)[on_main] for name in ("rank", "window", "step", "measured_start")}
+    ).with_columns(node=pl.Series(on_main))
     first = rows.sort("measured_start", "node").unique(["rank", "window", "step"], keep="first")
     return first["node"].sort().to_numpy()
 
@@ -446,13 +446,14 @@ def _by_coordinates(workers: pl.DataFrame, ranks: Collection[int]) -> str:
     gone = workers.filter(pl.col("rank").is_in(list(ranks)))
     stay = workers.filter(~pl.col("rank").is_in(list(ranks)))
     for axis, words in AXES.items():
-        same = [other for other in ("dp", *AXES) if other != axis]
-        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
-        left = placed.join(stay.select(axis, *same), on=same, suffix="_left")
-        apart = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
-        if apart.height:
-            rank, at = apart.sort("rank").select("rank", axis).row(0)
-            return f"rank {rank} is {words} rank {at} ({axis}) of a model that other ranks hold the rest of"
+        other_axes = [other for other in ("dp", *AXES) if other != axis]
+        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *other_axes)
+        left = placed.join(stay.select(axis, *other_axes), on=other_axes, suffix="_left")
+        divided = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
+        if divided.height:
+            rank, other_place = divided.sort("rank").select("rank", axis).row(0)
+            place = f"{words} rank {other_place} ({axis})"
+            return f"rank {rank} is {place} of a model that other ranks hold the rest of"
     return ""
 
 

@@ -24,13 +24,13 @@ from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
-from dpro.replay.whatif.graph_ops.reductions.recorded import (
+from dpro.replay.whatif.graph_ops.reductions import (
     STEP,
     GradientReductions,
     Reduction,
     next_of_rank,
     plain_reductions,
+    with_reductions,
 )
 from dpro.replay.whatif.graph_ops.selected import fitting
 
@@ -94,7 +94,9 @@ class Prefetch(Edit):
 
     def how(self) -> str:
         calls = [
-            f"set_modules_to_{each}_prefetch" for each in ("forward", "backward") if self.only in ("", each)
+            f"set_modules_to_{direction}_prefetch"
+            for direction in ("forward", "backward")
+            if self.only in ("", direction)
         ]
         return f"{' and '.join(calls)} of each FSDP module, with the next {self.ahead + 1} modules"
 
@@ -158,14 +160,18 @@ def _copies(graph: Graph, gathers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
-    """CPU nodes in ranges with such names: `node`, `around`, `at` (ns), `rank`, `window`, `step`."""
+    """CPU nodes in ranges with such names: `node`, `around`, `inside` (ns), `rank`, `window`, `step`."""
     nodes = graph.nodes
     fits = np.isin(nodes.kind, CPU_KINDS)
     fits &= np.any([_within(graph, prefix) for prefix in prefixes], axis=0)
-    at = np.flatnonzero(fits)
+    inside = np.flatnonzero(fits)
     names = pl.Series(graph.names, dtype=pl.String)
-    columns = {name: getattr(nodes, name)[at] for name in ("rank", "window", "step")}
-    placed = {"node": at, "around": names.gather(nodes.around[at]), "at": nodes.measured_start[at]}
+    columns = {name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")}
+    placed = {
+        "node": inside,
+        "around": names.gather(nodes.around[inside]),
+        "at": nodes.measured_start[inside],
+    }
     return pl.DataFrame({**placed, **columns})
 
 
@@ -253,40 +259,40 @@ class LocalUpdates(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(4), cls(16)]
 
-    def changed(self, known: GradientReductions) -> Graph:
+    def changed(self, reductions: GradientReductions) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
-        if known.is_scattered or known.parameters.is_update_shared_out:
-            by = "reduce_scatter" if known.is_scattered else "ZeRO"
+        if reductions.is_scattered or reductions.parameters.is_update_shared_out:
+            by = "reduce_scatter" if reductions.is_scattered else "ZeRO"
             raise Unanswerable(
                 f"ranks hold shards of the optimizer's state ({by}): none can update all parameters by itself"
             )
         if self.every == 1:
-            return known.graph
-        lane = known.graph.nodes.lane
+            return reductions.graph
+        lane = reductions.graph.nodes.lane
         last = {
-            (each.rank, each.window, each.step, int(lane[each.ready[0]])): which
-            for which, each in enumerate(known.passes)
+            (backward.rank, backward.window, backward.step, int(lane[backward.ready[0]])): number
+            for number, backward in enumerate(reductions.passes)
         }
         at_end = set(last.values())
         return with_reductions(
-            known,
+            reductions,
             [
-                [self._averaging(known, each)] if which in at_end else []
-                for which, each in enumerate(known.passes)
+                [self._averaging(reductions, backward)] if number in at_end else []
+                for number, backward in enumerate(reductions.passes)
             ],
         )
 
-    def _averaging(self, known: GradientReductions, each: Pass) -> Reduction:
-        last = each.parameters.num_bytes.size - 1
-        size = known.bytes_of(each, 0, last)
-        copying = AVERAGING_PASSES * known.copy_ns_per_byte * size
+    def _averaging(self, reductions: GradientReductions, backward: Pass) -> Reduction:
+        last = backward.parameters.num_bytes.size - 1
+        size = reductions.bytes_of(backward, 0, last)
+        copying = AVERAGING_PASSES * reductions.copy_ns_per_byte * size
         return Reduction(
             0,
             last,
             size,
-            float(known.line.moving_ns(size)) / self.every,
-            known.line.latency_ns / self.every,
-            (known.call_ns + copying) / self.every,
+            float(reductions.line.moving_ns(size)) / self.every,
+            reductions.line.latency_ns / self.every,
+            (reductions.call_ns + copying) / self.every,
             STEP,
         )
 
@@ -320,22 +326,22 @@ class Overlap(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls("full"), cls("off")]
 
-    def changed(self, known: GradientReductions) -> Graph:
+    def changed(self, reductions: GradientReductions) -> Graph:
         """Call all reductions behind the last gradient, or wait for them one pass later."""
-        wanted = self.wanted(known)
-        return with_reductions(known, wanted, next_of_rank(known) if self.mode == "full" else None)
+        wanted = self.wanted(reductions)
+        return with_reductions(reductions, wanted, next_of_rank(reductions) if self.mode == "full" else None)
 
-    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
-        plain = [plain_reductions(known, each, each.closes) for each in known.passes]
+    def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        plain = [plain_reductions(reductions, backward, backward.closes) for backward in reductions.passes]
         if self.mode == "full":
             return plain
-        return [[replace(each, called_after=own[-1].last) for each in own] for own in plain]
+        return [[replace(bucket, called_after=buckets[-1].last) for bucket in buckets] for buckets in plain]
 
     def describe(self) -> str:
         return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"
 
-    def setting(self, known: GradientReductions) -> str:
-        return of_no_overlap(framework_of(known.graph.run)) if self.mode == "off" else NOT_THERE
+    def setting(self, reductions: GradientReductions) -> str:
+        return of_no_overlap(framework_of(reductions.graph.run)) if self.mode == "off" else NOT_THERE
 
     def how(self) -> str:
         if self.mode == "off":

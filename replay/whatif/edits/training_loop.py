@@ -19,11 +19,11 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
-DATA_LOADING = "enumerate(DataLoader)*"
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
 NO_PAUSES = "no garbage collection of 1 ms or more fell into a deep window"
 MAX_WORKERS = 16  # of each rank that are worth trying
@@ -176,7 +176,7 @@ def _num_workers(graph: Graph) -> int:
         return 0
     waits = graph.run.table(COUNTERS, ["counter", "device"]).filter(pl.col("counter") == "data_wait_ns")
     numbers = [re.search(r"worker (\d+)", device) for device in waits["device"].unique().to_list()]
-    return max((int(found[1]) + 1 for found in numbers if found), default=0)
+    return max((int(number[1]) + 1 for number in numbers if number), default=0)
 
 
 @dataclass(frozen=True)
@@ -237,15 +237,17 @@ def paused_ns(graph: Graph) -> Ints:
         paused[named] = nodes.duration[named]
     on_cpu = np.isin(nodes.kind, CPU_KINDS)
     for rank, begin, end in _pauses(graph):
-        at = np.flatnonzero(
+        nodes_within = np.flatnonzero(
             on_cpu & (nodes.rank == rank) & (nodes.measured_end > begin) & (nodes.measured_start < end)
         )
-        if at.size == 0:
+        if nodes_within.size == 0:
             continue
-        overlap = np.minimum(nodes.measured_end[at], end) - np.maximum(nodes.measured_start[at], begin)
-        by_lane = np.bincount(nodes.lane[at], overlap)
-        of_main = nodes.lane[at] == int(by_lane.argmax())
-        paused[at[of_main]] += overlap[of_main]
+        overlap = np.minimum(nodes.measured_end[nodes_within], end) - np.maximum(
+            nodes.measured_start[nodes_within], begin
+        )
+        by_lane = np.bincount(nodes.lane[nodes_within], overlap)
+        of_main = nodes.lane[nodes_within] == int(by_lane.argmax())
+        paused[nodes_within[of_main]] += overlap[of_main]
     return np.minimum(paused, nodes.duration)
 
 

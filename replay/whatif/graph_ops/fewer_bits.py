@@ -33,7 +33,7 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     matmuls = _matmuls_of(graph, kernels)
     if not any(shapes for _, shapes, _ in matmuls.kinds):
         raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
-    gpu = _gpu_of(graph)
+    gpu = gpu_named(graph.run.manifest.gpus if graph.run is not None else [])
     if dtype not in gpu.tflops:
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
     node, begins, sizes = matmuls.node, matmuls.begins, matmuls.sizes
@@ -84,12 +84,12 @@ def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
     def compute() -> _Matmuls:
         operators = matmuls_of_kernels(graph, kernels)
         by = ["rank", "span_id", "name", "shapes", "backward"]
-        together = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
-        sizes = together["node"].list.len().to_numpy().astype(np.int64)
-        rows = together.select("name", "shapes", "backward").rows()
-        number = {kind: at for at, kind in enumerate(dict.fromkeys(rows))}
+        matmuls = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
+        sizes = matmuls["node"].list.len().to_numpy().astype(np.int64)
+        rows = matmuls.select("name", "shapes", "backward").rows()
+        number = {kind: index for index, kind in enumerate(dict.fromkeys(rows))}
         kind = np.array([number[row] for row in rows], np.int64)
-        node = together["node"].explode().to_numpy()
+        node = matmuls["node"].explode().to_numpy()
         return _Matmuls(node, np.cumsum(sizes) - sizes, sizes, kind, list(number))
 
     return once(graph, name, (graph.nodes.rank, graph.nodes.span, graph.run), compute)
@@ -139,7 +139,3 @@ def cast_bytes(stored: str, dtype: str) -> int:
         stored, dtype: before and after, keys of `BYTES`.
     """
     return BYTES[stored] + BYTES[dtype] + (BYTES[stored] if dtype == "fp8" else 0)
-
-
-def _gpu_of(graph: Graph) -> GpuModel:
-    return gpu_named(graph.run.manifest.gpus if graph.run is not None else [])

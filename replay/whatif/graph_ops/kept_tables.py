@@ -63,7 +63,7 @@ def with_kept_tables(graph: Graph) -> Graph:
         return graph
 
     def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
-        return KeptRun(run.path, run.manifest, run.source), dict(graph.known)
+        return KeptRun(run.path, run.manifest, run.source), dict(graph.facts)
 
-    kept, known = once(graph, ("kept tables", tables_written(run)), (run,), begin)
-    return dataclasses.replace(graph, run=kept, known=known)
+    kept, facts = once(graph, ("kept tables", tables_written(run)), (run,), begin)
+    return dataclasses.replace(graph, run=kept, facts=facts)

@@ -136,8 +136,8 @@ def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
 def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
     """The names of the graph, and those of its new pieces of work."""
     labels = [label(int(chunk), int(batch)) for chunk, batch in {*zip(table.chunk, table.batch)}]
-    there = set(graph.names)
-    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - there))
+    existing = set(graph.names)
+    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - existing))
 
 
 def label(chunk: int, batch: int) -> str:
@@ -154,22 +154,22 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     work_ns = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
     np.add.at(work_ns, (place, batch), ns)
     ranks = dict(zip(place.tolist(), rank.tolist()))
-    return work_ns, [ranks[at] for at in range(len(work_ns))]
+    return work_ns, [ranks[place_number] for place_number in range(len(work_ns))]
 
 
 def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
     """[N] ns of each piece of work."""
     table = wanted.table
     ranks = dict(zip(pipe["stage"].to_list(), pipe["rank"].to_list()))
-    whole = []
+    work_ns = []
     for kind in (FORWARD, BACKWARD):
         work, held_by = recorded_work(pipe, kind)
         even = work / np.array([slow.get((rank, kind), 1.0) for rank in held_by])[:, None]
         times = np.array([slow.get((ranks[stage], kind), 1.0) for stage in range(len(ranks))])
-        whole.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
-    forward, backward = whole
-    apart = np.where(table.apart, 1 - wanted.share, 1.0)
-    durations: Floats = np.choose(table.kind, [forward, backward * apart, backward * wanted.share])
+        work_ns.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
+    forward, backward = work_ns
+    without_weights = np.where(table.apart, 1 - wanted.share, 1.0)
+    durations: Floats = np.choose(table.kind, [forward, backward * without_weights, backward * wanted.share])
     return durations
 
 
@@ -194,8 +194,8 @@ def _insert(
     name = np.where(kind == KINDS.index(WEIGHTS), weights, draft.graph.nodes.name[template])
     times = {"duration": durations, "measured_start": start, "measured_end": start + durations}
     nodes = draft.add_all(template, name=name, around=around, **times)
-    same = table.stage[1:] == table.stage[:-1]
-    draft.link_all(nodes[:-1][same], nodes[1:][same], EdgeKind.STREAM)
+    one_stage = table.stage[1:] == table.stage[:-1]
+    draft.link_all(nodes[:-1][one_stage], nodes[1:][one_stage], EdgeKind.STREAM)
     return nodes
 
 
@@ -220,8 +220,8 @@ def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, i
     owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
     replaced = np.isin(np.arange(graph.num_nodes), rows["node"].to_numpy())
     latest = {
-        (step, rank): at
-        for step, rank, at in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
+        (step, rank): latest_start
+        for step, rank, latest_start in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
     }
     borders: dict[tuple[int, int], list[Border]] = defaultdict(list)
     for edge in np.flatnonzero(replaced[edges.target] & ~gone[edges.source]).tolist():

@@ -233,6 +233,7 @@ def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
 
 
 RANGES = ("annotation", "python")
+DATA_LOADING = "enumerate(DataLoader)*"  # pattern for the range in which torch waits for a batch
 OPTIMIZER = "Optimizer.step#"  # with the class of the optimizer behind it
 MAX_NAMES = 4  # of modules that a reason lists
 WRAPPER = "module."  # by which DDP names the module inside

@@ -86,9 +86,9 @@ class NodeSelection:
         """
         nodes = graph.nodes
         of_work = (nodes.kind, nodes.name, nodes.around, nodes.span, nodes.message, nodes.collective)
-        where = (nodes.rank, nodes.window, nodes.step, nodes.lane)
+        of_place = (nodes.rank, nodes.window, nodes.step, nodes.lane)
         of_job = (graph.names, graph.lanes, graph.messages, graph.places, graph.run)
-        return once(graph, ("selected", self), (*of_work, *where, *of_job), lambda: self._mask(graph))
+        return once(graph, ("selected", self), (*of_work, *of_place, *of_job), lambda: self._mask(graph))
 
     def _mask(self, graph: Graph) -> Bools:
         nodes = graph.nodes
@@ -167,16 +167,20 @@ def ranks_at(
     Raises:
         Unanswerable: the run does not name hosts, or places in the job.
     """
-    found = [each for each in graph.ranks if rank in (None, each)]
+    ranks = [candidate for candidate in graph.ranks if rank in (None, candidate)]
     if host:
         hosts = hosts_of(graph)
-        found = [each for each in found if fitting([hosts.get(each, "")], host)[0]]
+        ranks = [candidate for candidate in ranks if fitting([hosts.get(candidate, "")], host)[0]]
     if stage is not None or dp is not None:
         if not graph.places:
             raise Unanswerable("the run does not say which stage and data-parallel rank its ranks are")
-        places = {each: graph.places[each] for each in found if each in graph.places}
-        found = [each for each, at in places.items() if stage in (None, at.stage) and dp in (None, at.dp)]
-    return found
+        places = {candidate: graph.places[candidate] for candidate in ranks if candidate in graph.places}
+        ranks = [
+            candidate
+            for candidate, place in places.items()
+            if stage in (None, place.stage) and dp in (None, place.dp)
+        ]
+    return ranks
 
 
 def absent(graph: Graph, what: str) -> str:
@@ -252,17 +256,17 @@ def messages_along(graph: Graph, axis: str) -> Bools:
         Unanswerable: no group is known to be along it.
     """
     axes = axes_of_messages(graph)
-    found = np.array([axis in each.split(BY) for each in axes], np.bool_)
-    if not found.any():
-        known = ", ".join(sorted(set(axes) - {""}))
+    fits = np.array([axis in label.split(BY) for label in axes], np.bool_)
+    if not fits.any():
+        names = ", ".join(sorted(set(axes) - {""}))
         raise Unanswerable(
             f"no communication in the run is known to be along {axis}: "
-            + (f"it is along {known}" if known else "the axes of its groups are not known")
+            + (f"it is along {names}" if names else "the axes of its groups are not known")
         )
-    return found
+    return fits
 
 
-def recorded_word(graph: Graph, op: str, column: str, known: Sequence[str]) -> str:
+def recorded_word(graph: Graph, op: str, column: str, allowed: Sequence[str]) -> str:
     """What a run says of all collectives of an operation, in small letters; empty where that is not one word.
 
     Args:
@@ -273,4 +277,4 @@ def recorded_word(graph: Graph, op: str, column: str, known: Sequence[str]) -> s
         return ""
     rows = graph.run.table(COLLECTIVES, ["op", column]).filter(pl.col("op") == op)
     words = [word.lower() for word in rows[column].unique().to_list()]
-    return words[0] if len(words) == 1 and words[0] in known else ""
+    return words[0] if len(words) == 1 and words[0] in allowed else ""

@@ -89,7 +89,7 @@ class _Moves(NamedTuple):
 
 def with_fabric(
     graph: Graph,
-    found: Communications,
+    communications: Communications,
     best: Cables,
     before: Cables,
     after: Cables,
@@ -107,64 +107,68 @@ def with_fabric(
     """
     nodes = graph.nodes
     timeline = replay(graph)
-    if not found.ops:
+    if not communications.ops:
         return graph
-    share = moving_shares(graph)[found.transfers]
-    lasted = nodes.duration[found.transfers].astype(np.float64)
-    moves = _moves(found, lasted, share)
-    _check(found, moves, _each(best, found.kind))
-    before = _each(before, found.kind)
-    begin, work, ceiling = _sending(found, moves, timeline.start, before)
-    kinds = found.first.size
+    share = moving_shares(graph)[communications.transfers]
+    lasted = nodes.duration[communications.transfers].astype(np.float64)
+    moves = _moves(communications, lasted, share)
+    _check(communications, moves, _per_communication(best, communications.kind))
+    before = _per_communication(before, communications.kind)
+    begin, work, ceiling = _sending(communications, moves, timeline.start, before)
+    kinds = communications.first.size
     if background is None:
         background = _endless(after.load.indptr.size - 1 - kinds, begin, work)
-    own = _with_ceilings(before, ceiling)
-    after = _each(after, np.append(found.kind, kinds + background.kind))
-    its = _with_ceilings(after, np.append(ceiling, background.sending.ceiling))
-    expected = ends_of(begin, work, own.load, own.gbps) - begin
+    of_job = _with_ceilings(before, ceiling)
+    after = _per_communication(after, np.append(communications.kind, kinds + background.kind))
+    with_others = _with_ceilings(after, np.append(ceiling, background.sending.ceiling))
+    expected = ends_of(begin, work, of_job.load, of_job.gbps) - begin
     # Faster than they can have been over these paths: they took others, and what is gained is not known.
-    known = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
+    explained = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
     duration = nodes.duration
     for _ in range(ROUNDS):
-        taken = _beside(begin, work, its, background.sending) - begin
-        times = np.where(known, taken / np.where(known, expected, 1.0), 1.0)[found.of]
+        taken = _beside(begin, work, with_others, background.sending) - begin
+        times = np.where(explained, taken / np.where(explained, expected, 1.0), 1.0)[communications.of]
         changed = nodes.duration.copy()
-        changed[found.transfers] = np.rint(lasted * (1 - share + share * times))
+        changed[communications.transfers] = np.rint(lasted * (1 - share + share * times))
         settled = np.abs(changed - duration).max() <= SETTLED_NS
         duration = changed
         if settled:
             break
-        begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
+        begin = _begins(communications, replay(graph.with_durations(duration)).start) + moves.latency
     return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
 
 
-def met_between_switches(graph: Graph, at: Placed) -> list[Meeting]:
+def met_between_switches(graph: Graph, placement: Placed) -> list[Meeting]:
     """Connections that meet on links between switches, by their known paths, else by a hash."""
-    choose = known_paths(at.flows, at.routes, at.known).choice(hashed(at.flows.key))
-    row, links = crossed(at.flows, at.routes, choose)
-    inner = between_switches(at.fabric)[links]
-    moved = recorded(graph, at.found)
-    return meetings(at.flows, row[inner], links[inner], at.found.kind, moved.begin, moved.end)
+    choose = known_paths(placement.flows, placement.routes, placement.path_entries).choice(
+        hashed(placement.flows.key)
+    )
+    row, links = crossed(placement.flows, placement.routes, choose)
+    inner = between_switches(placement.fabric)[links]
+    moved = recorded(graph, placement.communications)
+    return meetings(
+        placement.flows, row[inner], links[inner], placement.communications.kind, moved.begin, moved.end
+    )
 
 
-def with_links_apart(graph: Graph, at: Placed) -> Graph:
+def with_links_apart(graph: Graph, placement: Placed) -> Graph:
     """The graph as if each of the connections that meet on a link between switches had one like it.
 
     Args:
-        at: the run in its fabric; its paths are known.
+        placement: the run in its fabric; its paths are known.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
     """
-    gbps = at.fabric.gbps
-    apart = gbps.copy()
-    for meeting in met_between_switches(graph, at):
-        apart[meeting.link] *= len(meeting.connections)
-    best, load = Cables(sprayed(at.flows, at.routes), gbps), quantile(at.now, 0.5)
-    return with_fabric(graph, at.found, best, Cables(load, gbps), Cables(load, apart))
+    gbps = placement.fabric.gbps
+    widened = gbps.copy()
+    for meeting in met_between_switches(graph, placement):
+        widened[meeting.link] *= len(meeting.connections)
+    best, load = Cables(sprayed(placement.flows, placement.routes), gbps), quantile(placement.now, 0.5)
+    return with_fabric(graph, placement.communications, best, Cables(load, gbps), Cables(load, widened))
 
 
-def _each(cables: Cables, kind: Ints) -> Cables:
+def _per_communication(cables: Cables, kind: Ints) -> Cables:
     """What each communication loads, from what its kind does."""
     return Cables(repeated(cables.load, kind), cables.gbps)
 
@@ -173,74 +177,74 @@ def _endless(others: int, begin: Floats, work: Floats) -> Background:
     """One communication of each kind of other jobs, which begins before and ends after those of this one."""
     amount = NEVER_ENDS * max(float(work.max(initial=0.0)), 1.0) * work.size
     first = begin.min(initial=np.inf)
-    columns = (np.full(others, each) for each in (first, amount, np.inf))
+    columns = (np.full(others, value) for value in (first, amount, np.inf))
     return Background(np.arange(others), Sending(*columns))
 
 
 def _beside(begin: Floats, work: Floats, cables: Cables, others: Sending) -> Floats:
     """[C] when communications end beside those of other jobs."""
-    both = np.append(begin, others.begin), np.append(work, others.work)
-    return ends_of(*both, *cables)[: work.size]
+    return ends_of(np.append(begin, others.begin), np.append(work, others.work), *cables)[: work.size]
 
 
-def sending(graph: Graph, found: Communications, cables: Cables) -> Sending:
+def sending(graph: Graph, communications: Communications, cables: Cables) -> Sending:
     """What communications send, as recorded."""
     timeline = replay(graph)
-    share = moving_shares(graph)[found.transfers]
-    moves = _moves(found, graph.nodes.duration[found.transfers].astype(np.float64), share)
-    return _sending(found, moves, timeline.start, _each(cables, found.kind))
+    share = moving_shares(graph)[communications.transfers]
+    moves = _moves(communications, graph.nodes.duration[communications.transfers].astype(np.float64), share)
+    return _sending(communications, moves, timeline.start, _per_communication(cables, communications.kind))
 
 
-def _sending(found: Communications, moves: _Moves, start: Ints, before: Cables) -> Sending:
-    begin = _begins(found, start) + moves.latency
-    ceiling = _ceilings(found, moves, begin, before)
-    own = _with_ceilings(before, ceiling)
-    moved = moved_by(begin, begin + moves.moving, own.load, own.gbps)
-    return Sending(begin, np.maximum(moved, found.sent), ceiling)
+def _sending(communications: Communications, moves: _Moves, start: Ints, before: Cables) -> Sending:
+    begin = _begins(communications, start) + moves.latency
+    ceiling = _ceilings(communications, moves, begin, before)
+    limited = _with_ceilings(before, ceiling)
+    moved = moved_by(begin, begin + moves.moving, limited.load, limited.gbps)
+    return Sending(begin, np.maximum(moved, communications.sent), ceiling)
 
 
-def recorded(graph: Graph, found: Communications) -> Recorded:
+def recorded(graph: Graph, communications: Communications) -> Recorded:
     """When communications move how much."""
     timeline = replay(graph)
-    end = np.zeros(len(found.ops))
-    np.maximum.at(end, found.of, timeline.end[found.transfers].astype(np.float64))
-    return Recorded(_begins(found, timeline.start), end, found.sent)
+    end = np.zeros(len(communications.ops))
+    np.maximum.at(end, communications.of, timeline.end[communications.transfers].astype(np.float64))
+    return Recorded(_begins(communications, timeline.start), end, communications.sent)
 
 
-def _moves(found: Communications, lasted: Floats, share: Floats) -> _Moves:
+def _moves(communications: Communications, lasted: Floats, share: Floats) -> _Moves:
     """Of the longest transfer of each; the least part of a transfer that moves bytes counts."""
-    longest, part = np.zeros(len(found.ops)), np.ones(len(found.ops))
-    np.maximum.at(longest, found.of, lasted)
-    np.minimum.at(part, found.of, share)
+    longest, part = np.zeros(len(communications.ops)), np.ones(len(communications.ops))
+    np.maximum.at(longest, communications.of, lasted)
+    np.minimum.at(part, communications.of, share)
     return _Moves(longest * (1 - part), longest * part)
 
 
-def _begins(found: Communications, start: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
+def _begins(communications: Communications, start: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
     """[C] when the first transfer of each begins, ns."""
-    begin = np.full(len(found.ops), np.inf)
-    np.minimum.at(begin, found.of, start[found.transfers].astype(np.float64))
+    begin = np.full(len(communications.ops), np.inf)
+    np.minimum.at(begin, communications.of, start[communications.transfers].astype(np.float64))
     return begin
 
 
-def _check(found: Communications, moves: _Moves, best: Cables) -> None:
+def _check(communications: Communications, moves: _Moves, best: Cables) -> None:
     """Refuse transfers that were much faster than cables are by the best paths.
 
     Raises:
         Unanswerable: there are such.
     """
-    speed, alone = _speeds(moves, found.sent), _alone(best)
+    speed, alone = _speeds(moves, communications.sent), _alone(best)
     if (speed > CONTRADICTED * alone).any():
         worst = int(np.argmax(speed / alone))
         raise Unanswerable(
-            f"{found.ops[worst]} of {len(found.members[worst])} ranks moved {speed[worst]:.3g} GB/s, and the "
-            f"cables of the topology carry {alone[worst]:.3g}: is it this job's topology?"
+            f"{communications.ops[worst]} of {len(communications.members[worst])} ranks moved "
+            f"{speed[worst]:.3g} GB/s, and the cables of the topology carry {alone[worst]:.3g}: "
+            f"is it this job's topology?"
         )
 
 
 def _speeds(moves: _Moves, sent: Floats) -> Floats:
     """[C] bytes per ns that each moved when recorded, 0 where unknown."""
-    known = (sent > 0) & (moves.moving > 0)
-    speeds: Floats = np.where(known, sent / np.maximum(moves.moving, 1e-9), 0.0)
+    measured = (sent > 0) & (moves.moving > 0)
+    speeds: Floats = np.where(measured, sent / np.maximum(moves.moving, 1e-9), 0.0)
     return speeds
 
 
@@ -251,12 +255,12 @@ def _alone(cables: Cables) -> Floats:
     return alone
 
 
-def _ceilings(found: Communications, moves: _Moves, begin: Floats, before: Cables) -> Floats:
+def _ceilings(communications: Communications, moves: _Moves, begin: Floats, before: Cables) -> Floats:
     """[C] bytes per ns that each reaches at most: what its kind reached of what its paths allowed."""
-    speed = _speeds(moves, found.sent)
+    speed = _speeds(moves, communications.sent)
     allowed = moved_by(begin, begin + moves.moving, *before) / np.maximum(moves.moving, 1e-9)
     reached: dict[tuple[str, tuple[int, ...]], float] = {}
-    kinds = list(zip(found.ops, found.members))
+    kinds = list(zip(communications.ops, communications.members))
     for kind, part in zip(kinds, (speed / np.maximum(allowed, 1e-12)).tolist()):
         reached[kind] = max(part, reached.get(kind, 0.0))
     part = np.array([reached[kind] for kind in kinds])
@@ -268,15 +272,15 @@ def _with_ceilings(cables: Cables, ceiling: Floats) -> Cables:
     """A link of its own for each communication that has a ceiling; links that none crosses are left out."""
     load = cables.load
     used, links = np.unique(load.links, return_inverse=True)
-    own = np.flatnonzero(np.isfinite(ceiling))
+    limited = np.flatnonzero(np.isfinite(ceiling))
     place = np.full(ceiling.size, -1)
-    place[own] = used.size + np.arange(own.size)
-    rows = np.concatenate([np.repeat(np.arange(ceiling.size), np.diff(load.indptr)), own])
+    place[limited] = used.size + np.arange(limited.size)
+    rows = np.concatenate([np.repeat(np.arange(ceiling.size), np.diff(load.indptr)), limited])
     order = np.argsort(rows, kind="stable")
     indptr = np.searchsorted(rows[order], np.arange(ceiling.size + 1))
-    all_links = np.concatenate([links, place[own]])[order]
-    share = np.concatenate([load.share, np.ones(own.size)])[order]
+    all_links = np.concatenate([links, place[limited]])[order]
+    share = np.concatenate([load.share, np.ones(limited.size)])[order]
     return Cables(
         Load(indptr.astype(np.int64), all_links.astype(np.int64), share),
-        np.concatenate([cables.gbps[used], ceiling[own]]),
+        np.concatenate([cables.gbps[used], ceiling[limited]]),
     )

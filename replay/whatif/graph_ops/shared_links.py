@@ -41,24 +41,24 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     if not links:
         return changed
     recorded = _recorded(graph)
-    asked, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
+    demand, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
     by_itself = np.full(changed.num_nodes, np.nan)
     node = np.concatenate(links)
-    which = _copied(changed, node, graph, recorded.nodes)
-    node, which = node[which >= 0], which[which >= 0]
-    times = work[node] / graph.nodes.duration[recorded.nodes[which]]  # as long, by the edit
-    asked[node] = recorded.demand[which]
-    work[node], by_itself[node] = times * recorded.alone[which], times * recorded.apart[which]
-    return _settled(changed, links, asked, work, by_itself)
+    original = _copied(changed, node, graph, recorded.nodes)
+    node, original = node[original >= 0], original[original >= 0]
+    times = work[node] / graph.nodes.duration[recorded.nodes[original]]  # as long, by the edit
+    demand[node] = recorded.demand[original]
+    work[node], by_itself[node] = times * recorded.alone[original], times * recorded.uncontended[original]
+    return _settled(changed, links, demand, work, by_itself)
 
 
-def own_ns(graph: Graph) -> Floats:
+def unqueued_ns(graph: Graph) -> Floats:
     """[N] ns that each transfer takes for its own bytes: without its time in the queue, where known."""
     recorded = _recorded(graph)
-    found = graph.nodes.duration.astype(np.float64)
-    met = ~np.isnan(recorded.apart)
-    found[recorded.nodes[met]] = recorded.apart[met]
-    return found
+    ns = graph.nodes.duration.astype(np.float64)
+    queued = ~np.isnan(recorded.uncontended)
+    ns[recorded.nodes[queued]] = recorded.uncontended[queued]
+    return ns
 
 
 class _Recorded(NamedTuple):
@@ -68,14 +68,14 @@ class _Recorded(NamedTuple):
         nodes: of the graph, ascending.
         demand: the share of its time for which each needs its link.
         alone: ns that it takes alone, as shares say.
-        apart: ns that others of its kind and size took that met none; nan where it met none itself, or too
-            few others did.
+        uncontended: ns that others of its kind and size took that met none; nan where it met none itself, or
+            too few others did.
     """
 
     nodes: Ints
     demand: Floats
     alone: Floats
-    apart: Floats
+    uncontended: Floats
 
 
 def _recorded(graph: Graph) -> _Recorded:
@@ -84,9 +84,9 @@ def _recorded(graph: Graph) -> _Recorded:
 
     def compute() -> _Recorded:
         timeline, demand = replayed(graph), moving_shares(graph)
-        at = np.flatnonzero(demand > 0)
-        alone, apart = (find(graph, timeline, demand) for find in (_alone, _of_those_apart))
-        return _Recorded(at, demand[at], alone[at], apart[at])
+        transfers = np.flatnonzero(demand > 0)
+        alone, uncontended = (estimated(graph, timeline, demand) for estimated in (_alone, _uncontended))
+        return _Recorded(transfers, demand[transfers], alone[transfers], uncontended[transfers])
 
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
     return kept(graph, "links-as-recorded", columns, compute, {"_Recorded": _Recorded})
@@ -108,18 +108,20 @@ def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> In
     key = np.concatenate([collective, old.collective[recorded]]) + 1
     for place in map(np.concatenate, places):
         key += (place - place.min(initial=0)) * (int(key.max(initial=0)) + 1)
-    wanted, known = key[: transfers.size], key[transfers.size :]
-    order = np.argsort(known, kind="stable")
-    at = np.searchsorted(known, wanted, side="right", sorter=order) - 1
-    which = order[np.maximum(at, 0)]
+    transfer_key, recorded_key = key[: transfers.size], key[transfers.size :]
+    order = np.argsort(recorded_key, kind="stable")
+    position = np.searchsorted(recorded_key, transfer_key, side="right", sorter=order) - 1
+    original = order[np.maximum(position, 0)]
     number = {message: number for number, message in enumerate(graph.messages)}
     means = np.array([number.get(message, -2) for message in changed.messages] + [-2])
     meant = np.array([number[message] for message in graph.messages] + [-1])
-    node = recorded[which]
-    is_copy = (at >= 0) & (known[which] == wanted) & (new.bytes[transfers] == old.bytes[node])
+    node = recorded[original]
+    is_copy = (
+        (position >= 0) & (recorded_key[original] == transfer_key) & (new.bytes[transfers] == old.bytes[node])
+    )
     is_copy &= new.measured_start[transfers] == old.measured_start[node]
     is_copy &= means[new.message[transfers]] == meant[old.message[node]]
-    return np.where(is_copy, which, -1)
+    return np.where(is_copy, original, -1)
 
 
 def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by_itself: Floats) -> Graph:
@@ -134,16 +136,18 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
     duration = given
     for _ in range(ROUNDS):
         start = replay(changed.with_durations(duration)).start
-        found, moved = duration.copy(), 0
+        settled, moved = duration.copy(), 0
         for nodes in links:
-            mine = nodes[demand[nodes] > 0]
-            takes = shared_ns(start[mine].astype(np.float64), work[mine], demand[mine], queue[mine])
-            shortest = np.where(np.isnan(by_itself[mine]), takes, by_itself[mine])
-            meets = _meets(start[mine], start[mine] + shortest)
+            sharing = nodes[demand[nodes] > 0]
+            takes = shared_ns(
+                start[sharing].astype(np.float64), work[sharing], demand[sharing], queue[sharing]
+            )
+            shortest = np.where(np.isnan(by_itself[sharing]), takes, by_itself[sharing])
+            meets = _meets(start[sharing], start[sharing] + shortest)
             lasts = np.rint(np.where(meets, takes, shortest)).astype(np.int64)
-            found[mine] = np.where(np.abs(lasts - given[mine]) <= ROUNDING_NS, given[mine], lasts)
-            moved = max(moved, int(np.abs(found[mine] - duration[mine]).max(initial=0)))
-        duration = found
+            settled[sharing] = np.where(np.abs(lasts - given[sharing]) <= ROUNDING_NS, given[sharing], lasts)
+            moved = max(moved, int(np.abs(settled[sharing] - duration[sharing]).max(initial=0)))
+        duration = settled
         if moved <= SETTLED_NS:
             break
     return changed if np.array_equal(duration, given) else changed.with_durations(duration)
@@ -154,11 +158,11 @@ def _links(graph: Graph) -> list[Ints]:
 
     Those that an edit queued are one stream, whatever lanes they are on.
     """
-    at, link, stream = _on_links(graph)
-    moves = graph.nodes.duration[at] > 0
-    at, link, stream = at[moves], link[moves], stream[moves]
+    transfers, link, stream = _on_links(graph)
+    moves = graph.nodes.duration[transfers] > 0
+    transfers, link, stream = transfers[moves], link[moves], stream[moves]
     several = np.flatnonzero(np.bincount(_distinct_pairs(link, stream)[0]) > 1)
-    return [at[link == each] for each in several.tolist()]
+    return [transfers[link == number] for number in several.tolist()]
 
 
 def _distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
@@ -173,15 +177,15 @@ def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> tuple[Ints, Ints, Ints]:
-        at = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+        transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
         groups = once(graph, "groups of messages", of_groups, lambda: _groups(graph))
-        group = groups[nodes.message[at]] if at.size else at
-        places = (nodes.rank[at], nodes.window[at], group)
-        link = np.zeros_like(at)
+        group = groups[nodes.message[transfers]] if transfers.size else transfers
+        places = (nodes.rank[transfers], nodes.window[transfers], group)
+        link = np.zeros_like(transfers)
         for place in places:
             link = link * (int(place.max(initial=0)) + 2) + place + 1
         link = np.unique(link, return_inverse=True)[1]
-        return at, link, np.where(queued(graph)[at], -1, nodes.lane[at])
+        return transfers, link, np.where(queued(graph)[transfers], -1, nodes.lane[transfers])
 
     of_groups = (nodes.rank, nodes.message, graph.messages)
     of_queues = (edges.kind, edges.source, edges.target, edges.lag)
@@ -198,7 +202,7 @@ def _groups(graph: Graph) -> Ints:
     of, rank = _distinct_pairs(group[nodes.message[with_message]], nodes.rank[with_message])
     members = {number: tuple(rank[of == number].tolist()) for number in np.unique(of).tolist()}
     numbers = {ranks: number for number, ranks in members.items()}
-    return np.array([numbers.get(members.get(each, ()), each) for each in group.tolist()], np.int64)
+    return np.array([numbers.get(members.get(number, ()), number) for number in group.tolist()], np.int64)
 
 
 def queued(graph: Graph) -> Bools:
@@ -213,8 +217,8 @@ def _queued_shares(graph: Graph) -> Floats:
     """
     is_queued, fixed = _queues(graph)
     duration, shares = graph.nodes.duration, np.zeros(graph.num_nodes)
-    at = np.flatnonzero(is_queued & (duration > 0))
-    shares[at] = 1 - np.minimum(fixed[at], duration[at]) / duration[at]
+    transfers = np.flatnonzero(is_queued & (duration > 0))
+    shares[transfers] = 1 - np.minimum(fixed[transfers], duration[transfers]) / duration[transfers]
     return shares
 
 
@@ -226,11 +230,11 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
         into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
         queue = into[edges.kind[into] == EdgeKind.STREAM]
         queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges go by their targets
-        found, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
+        is_queued, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
         for end in (edges.source, edges.target):  # the first in a queue has no lag: it is like the next
-            found[end[queue]] = True
+            is_queued[end[queue]] = True
             fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
-        return found, fixed
+        return is_queued, fixed
 
     columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target, edges.lag)
     return once(graph, "queues on links", columns, compute)
@@ -247,9 +251,9 @@ def moving_shares(graph: Graph) -> Floats:
     sized = np.flatnonzero((nodes.message >= 0) & (nodes.bytes > 0) & (nodes.duration > 0))
     for kind, messages in messages_by_kind(graph).items():
         if kind in curves:
-            mine = sized[np.isin(nodes.message[sized], messages)]
-            size = nodes.bytes[mine]
-            demand[mine] = curves[kind].moving_ns(size) / np.maximum(curves[kind].time_ns(size), 1e-9)
+            transfers = sized[np.isin(nodes.message[sized], messages)]
+            size = nodes.bytes[transfers]
+            demand[transfers] = curves[kind].moving_ns(size) / np.maximum(curves[kind].time_ns(size), 1e-9)
     return demand
 
 
@@ -257,59 +261,61 @@ def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
     """[N] ns that each transfer would have taken alone on its link."""
     alone, queue = graph.nodes.duration.astype(np.float64), queued(graph)
     for nodes in _links(graph):
-        mine = nodes[demand[nodes] > 0]
-        if mine.size == 0:
+        sharing = nodes[demand[nodes] > 0]
+        if sharing.size == 0:
             continue
-        start, end = timeline.start[mine].astype(np.float64), timeline.end[mine].astype(np.float64)
-        at = np.concatenate([start, _until_next(start, end, queue[mine])])
-        order = np.argsort(at, kind="stable")
-        load = np.cumsum(np.concatenate([demand[mine], -demand[mine]])[order])
-        advanced = np.append(0.0, np.cumsum(np.diff(at[order]) / np.maximum(load[:-1], 1)))
-        known = at[order]
-        alone[mine] = np.interp(end, known, advanced) - np.interp(start, known, advanced)
-        alone[mine] += np.maximum(end - known[-1], 0)
+        start, end = timeline.start[sharing].astype(np.float64), timeline.end[sharing].astype(np.float64)
+        times = np.concatenate([start, _until_next(start, end, queue[sharing])])
+        order = np.argsort(times, kind="stable")
+        load = np.cumsum(np.concatenate([demand[sharing], -demand[sharing]])[order])
+        advanced = np.append(0.0, np.cumsum(np.diff(times[order]) / np.maximum(load[:-1], 1)))
+        breaks = times[order]
+        alone[sharing] = np.interp(end, breaks, advanced) - np.interp(start, breaks, advanced)
+        alone[sharing] += np.maximum(end - breaks[-1], 0)
     return alone
 
 
 def _until_next(start: Floats, end: Floats, queue: Bools) -> Floats:
     """[T] ends of transfers, of queued ones no later than the next one in the queue begins."""
-    until, at = end.copy(), np.flatnonzero(queue)
-    at = at[np.argsort(start[at], kind="stable")]
-    until[at[:-1]] = np.minimum(end[at[:-1]], start[at[1:]])
+    until, order = end.copy(), np.flatnonzero(queue)
+    order = order[np.argsort(start[order], kind="stable")]
+    until[order[:-1]] = np.minimum(end[order[:-1]], start[order[1:]])
     return until
 
 
-def share_of_own(graph: Graph, timeline: Timeline, own: Bools) -> Floats:
+def share_without_others(graph: Graph, timeline: Timeline, chosen: Bools) -> Floats:
     """[N] the time that some transfers would take without those of others on their links, as a share.
 
     Args:
-        own: [N] which.
+        chosen: [N] which.
     """
     demand = moving_shares(graph)
-    without = np.where(own, demand, 0.0)
+    without = np.where(chosen, demand, 0.0)
     ratio = _alone(graph, timeline, demand) / np.maximum(_alone(graph, timeline, without), 1)
-    return np.where(own, np.minimum(ratio, 1.0), 1.0)
+    return np.where(chosen, np.minimum(ratio, 1.0), 1.0)
 
 
-def _of_those_apart(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
+def _uncontended(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
     """[N] ns that transfers of a kind and size take that meet no other; nan for those that do not meet any.
 
     Where one waited in a queue for the link its share of it does not say what it takes without.
     """
-    nodes, found, queue = graph.nodes, np.full(graph.num_nodes, np.nan), queued(graph)
-    for at in _links(graph):
-        mine = at[demand[at] > 0]
-        start, takes = timeline.start[mine], nodes.duration[mine].astype(np.float64)
-        meets = _meets(start, start + takes) | queue[mine]
-        kind = np.unique(np.stack([nodes.message[mine], nodes.bytes[mine]]), axis=1, return_inverse=True)[1]
+    nodes, ns, queue = graph.nodes, np.full(graph.num_nodes, np.nan), queued(graph)
+    for transfers in _links(graph):
+        sharing = transfers[demand[transfers] > 0]
+        start, takes = timeline.start[sharing], nodes.duration[sharing].astype(np.float64)
+        meets = _meets(start, start + takes) | queue[sharing]
+        kind = np.unique(
+            np.stack([nodes.message[sharing], nodes.bytes[sharing]]), axis=1, return_inverse=True
+        )[1]
         shortest = takes.copy()
-        for each in np.unique(kind[meets]).tolist():
-            apart = (kind == each) & ~meets
-            if apart.sum() >= MIN_APART and nodes.bytes[mine[apart][0]] > 0:
-                shortest[(kind == each) & meets] = np.median(takes[apart])
+        for number in np.unique(kind[meets]).tolist():
+            is_apart = (kind == number) & ~meets
+            if is_apart.sum() >= MIN_APART and nodes.bytes[sharing[is_apart][0]] > 0:
+                shortest[(kind == number) & meets] = np.median(takes[is_apart])
         meets &= _meets(start, start + shortest) & (shortest < takes)  # else it was apart all the same
-        found[mine[meets]] = shortest[meets]
-    return found
+        ns[sharing[meets]] = shortest[meets]
+    return ns
 
 
 def _meets(start: NDArray[Any], end: NDArray[Any]) -> Bools:
@@ -317,9 +323,9 @@ def _meets(start: NDArray[Any], end: NDArray[Any]) -> Bools:
     order = np.lexsort((end, start))
     begins, ends = start[order], end[order]
     earlier = np.append(False, np.maximum.accumulate(ends)[:-1] > begins[1:])  # one before lasts into it
-    found = np.zeros(start.size, np.bool_)
-    found[order] = earlier | np.append(begins[1:] < ends[:-1], False)  # or the next begins within it
-    return found
+    overlaps = np.zeros(start.size, np.bool_)
+    overlaps[order] = earlier | np.append(begins[1:] < ends[:-1], False)  # or the next begins within it
+    return overlaps
 
 
 def shared_ns(start: Floats, work: Floats, demand: Floats, queue: Bools) -> Floats:
@@ -346,28 +352,28 @@ def _share(start: Any, demand: Any, queue: Any, coming: Any, left: Any, running:
     while begun < coming.size or count > 0:
         line, others = 0.0, 0.0
         first = 0
-        for at in range(count):
-            each = running[at]
-            if queue[each]:
-                line = max(line, demand[each])
+        for place in range(count):
+            transfer = running[place]
+            if queue[transfer]:
+                line = max(line, demand[transfer])
             else:
-                others += demand[each]
-            if left[each] < left[running[first]]:
-                first = at
+                others += demand[transfer]
+            if left[transfer] < left[running[first]]:
+                first = place
         slower = max(others + line, 1.0)
         ends = now + slower * left[running[first]] if count > 0 else np.inf
         upto = ends
         if begun < coming.size:
             upto = min(ends, start[coming[begun]])
-        for at in range(count):
-            left[running[at]] -= (upto - now) / slower
+        for place in range(count):
+            left[running[place]] -= (upto - now) / slower
         now = upto
         if ends <= now:
-            each = running[first]
-            took[each] = now - start[each]
+            transfer = running[first]
+            took[transfer] = now - start[transfer]
             count -= 1
-            for at in range(first, count):
-                running[at] = running[at + 1]
+            for place in range(first, count):
+                running[place] = running[place + 1]
         else:
             running[count] = coming[begun]
             begun += 1

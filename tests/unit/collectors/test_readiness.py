@@ -83,7 +83,9 @@ def test_kernel_is_asked_how_well_the_clock_is_kept():
 
 def test_folder_is_tried_and_left_as_it_was(tmp_path):
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
+    elsewhere = f"{tmp_path}-and-a-longer-path-elsewhere"
+    lines = ("/dev/vda / ext4 rw 0 0", f"server:/x {tmp_path} nfs4 rw 0 0", f"none {elsewhere} tmpfs rw 0 0")
+    mounts.write_text("\n".join(lines))
     runs = tmp_path / "runs"
     runs.mkdir()
     check = readiness.folder(runs, mounts)

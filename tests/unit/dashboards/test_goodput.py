@@ -169,7 +169,7 @@ def test_runs_that_the_same_command_made_are_one_job_where_that_is_chosen(tmp_pa
     shown = Runs(
         ShownRun(Loaded(first)), "0", lambda: [OfferedRun(each, str(tmp_path / each)) for each in "012"]
     )
-    loaded, job_of_all = shown.opened.loaded, Link(own={"of": "job"})
+    loaded, job_of_all = shown.opened.loaded, Link(options={"of": "job"})
     assert attempt_info(loaded, Link()).height == 1
     assert attempt_info(loaded, job_of_all)["begin_ms"].to_list() == [0.0, 30_000.0]
     assert life_info(loaded, job_of_all)["attempt"].unique().sort().to_list() == [0, 1]
@@ -182,7 +182,7 @@ def test_runs_of_one_command_that_ran_at_the_same_time_are_refused(tmp_path):
     loaded = Loaded(first)
     loaded.offered = lambda: [first, second]
     with pytest.raises(InputError, match="ran at the same time"):
-        life_info(loaded, Link(own={"of": "job"}))
+        life_info(loaded, Link(options={"of": "job"}))
 
 
 def test_runs_that_cannot_be_opened_and_those_that_still_run_are_no_attempts(tmp_path):

@@ -67,7 +67,9 @@ def test_collectives_pairs_and_predictions_of_a_large_run_need_no_whole_graph(ru
 
 def test_a_prediction_is_shown_where_the_path_that_it_changes_is_too_large(run, monkeypatch):
     condense(monkeypatch)
-    shown = str(whatif.VIEW.sections["whatif-answer"](Loaded(run), Link(own={"edit": "network:bandwidth=2"})))
+    shown = str(
+        whatif.VIEW.sections["whatif-answer"](Loaded(run), Link(options={"edit": "network:bandwidth=2"}))
+    )
     assert "prediction-figure" in shown
     assert "spans at once" in shown
     assert "changes-figure" not in shown

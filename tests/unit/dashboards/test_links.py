@@ -21,7 +21,7 @@ links = st.builds(
     ranks=st.sets(numbers, max_size=9).map(lambda ranks: tuple(sorted(ranks))),
     time_ms=st.none() | st.tuples(numbers, st.integers(1, 99)).map(lambda t: (t[0] / 8, t[0] / 8 + t[1])),
     theme=st.sampled_from(["light", "dark"]),
-    own=st.dictionaries(st.sampled_from(["filter", "edit"]), st.text(min_size=1, max_size=20)),
+    options=st.dictionaries(st.sampled_from(["filter", "edit"]), st.text(min_size=1, max_size=20)),
 )
 
 

@@ -24,9 +24,8 @@ from dpro.replay.kept import kept
 from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
-from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.scope import OPTIMIZER, nesting_of, rows_of
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, OPTIMIZER, nesting_of, rows_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 
@@ -86,8 +85,8 @@ class CudaGraph(CountedEdit):
         inside = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
         columns = {name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")}
         begins = differs_from_last(*columns.values())
-        where = pl.DataFrame({name: column[begins] for name, column in columns.items()})
-        counts = {LAUNCHES: num_launches(graph), "steps": where.n_unique(), "taken": 0.0, "open": 0.0}
+        steps = pl.DataFrame({name: column[begins] for name, column in columns.items()})
+        counts = {LAUNCHES: num_launches(graph), "steps": steps.n_unique(), "taken": 0.0, "open": 0.0}
         counts["whole"] = float(nodes.duration[inside].sum())
         with suppress(NothingToChange):
             host_time = self._captured(graph)
@@ -244,13 +243,15 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     spans, start, end = nesting.rows("kind", "name"), nesting.start, nesting.end
     makes, is_fixed = (np.zeros(spans.height + 1, np.bool_) for _ in range(2))
     makes[rows[calls]] = is_fixed[rows[fixed]] = True
-    launches, stuck = (_held_by(start, end, of[:-1] & nesting.on_cpu) for of in (makes, is_fixed))
+    launches, stuck = (_held_by(start, end, spans_of[:-1] & nesting.on_cpu) for spans_of in (makes, is_fixed))
     operator, annotation = ((spans["kind"] == kind).to_numpy() for kind in ("cpu_op", "annotation"))
     dispatches = (operator & launches) | (annotation & _fitting(spans["name"], FRAMEWORK))
     stays = (operator & stuck & ~launches) | (annotation & _fitting(spans["name"], (DATA_LOADING,)))
     dispatching, held = (
-        np.append(nesting.on_cpu & _inside(start, *merge_intervals(start[of], end[of])), False)[rows]
-        for of in (dispatches, stays)
+        np.append(nesting.on_cpu & _inside(start, *merge_intervals(start[spans_of], end[spans_of])), False)[
+            rows
+        ]
+        for spans_of in (dispatches, stays)
     )
     return dispatching, fixed | (held & is_of(nodes.kind, CPU_KINDS))
 
@@ -291,8 +292,8 @@ def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, 
     order = on_cpu[
         np.lexsort((on_cpu, nodes.measured_start[on_cpu], nodes.lane[on_cpu], nodes.window[on_cpu]))
     ]
-    same = (nodes.lane[order], nodes.window[order], nodes.step[order], outside[order])
-    opens = np.append(True, np.any([np.diff(column) != 0 for column in same], axis=0)) | woken[order]
+    columns = (nodes.lane[order], nodes.window[order], nodes.step[order], outside[order])
+    opens = np.append(True, np.any([np.diff(column) != 0 for column in columns], axis=0)) | woken[order]
     stretch = np.cumsum(opens) - 1
     place = np.arange(order.size)
     launching = calls[order]

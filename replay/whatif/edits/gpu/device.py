@@ -55,8 +55,8 @@ class Device(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The model of the same maker whose memory and arithmetic are the next faster ones."""
-        here = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
-        sheet, amd = GPUS[here], here.startswith("MI")
+        current = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
+        sheet, amd = GPUS[current], current.startswith("MI")
         faster = [
             (gpu.gbps, name)
             for name, gpu in GPUS.items()
@@ -92,7 +92,7 @@ class Device(Edit):
             for method, share in shares.sort("was", "method", descending=[True, False]).iter_rows()
         ]
         us, low, high = summed(predicted)
-        least, now, most = (f"{each * 1e3 / total:.2f}" for each in (low, us, high))
+        least, now, most = (f"{value * 1e3 / total:.2f}" for value in (low, us, high))
         lines.append(f"kernels take {now} of their time there ({least} to {most})")
         if (graph.nodes.kind == NodeKind.TRANSFER).any():
             lines.append("collectives keep their measured cost: the other machine's links are not known")

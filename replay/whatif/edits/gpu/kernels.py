@@ -134,9 +134,11 @@ def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, op
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & kernels[edges.target]]] = True
     for rank, window, step in np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, calls], axis=1).T:
-        here = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
-        first = nodes.measured_end[np.flatnonzero(here & calls)].min()
-        later = here & (nodes.measured_start >= first) & is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+        of_step = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
+        first = nodes.measured_end[np.flatnonzero(of_step & calls)].min()
+        later = (
+            of_step & (nodes.measured_start >= first) & is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+        )
         duration[later] = 0
     queued = (edges.kind == EdgeKind.STREAM) & kernels[edges.source] & kernels[edges.target]
     lag = np.where(queued, np.minimum(edges.lag, 0), edges.lag)

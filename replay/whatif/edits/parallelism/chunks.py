@@ -73,8 +73,8 @@ class Order:
     def __init__(self, graph: Graph) -> None:
         """Of a graph."""
         lane = graph.nodes.lane
-        at = np.flatnonzero(lane >= 0)
-        self.nodes: Ints = at[np.argsort(lane[at], kind="stable")]
+        on_lane = np.flatnonzero(lane >= 0)
+        self.nodes: Ints = on_lane[np.argsort(lane[on_lane], kind="stable")]
         self.place: Ints = np.full(graph.num_nodes, -1)
         self.place[self.nodes] = np.arange(self.nodes.size)
         self._lane = lane
@@ -90,7 +90,7 @@ class Order:
 
     def within(self, first: int, last: int) -> list[int]:
         """The nodes from one to another, both included."""
-        return [int(each) for each in self.nodes[self.place[first] : self.place[last] + 1]]
+        return [int(node) for node in self.nodes[self.place[first] : self.place[last] + 1]]
 
     def from_here(self, node: int, way: int) -> Iterator[int]:
         """A node, and those before or behind it on its lane.
@@ -113,8 +113,10 @@ def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
     records = {"Member": Member}
-    found = kept(graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records)
-    return [list(members) for members in found]
+    collectives = kept(
+        graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records
+    )
+    return [list(members) for members in collectives]
 
 
 def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
@@ -124,27 +126,29 @@ def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
     arrives: dict[int, list[int]] = defaultdict(list)
     for arrive in np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)).tolist():
         arrives[int(nodes.collective[arrive])].append(arrive)
-    at = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
-    transfers = {(int(nodes.collective[each]), int(nodes.rank[each])): int(each) for each in at}
-    found = []
-    for collective, own in arrives.items():
+    moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    transfers = {(int(nodes.collective[node]), int(nodes.rank[node])): int(node) for node in moving}
+    awaited = []
+    for collective, arrivals in arrives.items():
         members = []
-        for arrive in own:
+        for arrive in arrivals:
             transfer = transfers.get((collective, int(nodes.rank[arrive])), -1)
             member = _member(graph, order, arrive, transfer, into[arrive], out[transfer])
             if member is not None:
                 members.append(member)
-        if members and len(members) == len(own):
-            found.append(sorted(members))
-    return sorted(found, key=lambda members: min(int(nodes.measured_start[each.arrive]) for each in members))
+        if members and len(members) == len(arrivals):
+            awaited.append(sorted(members))
+    return sorted(
+        awaited, key=lambda members: min(int(nodes.measured_start[member.arrive]) for member in members)
+    )
 
 
 def _by_node(ends: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, list[int]]:
     """Of each node the edges among the chosen that it ends."""
-    found: dict[int, list[int]] = defaultdict(list)
+    edges_of: dict[int, list[int]] = defaultdict(list)
     for edge in np.flatnonzero(chosen).tolist():
-        found[int(ends[edge])].append(edge)
-    return found
+        edges_of[int(ends[edge])].append(edge)
+    return edges_of
 
 
 def _member(
@@ -199,10 +203,10 @@ class ChunkedEdit(Edit):
             Unanswerable: there is nothing to cut.
         """
         columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
-        found: list[Segment] = once(graph, (self.name, self), columns, lambda: self.find(graph))
-        if not found:
+        segments: list[Segment] = once(graph, (self.name, self), columns, lambda: self.find(graph))
+        if not segments:
             raise Unanswerable(self.why_none(graph))
-        return found
+        return segments
 
     def bound(self, facts: RunFacts) -> float:
         return facts.idle_without_communication
@@ -253,8 +257,8 @@ def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Grap
 def _with_fewer_bytes(graph: Graph, segments: Sequence[Segment], chunks: int) -> Graph:
     """The graph, each collective of segments with the bytes of a chunk."""
     num_bytes = graph.nodes.bytes.copy()
-    at = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
-    num_bytes[at] = np.maximum(np.rint(num_bytes[at] / chunks), 1)
+    is_cut = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
+    num_bytes[is_cut] = np.maximum(np.rint(num_bytes[is_cut] / chunks), 1)
     return dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, bytes=num_bytes))
 
 
@@ -267,8 +271,8 @@ class _Chunked:
         self.by_source = np.argsort(edges.source, kind="stable")
         self.first_out = np.searchsorted(edges.source[self.by_source], np.arange(graph.num_nodes + 1))
         self.instances = int(graph.nodes.collective.max(initial=-1)) + 1
-        at = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
-        self.rendezvous = dict(zip(graph.nodes.collective[at].tolist(), at.tolist()))
+        meetings = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
+        self.rendezvous = dict(zip(graph.nodes.collective[meetings].tolist(), meetings.tolist()))
 
     def cut_up(self, segment: Segment) -> None:
         """Put chunks 2, 3, … of a segment behind its first, which is what is recorded."""
@@ -289,8 +293,8 @@ class _Chunked:
         if isinstance(stage, WorkStage):
             return -1
         number = int(self.graph.nodes.collective[stage.arrive])
-        own = self.rendezvous.get(number, -1)
-        return -1 if own < 0 else self.draft.add(own, collective=self.number_of(number, chunk))
+        recorded = self.rendezvous.get(number, -1)
+        return -1 if recorded < 0 else self.draft.add(recorded, collective=self.number_of(number, chunk))
 
     def number_of(self, collective: int, chunk: int) -> int:
         """The number of a chunk of a collective, which none has."""
@@ -302,8 +306,8 @@ class _Chunked:
 
     def out(self, node: int) -> list[int]:
         """Edges out of a node."""
-        mine = self.by_source[self.first_out[node] : self.first_out[node + 1]]
-        return [int(edge) for edge in mine]
+        edges = self.by_source[self.first_out[node] : self.first_out[node + 1]]
+        return [int(edge) for edge in edges]
 
 
 class _Chain:
@@ -317,16 +321,18 @@ class _Chain:
         self.on_thread = any(
             isinstance(stage, WorkStage) and self.nodes.kind[stage.nodes[0]] in CPU_KINDS for stage in stages
         )
-        self.own = {node for stage in stages for node in _nodes(stage)}
+        self.members = {node for stage in stages for node in _nodes(stage)}
 
     def shorten(self) -> None:
         """What is recorded is the first chunk: of a stage that begins, it has nothing beside it."""
         duration = self.job.draft.duration
         for number, stage in enumerate(self.stages):
             if isinstance(stage, WorkStage):
-                at = np.array(stage.nodes)
-                beside = self._beside(number) if number else 0.0
-                duration[at] = np.rint(self.job.costs.work_ns(at, self.nodes.duration[at], beside))
+                nodes = np.array(stage.nodes)
+                beside_ns = self._beside(number) if number else 0.0
+                duration[nodes] = np.rint(
+                    self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns)
+                )
             else:
                 duration[stage.transfer] = round(float(self.job.costs.transfer_ns[stage.transfer]))
 
@@ -355,15 +361,15 @@ class _Chain:
         self.done[number].append(node)
 
     def _work(self, number: int, stage: WorkStage) -> int:
-        draft, at, chunk = self.job.draft, np.array(stage.nodes), len(self.done[number])
+        draft, nodes, chunk = self.job.draft, np.array(stage.nodes), len(self.done[number])
         last_alone = number == len(self.stages) - 1 and chunk == self.job.costs.chunks - 1
-        beside = 0.0 if last_alone else self._beside(number)
-        took = round(float(self.job.costs.work_ns(at, self.nodes.duration[at], beside).sum()))
-        like = int(at[np.argmax(self.nodes.duration[at])])
+        beside_ns = 0.0 if last_alone else self._beside(number)
+        took_ns = round(float(self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns).sum()))
+        like = int(nodes[np.argmax(self.nodes.duration[nodes])])
         if self.on_thread:
-            node = draft.insert(self._anchor(number), template=like, duration=took + stage.besides_ns)
+            node = draft.insert(self._anchor(number), template=like, duration=took_ns + stage.besides_ns)
         else:
-            node = draft.add(like, duration=took)
+            node = draft.add(like, duration=took_ns)
             draft.link(self.done[number][-1], node, EdgeKind.STREAM)
             self._launch(like, node, len(stage.nodes))
         self._after_stage_before(number, node, EdgeKind.SYNC if self.on_thread else EdgeKind.EVENT)
@@ -445,7 +451,7 @@ class _Chain:
             for node in _nodes(stage):
                 for edge in self.job.out(node):
                     target = int(self.edges.target[edge])
-                    if target in self.own or self.edges.kind[edge] not in PASSED_ON:
+                    if target in self.members or self.edges.kind[edge] not in PASSED_ON:
                         continue
                     if self.nodes.measured_start[target] >= begins:
                         kind, lag = EdgeKind(self.edges.kind[edge]), int(self.edges.lag[edge])
@@ -483,13 +489,13 @@ def _last(stage: Stage) -> int:
 
 def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools]:
     """[N] the work, and the transfers, of segments."""
-    found = [np.zeros(num_nodes, np.bool_) for _ in range(2)]
+    masks = [np.zeros(num_nodes, np.bool_) for _ in range(2)]
     for segment in segments:
         for stages in segment.ranks:
             for stage in stages:
-                at: Ints = np.array(stage.nodes if isinstance(stage, WorkStage) else [stage.transfer])
-                found[isinstance(stage, Member)][at] = True
-    return found[0], found[1]
+                nodes: Ints = np.array(stage.nodes if isinstance(stage, WorkStage) else [stage.transfer])
+                masks[isinstance(stage, Member)][nodes] = True
+    return masks[0], masks[1]
 
 
 # What a chunk of work or of a collective takes: a share of the whole, and what each chunk costs besides.
@@ -571,24 +577,24 @@ def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Flo
     usual, unseen = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes)
     for message in np.unique(nodes.message[transfers]).tolist():
         kind = graph.messages[message].op, graph.messages[message].group
-        mine = np.flatnonzero(transfers & (nodes.message == message))
-        if kind not in lines or (nodes.bytes[mine] <= 0).any():
+        of_message = np.flatnonzero(transfers & (nodes.message == message))
+        if kind not in lines or (nodes.bytes[of_message] <= 0).any():
             raise Unanswerable(why_no_cost(graph, kind))
-        line, took, size = lines[kind], nodes.duration[mine].astype(np.float64), nodes.bytes[mine]
+        line, took, size = lines[kind], nodes.duration[of_message].astype(np.float64), nodes.bytes[of_message]
         part = took * line.time_ns(size / chunks) / np.maximum(line.time_ns(size), 1e-9)
-        usual[mine] = np.clip(part, took / chunks, took)
+        usual[of_message] = np.clip(part, took / chunks, took)
         latency = np.minimum(shortest if line.bandwidth_only else 0.0, took)
-        unseen[mine] = np.maximum(usual[mine], latency + (took - latency) / chunks)
+        unseen[of_message] = np.maximum(usual[of_message], latency + (took - latency) / chunks)
     return usual, unseen
 
 
 def _work(graph: Graph, work: Bools, chunks: int) -> Floats:
     """[N] what a chunk of each node is of its time."""
     share = np.full(graph.num_nodes, 1 / chunks)
-    at = np.flatnonzero(work & (graph.nodes.kind == NodeKind.KERNEL))
-    took = np.maximum(graph.nodes.duration[at].astype(np.float64), 1.0)
+    kernels = np.flatnonzero(work & (graph.nodes.kind == NodeKind.KERNEL))
+    took = np.maximum(graph.nodes.duration[kernels].astype(np.float64), 1.0)
     fixed = np.minimum(SHORT_US * NS_PER_US / took, 1.0)
-    share[at] = fixed + (1 - fixed) / chunks
+    share[kernels] = fixed + (1 - fixed) / chunks
     for node, part in _by_shapes(graph, work, chunks).iter_rows():
         share[node] = min(max(part, 1 / chunks), 1.0)
     return share
@@ -622,9 +628,9 @@ def _launch_ns(graph: Graph) -> float:
     calls = np.unique(edges.source[edges.kind == EdgeKind.LAUNCH])
     calls = calls[np.isin(nodes.kind[calls], CPU_KINDS)]
     order = calls[np.lexsort((nodes.measured_end[calls], nodes.window[calls], nodes.lane[calls]))]
-    apart = np.diff(nodes.measured_end[order])
-    same = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
-    return float(np.median(apart[same])) if same.any() else 0.0
+    gap_ns = np.diff(nodes.measured_end[order])
+    one_thread = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
+    return float(np.median(gap_ns[one_thread])) if one_thread.any() else 0.0
 
 
 # Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
@@ -668,11 +674,11 @@ def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: 
     """
     ns = graph.nodes.duration.tolist()
     taken: set[int] = set()
-    found = []
+    pairs = []
     for members in awaited:
         feeds = graph.messages[members[0].message].op == ALL_GATHER
         for way in (1, -1) if feeds else (-1, 1):
-            begins = [each.before if way < 0 else each.after for each in members]
+            begins = [member.before if way < 0 else member.after for member in members]
             near = [_nearest(order, begin, way, work, ns) for begin in begins]
             if all(node >= 0 and node not in taken for node in near):
                 taken.update(near)
@@ -681,18 +687,18 @@ def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: 
                     WorkStage((node,), order.between_ns(first, last) if first != last else 0)
                     for node, (first, last) in zip(near, ends)
                 ]
-                found.append(Segment(tuple(zip(cut, members) if way < 0 else zip(members, cut))))
+                pairs.append(Segment(tuple(zip(cut, members) if way < 0 else zip(members, cut))))
                 break
-    return found
+    return pairs
 
 
 def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int]) -> int:
     """The next work on a lane with little else before it; -1 where there is none."""
-    besides = 0
+    between_ns = 0
     for away, node in enumerate(order.from_here(begin, way)):
-        if work[node] and besides <= BESIDES * ns[node]:
+        if work[node] and between_ns <= BESIDES * ns[node]:
             return node
-        besides += ns[node]
+        between_ns += ns[node]
         if away > MAX_AWAY:
             break
     return -1
@@ -703,26 +709,28 @@ def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> l
 
     An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes.
     """
-    found: list[Segment] = []
+    segments: list[Segment] = []
     open_: dict[tuple[str, tuple[int, ...]], int] = {}
-    for at, members in enumerate(awaited):
+    for number, members in enumerate(awaited):
         message = graph.messages[members[0].message]
         if message.op != ALL_TO_ALL:
             continue
-        place = (message.group, tuple(each.rank for each in members))
+        place = (message.group, tuple(member.rank for member in members))
         out = open_.pop(place, -1)
-        made = None if out < 0 else _segment(graph, order, awaited[out : at + 1])
-        if made is None:
-            open_[place] = at
+        segment = None if out < 0 else _segment(graph, order, awaited[out : number + 1])
+        if segment is None:
+            open_[place] = number
         else:
-            found.append(made)
-    return found
+            segments.append(segment)
+    return segments
 
 
 def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) -> Segment | None:
     """From an all-to-all to the one that takes its tokens back; None if these do not belong together."""
     out, back = collectives[0], collectives[-1]
-    between = [each for each in collectives[1:-1] if {one.rank for one in each} >= {one.rank for one in out}]
+    between = [
+        members for members in collectives[1:-1] if {one.rank for one in members} >= {one.rank for one in out}
+    ]
     ranks = []
     for one, other in zip(out, back):
         if abs(one.num_bytes - other.num_bytes) > SAME_BYTES * max(one.num_bytes, 1):
@@ -731,7 +739,7 @@ def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) ->
             return None
         if graph.nodes.step[one.transfer] != graph.nodes.step[other.transfer]:
             return None
-        inner = [member for each in between for member in each if member.rank == one.rank]
+        inner = [member for members in between for member in members if member.rank == one.rank]
         ranks.append(_stages(order, [one, *_nested(order, one, other, inner), other]))
     kinds = {tuple(type(stage) for stage in stages) for stages in ranks}
     return Segment(tuple(ranks)) if len(kinds) == 1 and WorkStage in next(iter(kinds)) else None
@@ -756,7 +764,9 @@ def _turns_back(graph: Graph, order: Order, one: Member, other: Member) -> bool:
 def _nested(order: Order, one: Member, other: Member, inner: Iterable[Member]) -> list[Member]:
     """Collectives between two on the lane of the work between these."""
     first, last = order.place[one.after], order.place[other.before]
-    return [each for each in inner if first <= order.place[each.before] < order.place[each.after] <= last]
+    return [
+        member for member in inner if first <= order.place[member.before] < order.place[member.after] <= last
+    ]
 
 
 def _stages(order: Order, members: Sequence[Member]) -> tuple[Stage, ...]:

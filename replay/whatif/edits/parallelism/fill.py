@@ -93,9 +93,9 @@ def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
     gaps = bubbles(graph)
     usual = pl.col("gap").quantile(fill.risk, "lower").over("rank", "number")
     room = (usual / MS - fill.switch_ms) / fill.ms
-    found = gaps.with_columns(pieces=room.clip(0).floor().cast(pl.Int64))
+    plan = gaps.with_columns(pieces=room.clip(0).floor().cast(pl.Int64))
     busy = (pl.col("pieces") * fill.ms + fill.switch_ms) * MS
-    return found.with_columns(ns=pl.when(pl.col("pieces") > 0).then(busy).otherwise(0).round().cast(pl.Int64))
+    return plan.with_columns(ns=pl.when(pl.col("pieces") > 0).then(busy).otherwise(0).round().cast(pl.Int64))
 
 
 def bubbles(graph: Graph) -> pl.DataFrame:
@@ -110,32 +110,32 @@ def bubbles(graph: Graph) -> pl.DataFrame:
     timeline = replay(graph)
     node = rows["node"].to_numpy()
     rows = rows.with_columns(begin=timeline.start[node], finish=timeline.end[node])
-    whole = (
+    extents = (
         rows.sort("begin", "node")
         .group_by("step", "dp")
         .agg(opens=pl.col("begin").first(), first=pl.col("node").first(), closes=pl.col("finish").max())
     )
-    own = rows.sort("step", "rank", "begin", "node").join(
-        whole, on=["step", "dp"], how="left", maintain_order="left"
+    operations = rows.sort("step", "rank", "begin", "node").join(
+        extents, on=["step", "dp"], how="left", maintain_order="left"
     )
     by = ["step", "rank"]
     ended, before = pl.col("finish").shift(1).over(by), pl.col("node").shift(1).over(by)
-    inside = own.select(
+    inside = operations.select(
         *("step", "dp", "rank", "first"),
         number=pl.int_range(pl.len()).over(by),
         before=before.fill_null(-1),
         after="node",
         gap=pl.col("begin") - pl.coalesce(ended, "opens"),
     )
-    last = own.group_by(by, maintain_order=True).agg(
+    last = operations.group_by(by, maintain_order=True).agg(
         pl.col("dp", "first").first(),
         number=pl.len().cast(pl.Int64),
         before=pl.col("node").last(),
         after=pl.lit(-1, pl.Int64),
         gap=(pl.col("closes") - pl.col("finish")).last(),
     )
-    found = pl.concat([inside, last.select(inside.columns)])
-    return found.with_columns(pl.col("gap").clip(0)).sort("step", "rank", "number")
+    gaps = pl.concat([inside, last.select(inside.columns)])
+    return gaps.with_columns(pl.col("gap").clip(0)).sort("step", "rank", "number")
 
 
 def _filled(graph: Graph, plan: pl.DataFrame) -> Graph:
@@ -167,5 +167,5 @@ def _next_on_lane(graph: Graph, node: int) -> list[int]:
     edges = graph.edges
     leaving = (edges.source == node) & np.isin(edges.kind, (EdgeKind.STREAM, EdgeKind.THREAD))
     targets = edges.target[leaving]
-    found: list[int] = targets[np.isin(graph.nodes.lane[targets], (graph.nodes.lane[node], -1))].tolist()
-    return found
+    next_nodes: list[int] = targets[np.isin(graph.nodes.lane[targets], (graph.nodes.lane[node], -1))].tolist()
+    return next_nodes

@@ -84,7 +84,10 @@ class MoePipeline(ChunkedEdit):
         """How many exchanges there are, what is between them, and whose latency the run does not show."""
         segments = self.segments(graph)
         inner = [
-            stage for each in segments for stage in each.ranks[0][1:-1] if not isinstance(stage, WorkStage)
+            stage
+            for segment in segments
+            for stage in segment.ranks[0][1:-1]
+            if not isinstance(stage, WorkStage)
         ]
         further = f", with {len(inner)} collectives in between" if inner else ""
         return (f"{len(segments)} exchanges there and back{further}", *unknown_latencies(graph))

@@ -34,7 +34,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
-from dpro.replay.whatif.graph_ops.scope import optimizing
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import COUNTERS, STEPS
 
@@ -70,23 +70,23 @@ def _computes(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     kinds = {name: kind for kind, names in _NAMES.items() for name in names}
     kind_of = [kinds.get(name.lower(), "") for name in graph.names]
-    at = np.flatnonzero(
+    operations = np.flatnonzero(
         (nodes.kind == NodeKind.KERNEL) & np.array([kind != "" for kind in kind_of])[nodes.name]
     )
-    if at.size == 0 or not graph.places:
+    if operations.size == 0 or not graph.places:
         raise Unanswerable(NOT_OPERATIONS)
-    places = [graph.places[int(rank)] for rank in nodes.rank[at]]
+    places = [graph.places[int(rank)] for rank in nodes.rank[operations]]
     rows = pl.DataFrame(
         {
-            "node": at,
-            "rank": nodes.rank[at],
+            "node": operations,
+            "rank": nodes.rank[operations],
             "dp": [place.dp for place in places],
             "stage": [place.stage for place in places],
-            "step": nodes.step[at],
-            "kind": [kind_of[name] for name in nodes.name[at]],
-            "ns": nodes.duration[at],
-            "start": nodes.measured_start[at],
-            "around": nodes.around[at],
+            "step": nodes.step[operations],
+            "kind": [kind_of[name] for name in nodes.name[operations]],
+            "ns": nodes.duration[operations],
+            "start": nodes.measured_start[operations],
+            "around": nodes.around[operations],
         }
     ).sort("step", "rank", "start", "node")
     return _numbered(rows, graph.names)
@@ -103,10 +103,10 @@ def _numbered(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     chunk = pl.col("around").str.extract(r"chunk (\d+)").cast(pl.Int64).fill_null(0)
     batch = pl.col("around").str.extract(r"micro-batch (\d+)").cast(pl.Int64)
     order = pl.int_range(pl.len()).over("step", "rank", "kind", "chunk")
-    found = written.with_columns(chunk=chunk, batch=batch).with_columns(
+    numbered = written.with_columns(chunk=chunk, batch=batch).with_columns(
         micro_batch=pl.coalesce("batch", order)
     )
-    return _placed(found.drop("around", "batch"))
+    return _placed(numbered.drop("around", "batch"))
 
 
 def _placed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -139,7 +139,7 @@ def slowness(graph: Graph) -> pl.DataFrame:
 
 
 def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
-    found: list[tuple[int, str, float]] = []
+    ratios: list[tuple[int, str, float]] = []
     per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
     per_step = per_step.sort("stage", "kind", "rank", "step")
     for (_, kind), same in per_step.group_by("stage", "kind", maintain_order=True):
@@ -150,9 +150,9 @@ def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
             usual = np.median(others, axis=1) if others.size else times[:, column]
             ratio = times[:, column][usual > 0] / usual[usual > 0]
             is_slow = ratio.size and np.quantile(ratio, 0.25) > MIN_SLOWNESS
-            found.append((int(rank), str(kind), float(np.median(ratio)) if is_slow else 1.0))
+            ratios.append((int(rank), str(kind), float(np.median(ratio)) if is_slow else 1.0))
     schema = {"rank": pl.Int64, "kind": pl.String, "slowness": pl.Float64}
-    return pl.DataFrame(found, schema=schema, orient="row")
+    return pl.DataFrame(ratios, schema=schema, orient="row")
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class Balance(Edit):
         rows = computes(graph).join(slowness(graph), on=["rank", "kind"], how="left", maintain_order="left")
         mean = (pl.col("ns") / pl.col("slowness")).mean()
         if self.over == "stages":
-            own, all_stages = mean.over("kind", "stage"), mean.over("kind")
-            new = pl.col("ns") * (all_stages / own).fill_nan(1.0)
+            of_stage, all_stages = mean.over("kind", "stage"), mean.over("kind")
+            new = pl.col("ns") * (all_stages / of_stage).fill_nan(1.0)
         else:
             new = mean.over("kind", "stage", "step") * pl.col("slowness")
         changed = rows.with_columns(new=new.round().cast(pl.Int64))
@@ -286,17 +286,17 @@ class Pipeline(Edit):
         shape = shape_of(rows)
         wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
         wanted += [cls("1f1b", times * shape.batches) for times in (2, 4)]
-        return [each for each in wanted if each._is_possible(shape)]
+        return [edit for edit in wanted if edit._is_possible(shape)]
 
     def bound(self, facts: RunFacts) -> float:
         """All idle time; where chunks move, beside a stage that has as much work as all on average."""
         rows = computes(facts.graph)
         if self._keeps_places(rows, shape_of(rows)):
-            besides = np.ones(facts.graph.num_nodes, np.bool_)
-            besides[rows["node"].to_numpy()] = False
-            return facts.idle(besides)
+            other_work = np.ones(facts.graph.num_nodes, np.bool_)
+            other_work[rows["node"].to_numpy()] = False
+            return facts.idle(other_work)
         even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
-        work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
+        work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
@@ -307,14 +307,14 @@ class Pipeline(Edit):
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """With less of a backward in the gradients of weights; with loss and embedding spread like layers."""
         rows = computes(graph)
-        shape, found = shape_of(rows), []
+        shape, graphs = shape_of(rows), []
         share = share_of_weights(rows)
         if self._chosen.splits and share is None:
-            found.append(self._made(graph, rows, MIN_SHARE))
+            graphs.append(self._made(graph, rows, MIN_SHARE))
         recorded = shape.stages * shape.chunks
         if self._places(shape) != recorded and recorded > 2:
-            found.append(self._made(graph, rows, share or HALF, ends_stay=False))
-        return tuple(found)
+            graphs.append(self._made(graph, rows, share or HALF, ends_stay=False))
+        return tuple(graphs)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What the schedule keeps in memory."""
@@ -353,8 +353,10 @@ class Pipeline(Edit):
     def _keeps_places(self, rows: pl.DataFrame, shape: PipelineShape) -> bool:
         """Whether every stage holds the chunks of the model that it held."""
         held = rows.select("stage", "chunk", "place").unique().iter_rows()
-        same = all(self._chosen.place(stage, chunk, shape.stages) == at for stage, chunk, at in held)
-        return same and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
+        stays = all(
+            self._chosen.place(stage, chunk, shape.stages) == recorded for stage, chunk, recorded in held
+        )
+        return stays and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
 
     def _orders(self, shape: PipelineShape) -> list[Order]:
         return self._chosen.orders(shape.stages, self.micro_batches or shape.batches, self._chunks(shape))
@@ -409,11 +411,11 @@ def shape_of(rows: pl.DataFrame) -> PipelineShape:
     counts = rows.group_by("rank", "step", "kind", "chunk").agg(
         pieces=pl.len(), batches=pl.col("micro_batch").n_unique(), last=pl.col("micro_batch").max() + 1
     )
-    found = set(counts.filter(pl.col("kind") != WEIGHTS).select("pieces", "batches", "last").iter_rows())
+    shapes = set(counts.filter(pl.col("kind") != WEIGHTS).select("pieces", "batches", "last").iter_rows())
     per_rank = set(counts.group_by("rank", "step", "kind").len()["len"].to_list())
-    if len(found) != 1 or len(set(next(iter(found)))) != 1 or per_rank != {chunks}:
+    if len(shapes) != 1 or len(set(next(iter(shapes)))) != 1 or per_rank != {chunks}:
         raise Unanswerable("steps or ranks differ in how many forward and backward operations they have")
-    return PipelineShape(stages, chunks, int(next(iter(found))[0]))
+    return PipelineShape(stages, chunks, int(next(iter(shapes))[0]))
 
 
 def share_of_weights(rows: pl.DataFrame) -> float | None:
@@ -430,19 +432,19 @@ def most_held(rows: pl.DataFrame, shape: PipelineShape) -> float:
         rows: as from `computes`.
     """
     most = 0
-    for _, own in rows.group_by("step", "rank", maintain_order=True):
-        most = max(most, most_in_flight([PipelineTask(*task) for task in _tasks(own)]))
+    for _, of_rank in rows.group_by("step", "rank", maintain_order=True):
+        most = max(most, most_in_flight([PipelineTask(*task) for task in _tasks(of_rank)]))
     return most / shape.chunks
 
 
-def _tasks(own: pl.DataFrame) -> list[tuple[str, int, int]]:
-    return list(own.select("kind", "micro_batch", "chunk").iter_rows())
+def _tasks(rows: pl.DataFrame) -> list[tuple[str, int, int]]:
+    return list(rows.select("kind", "micro_batch", "chunk").iter_rows())
 
 
 def _is_order(rows: pl.DataFrame, orders: list[Order]) -> bool:
     """Whether every rank works in this order already."""
-    for (_, _, stage), own in rows.group_by("step", "rank", "stage", maintain_order=True):
-        if _tasks(own) != [tuple(task[:3]) for task in orders[stage]]:
+    for (_, _, stage), of_rank in rows.group_by("step", "rank", "stage", maintain_order=True):
+        if _tasks(of_rank) != [tuple(task[:3]) for task in orders[stage]]:
             return False
     return True
 
@@ -502,29 +504,27 @@ def handed(graph: Graph) -> Handed:
 
 
 def _handed(graph: Graph) -> Handed:
-    from dpro.replay.whatif.edits.training_loop import DATA_LOADING
-
     tokens = _tokens_of(graph)
     on_gpu = graph.nodes.kind == NodeKind.KERNEL
     work = on_gpu if on_gpu.any() else graph.nodes.kind == NodeKind.CPU
     work = work & ~optimizing(graph) & ~NodeSelection(within=DATA_LOADING).mask(graph)
-    at = np.flatnonzero(work & (graph.nodes.step >= 0))
+    working = np.flatnonzero(work & (graph.nodes.step >= 0))
     spent = pl.DataFrame(
         {
-            "rank": graph.nodes.rank[at],
-            "step": graph.nodes.step[at],
-            "ns": graph.nodes.duration[at],
-            "node": at,
+            "rank": graph.nodes.rank[working],
+            "step": graph.nodes.step[working],
+            "ns": graph.nodes.duration[working],
+            "node": working,
         }
     )
-    found = [_fitted(spent, tokens, ahead) for ahead in (0, 1)]
-    known = [each for each in found if each is not None]
-    if not known:
+    fits = [_fitted(spent, tokens, ahead) for ahead in (0, 1)]
+    usable = [fit for fit in fits if fit is not None]
+    if not usable:
         raise Unanswerable(
             "how long ranks work does not follow how many elements their batches have: work is not uneven "
             "because of its sequences"
         )
-    return min(known, key=lambda each: each[0])[1]
+    return min(usable, key=lambda fit: fit[0])[1]
 
 
 def _tokens_of(graph: Graph) -> pl.DataFrame:
@@ -574,17 +574,17 @@ def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[floa
     if _centred(np.log(relative), rank).std() < MIN_SPREAD or np.bincount(rank).max() < MIN_STEPS:
         return None
     forms = [(float(share), power) for power in POWERS for share in SHARES]
-    left = [
+    unexplained = [
         float(np.abs(_centred(np.log(work) - np.log(_curve(relative, *form).clip(1e-3)), rank)).mean())
         for form in forms
     ]
-    best = int(np.argmin(left))
-    if left[best] >= MAX_LEFT * left[0]:
+    best = int(np.argmin(unexplained))
+    if unexplained[best] >= MAX_LEFT * unexplained[0]:
         return None
-    mine = spent.join(rows.select("rank", "step", "row"), on=["rank", "step"])
-    return left[best], Handed(
-        mine["node"].to_numpy(),
-        mine["row"].to_numpy().astype(np.int64),
+    grown = spent.join(rows.select("rank", "step", "row"), on=["rank", "step"])
+    return unexplained[best], Handed(
+        grown["node"].to_numpy(),
+        grown["row"].to_numpy().astype(np.int64),
         rows["tokens"].to_numpy().astype(np.float64),
         rows["mean"].to_numpy().astype(np.float64),
         *forms[best],
@@ -594,10 +594,10 @@ def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[floa
 
 def _centred(values: Floats, rank: Ints) -> Floats:
     """[R] values, less the median of their rank: how fast a rank is does not count."""
-    left = values.copy()
-    for each in np.unique(rank).tolist():
-        left[rank == each] -= np.median(left[rank == each])
-    return left
+    centred = values.copy()
+    for number in np.unique(rank).tolist():
+        centred[rank == number] -= np.median(centred[rank == number])
+    return centred
 
 
 def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
@@ -606,21 +606,21 @@ def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
     Args:
         off: by how much the share that grows may be off.
     """
-    known = handed(graph)
+    inputs = handed(graph)
     duration = graph.nodes.duration.copy()
-    factor = known.even(min(max(known.share + off, 0.0), 1.0))
-    duration[known.nodes] = np.rint(duration[known.nodes] * factor[known.row]).astype(np.int64)
+    factor = inputs.even(min(max(inputs.share + off, 0.0), 1.0))
+    duration[inputs.nodes] = np.rint(duration[inputs.nodes] * factor[inputs.row]).astype(np.int64)
     return graph.with_durations(duration)
 
 
 def zones(graph: Graph) -> tuple[str, ...]:
     """How uneven tokens are, how work follows them, and over how many ranks long sequences have to be cut."""
-    known = handed(graph)
-    most = float((known.tokens / known.mean).max())
+    inputs = handed(graph)
+    most = float((inputs.tokens / inputs.mean).max())
     over = math.ceil(most - MIN_SPREAD)
-    grows = "the square of its tokens" if known.power > 1 else "its tokens"
+    grows = "the square of its tokens" if inputs.power > 1 else "its tokens"
     return (
-        f"{known.share:.0%} of a usual step grows with {grows}; a rank has up to {most:.2f} times the mean "
+        f"{inputs.share:.0%} of a usual step grows with {grows}; a rank has up to {most:.2f} times the mean "
         "of its step",
         f"short sequences stay whole on a rank; those of the longest batch would be cut over {over} ranks, "
         "if they cannot be dealt out whole: what attention between these exchanges is not included",

@@ -75,9 +75,9 @@ class Skip(Edit):
         by_path: dict[tuple[int, ...], list[int]] = {}
         for batch, path in enumerate(paths_of(shape.stages, shape.batches, skipped)):
             by_path.setdefault(tuple(stage for stage in everywhere if stage not in path), []).append(batch)
-        each = Counter({stages: len(batches) for stages, batches in by_path.items()})
+        count = Counter({stages: len(batches) for stages, batches in by_path.items()})
         lines = [
-            f"stages {', '.join(map(str, stages)) or 'none'} are skipped by {each[stages]} micro-batches of "
+            f"stages {', '.join(map(str, stages)) or 'none'} are skipped by {count[stages]} micro-batches of "
             f"{shape.batches}: {', '.join(map(str, batches[:8]))}{' …' if len(batches) > 8 else ''}"
             for stages, batches in sorted(by_path.items())
         ]

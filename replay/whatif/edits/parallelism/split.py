@@ -70,7 +70,7 @@ class Split(ChunkedEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Two and four chunks of each operation that stands next to matmuls."""
         graph = facts.graph
-        ops = Counter(graph.messages[_member(each).message].op for each in cls().segments(graph))
+        ops = Counter(graph.messages[_member(segment).message].op for segment in cls().segments(graph))
         return [cls(op, chunks) for op in sorted(ops) for chunks in (2, 4)]
 
     def why_none(self, graph: Graph) -> str:
@@ -92,11 +92,11 @@ class Split(ChunkedEdit):
             if fits[members[0].message] and graph.messages[members[0].message].op in OPERATIONS
         ]
         pairs = pairs_of(graph, order, awaited, self._work(graph))
-        per_step = Counter(_kind_and_step(graph, each) for each in pairs)
+        per_step = Counter(_kind_and_step(graph, pair) for pair in pairs)
         return [
-            each
-            for each in pairs
-            if axes[_member(each).message] or per_step[_kind_and_step(graph, each)] >= MIN_PER_STEP
+            pair
+            for pair in pairs
+            if axes[_member(pair).message] or per_step[_kind_and_step(graph, pair)] >= MIN_PER_STEP
         ]
 
     def _work(self, graph: Graph) -> Bools:
@@ -110,13 +110,13 @@ class Split(ChunkedEdit):
             named = np.array([classify(name).kind == MATMUL for name in graph.names], np.bool_)
         else:
             named = np.array([name in MATMULS for name in graph.names], np.bool_)
-        found: Bools = work & named[nodes.name] & (nodes.span >= 0)
-        return found
+        mask: Bools = work & named[nodes.name] & (nodes.span >= 0)
+        return mask
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """How many pairs there are, which way round, and whose latency the run does not show."""
         segments = self.segments(graph)
-        drains = sum(isinstance(each.ranks[0][1], Member) for each in segments)
+        drains = sum(isinstance(segment.ranks[0][1], Member) for segment in segments)
         ways = [
             f"{count} {what}"
             for count, what in ((drains, "behind its matmul"), (len(segments) - drains, "before its matmul"))
@@ -139,7 +139,7 @@ class Split(ChunkedEdit):
 def _gradients(graph: Graph) -> set[int]:
     """Transfers that reduce gradients, as far as that is known."""
     try:
-        return {int(node) for each in gradient_passes(graph) for node in each.transfer}
+        return {int(node) for backward in gradient_passes(graph) for node in backward.transfer}
     except Unanswerable:
         return set()
 

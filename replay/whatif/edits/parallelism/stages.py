@@ -74,7 +74,7 @@ class StageLayers(Edit):
         """What the step takes longer than stages that all work as long."""
         rows = computes(facts.graph)
         even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
-        work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
+        work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
@@ -123,8 +123,8 @@ class StageLayers(Edit):
     def _branches(self, graph: Graph, rows: pl.DataFrame) -> list[range]:
         """Stages of each branch, none of which was handed anything by another."""
         shape, branches = shape_of(rows), _ranges(self.branches)
-        ends = [each.stop for each in branches]
-        begins = [each.start for each in branches]
+        ends = [branch.stop for branch in branches]
+        begins = [branch.start for branch in branches]
         if shape.chunks > 1 or len(ends) < 2 or begins[1:] != ends[:-1] or ends[-1] >= shape.stages:
             raise UsageError(
                 f"stages: branches={self.branches} must be two or more, of stages in a row before the last "
@@ -136,8 +136,8 @@ class StageLayers(Edit):
                 "no messages between stages were recorded: whether branches need each other is not known"
             )
         for (one, other), count in sorted(messages.items()):
-            of = [[stage in branch for branch in branches] for stage in (one, other)]
-            if any(of[0]) and any(of[1]) and of[0] != of[1]:
+            membership = [[stage in branch for branch in branches] for stage in (one, other)]
+            if any(membership[0]) and any(membership[1]) and membership[0] != membership[1]:
                 raise Unanswerable(
                     f"stages {one} and {other} exchanged {count} messages: they need each other"
                 )
@@ -166,13 +166,13 @@ class StageLayers(Edit):
     def _balanced(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints:
         """By the median of what each micro-batch takes there and back."""
         mean = rows.group_by("step", "dp", maintain_order=True)
-        works = [sum(recorded_work(own, kind)[0] for kind in (FORWARD, BACKWARD)) for _, own in mean]
+        works = [sum(recorded_work(of_step, kind)[0] for kind in (FORWARD, BACKWARD)) for _, of_step in mean]
         typical = np.median(np.concatenate(works, axis=1), axis=1, keepdims=True)
-        each, besides = layer_times(typical, now)
+        layer_ns, ends_ns = layer_times(typical, now)
         fixed = np.zeros(now.size)
-        fixed[[0, -1]] = besides[:, 0]
+        fixed[[0, -1]] = ends_ns[:, 0]
         most = self._most(graph, rows, now)
-        return balanced(each[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
+        return balanced(layer_ns[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
 
     def _most(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints | None:
         """[places] layers that each stage has memory for; None where that is not known.
@@ -210,14 +210,14 @@ class StageLayers(Edit):
 
 def _ranges(text: str) -> list[range]:
     """Stages of each branch from a text such as 1-2/3."""
-    found = []
+    branches = []
     for part in text.split("/"):
         begin, _, end = part.partition("-")
         first, last = whole_number(begin), whole_number(end or begin)
         if not 0 <= first <= last:
             raise UsageError(f"stages: branches must be stages such as 1-2/3, not {text!r}")
-        found.append(range(first, last + 1))
-    return found
+        branches.append(range(first, last + 1))
+    return branches
 
 
 def _text(layers: Ints) -> str:
@@ -274,10 +274,10 @@ def balanced(layers: Floats, fixed: Floats, most: Ints) -> Ints:
     slowest = np.where(ends == 0, 0.0, np.inf)
     squares = slowest.copy()
     begins = np.zeros((fixed.size, count + 1), np.int64)
-    for stage, own in enumerate(fixed.tolist()):
+    for stage, fixed_ns in enumerate(fixed.tolist()):
         first, last = ends[:, None], ends[None, :]
         fits = (last > first) & (last - first <= most[stage])
-        work = np.where(fits, until[None, :] - until[:, None] + own, np.inf)
+        work = np.where(fits, until[None, :] - until[:, None] + fixed_ns, np.inf)
         worst = np.maximum(slowest[:, None], work)
         total = np.where(np.isfinite(worst), squares[:, None] + work**2, np.inf)
         best = worst.min(axis=0)
@@ -307,14 +307,14 @@ def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats
         now: [P] layers of each place.
         ends_stay: whether there is such work; else layers of the ends are slower.
     """
-    each: Floats = work / now[:, None]
-    inner = np.median(each[1:-1], axis=0) if len(work) > 2 else each.max(axis=0)
-    besides: Floats = (each[[0, -1]] - inner) * now[[0, -1], None]
+    layer_ns: Floats = work / now[:, None]
+    inner = np.median(layer_ns[1:-1], axis=0) if len(work) > 2 else layer_ns.max(axis=0)
+    ends_ns: Floats = (layer_ns[[0, -1]] - inner) * now[[0, -1], None]
     if not ends_stay or len(work) < 3:
-        besides = np.zeros_like(besides)
-    each[[0, -1]] -= besides / now[[0, -1], None]
-    found: Floats = np.repeat(each, now, axis=0)
-    return found, besides
+        ends_ns = np.zeros_like(ends_ns)
+    layer_ns[[0, -1]] -= ends_ns / now[[0, -1], None]
+    times: Floats = np.repeat(layer_ns, now, axis=0)
+    return times, ends_ns
 
 
 def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> Floats:
@@ -328,7 +328,7 @@ def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> 
     """
     if (now == layers).all():
         return work
-    each, besides = layer_times(work, now, ends_stay)
-    found: Floats = np.add.reduceat(each, np.cumsum(layers) - layers, axis=0)
-    found[[0, -1]] = np.maximum(found[[0, -1]] + besides, 0.0)
-    return found
+    layer_ns, ends_ns = layer_times(work, now, ends_stay)
+    stage_ns: Floats = np.add.reduceat(layer_ns, np.cumsum(layers) - layers, axis=0)
+    stage_ns[[0, -1]] = np.maximum(stage_ns[[0, -1]] + ends_ns, 0.0)
+    return stage_ns

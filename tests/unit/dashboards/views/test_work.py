@@ -126,10 +126,10 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
 
 
 def test_edits_are_those_of_the_link_one_a_line():
-    link = Link(own={"edit": "heal:rank=1\n\n network:bandwidth=2"})
+    link = Link(options={"edit": "heal:rank=1\n\n network:bandwidth=2"})
     assert edits_of(link) == [parse_edit("heal:rank=1"), parse_edit("network:bandwidth=2")]
     with pytest.raises(UsageError, match="did you mean"):
-        edits_of(Link(own={"edit": "heel:rank=1"}))
+        edits_of(Link(options={"edit": "heel:rank=1"}))
 
 
 def test_a_prediction_is_drawn_with_its_interval(loaded):
@@ -245,7 +245,7 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
 
     assert loaded.as_tried is as_tried
     doubtful = Loaded(loaded.run, as_tried=doubled)
-    link = Link(view="whatif", own={"edit": "heal:rank=1"})
+    link = Link(view="whatif", options={"edit": "heal:rank=1"})
     for name in ("whatif-answer", "whatif-ranked"):
         assert "by bad experience" in str(VIEW.sections[name](doubtful, link))
         assert "by bad experience" not in str(VIEW.sections[name](loaded, link))

@@ -73,16 +73,16 @@ def test_what_is_known_of_a_graph_is_known_again_after_reading(analysed, file):
     run, built, trust = analysed
     save(file, built, trust)
     graph = load(file, run)[0].graph
-    assert graph.known
+    assert graph.facts
     own = [*graph.nodes.columns, *graph.edges.columns, graph.indptr]
-    for columns, _ in graph.known.values():
+    for columns, _ in graph.facts.values():
         assert all(any(column is each for each in own) for column in columns)
 
 
 def test_what_several_parts_share_is_written_once(analysed, file):
     _, built, trust = analysed
-    known = {name: (tuple(map(np.copy, kept[0])), kept[1]) for name, kept in built.graph.known.items()}
-    apart = dataclasses.replace(built, graph=dataclasses.replace(built.graph, known=known))
+    known = {name: (tuple(map(np.copy, kept[0])), kept[1]) for name, kept in built.graph.facts.items()}
+    apart = dataclasses.replace(built, graph=dataclasses.replace(built.graph, facts=known))
     numbers = []
     for each in (built, apart):
         save(file, each, trust)

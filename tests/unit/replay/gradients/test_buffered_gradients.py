@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.gradients.buckets import Buffers, buffers_of, gradient_moments, gradient_passes, turns_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import closing
+from dpro.replay.whatif.graph_ops.reductions import closing
 from dpro.schema import BUCKETS
 from tests.builders import TinyRun
 from tests.ddp import ddp_job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.sharded.joined import JoinedGraph, join_skeletons
+from dpro.replay.sharded.joined import JoinedGraph, inside_of, join_skeletons, path_through
 from dpro.replay.sharded.matched import match_run
 from dpro.replay.sharded.rank import build_rank, condense_rank, load_rank, pool, rank_file, with_pooled_lags
-from dpro.replay.timeline import rank_step_times, replay, step_ends
+from dpro.replay.timeline import critical_stretches, rank_step_times, replay, step_ends
 from dpro.store import Run
+from tests.builders import cpu_job
 from tests.jobs import ROOT
 
 # What a node of a rank is, whatever its number.
@@ -101,6 +103,27 @@ def test_the_nodes_of_a_rank_are_those_of_the_whole_graph(tmp_path):
         mine = np.flatnonzero(whole.nodes.rank == rank)
         one = described(whole, mine).drop("start")
         assert one.equals(described(graph, np.arange(graph.num_nodes)).drop("start"))
+
+
+def test_the_critical_path_goes_on_over_the_rank_that_arrives_last(tmp_path):
+    run = cpu_job(num_ranks=3, num_steps=2, slow_rank=1).write(tmp_path / "run")
+    matched = match_run(run)
+    pooled = pool([build_rank(run, matched.of(rank), tmp_path) for rank in matched.ranks])
+    skeletons = [condense_rank(tmp_path, pooled.of(rank)) for rank in matched.ranks]
+    joined = join_skeletons(skeletons, matched, pooled, run)
+    timeline = replay(joined.graph)
+
+    def built(rank):
+        bare = load_rank(rank_file(tmp_path, rank))
+        return bare, with_pooled_lags(bare, pooled.of(rank))
+
+    stretches = list(critical_stretches(timeline, path_through(joined, timeline, inside_of(timeline, built))))
+    ranks = [int(inner.graph.nodes.rank[path[0]]) for inner, path in stretches]
+    assert ranks[:-1] == [1, 1]  # to its arrival in each step; then any rank, to the end
+    times = [(inner.start[path[0]], inner.end[path[-1]]) for inner, path in stretches]
+    assert times[0][0] == 0
+    assert times[-1][1] == timeline.end.max()
+    assert all(arrived == moves for (_, arrived), (moves, _) in pairwise(times))
 
 
 @pytest.mark.slow

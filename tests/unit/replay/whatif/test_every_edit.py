@@ -330,7 +330,7 @@ def test_on_a_real_trace_no_candidate_gains_more_than_its_bound(real):
 
 
 def _forgetful(graph: Graph) -> Graph:
-    return dataclasses.replace(graph, known={})
+    return dataclasses.replace(graph, facts={})
 
 
 @given(names, st.lists(st.sampled_from(sorted(set(LESS + MORE))), min_size=2, max_size=3))

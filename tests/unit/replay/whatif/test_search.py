@@ -161,7 +161,7 @@ def test_refusals_for_one_reason_are_one(job):
 def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over(tmp_path):
     work = slower(equal_work(12, 3), "compute", [7, 11], times=1.5)
     every, _ = candidates(facts_of(graph_of(tmp_path, work)))
-    healed = [edit.at.rank for edit in every if isinstance(edit, Heal)]
+    healed = [edit.place.rank for edit in every if isinstance(edit, Heal)]
     assert len(healed) == MAX_RANKS
     assert {7, 11} & set(healed)
 

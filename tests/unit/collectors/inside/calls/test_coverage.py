@@ -13,11 +13,17 @@ from dpro.collectors.inside.calls import coverage
 OLD, NEW = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
 
 
+def _unset(monkeypatch):
+    """Unset both variables; what the code under test sets is taken out again after the test."""
+    for name in (OLD, NEW):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(params=[True, False], ids=["of all backends", "of NCCL only"])
 def knows_all(request, monkeypatch):
     monkeypatch.setattr(coverage, "knows_all", lambda: request.param)
-    for name in (OLD, NEW):
-        monkeypatch.delenv(name, raising=False)
+    _unset(monkeypatch)
     return request.param
 
 
@@ -40,7 +46,7 @@ def test_size_that_the_user_has_set_stays(knows_all, monkeypatch, size):
 
 def test_name_that_this_torch_does_not_know_changes_nothing(monkeypatch):
     monkeypatch.setattr(coverage, "knows_all", lambda: False)
-    monkeypatch.delenv(OLD, raising=False)
+    _unset(monkeypatch)
     monkeypatch.setenv(NEW, "500")
     coverage.turn_on()
     assert coverage.entries() == 2000

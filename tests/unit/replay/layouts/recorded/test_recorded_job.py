@@ -32,7 +32,7 @@ def job(graph: Graph) -> RecordedJob:
 
 def planned(job: RecordedJob, **layout: int) -> pl.DataFrame:
     """The job in one layout: what is not given stays."""
-    keep = job.own.row(0, named=True) | layout
+    keep = job.layout.row(0, named=True) | layout
     sequences = keep["dp"] * keep["micro_batch"] * keep.pop("micro_batches")
     return ranked(job, keep["dp"] * keep["tp"] * keep["pp"] * keep["cp"], sequences, keep)
 
@@ -41,7 +41,7 @@ def test_the_model_of_a_real_job_is_found_in_its_operators(job: RecordedJob) -> 
     model = job.model
     assert (model.layers, model.hidden, model.heads, model.ffn) == (LAYERS, WIDTH, HEADS, WIDE)
     assert (model.vocabulary, model.sequence, model.gated) == (VOCABULARY, LENGTH, False)
-    assert in_words(job.own.row(0, named=True)) == f"dp 1, micro-batch {BATCH} x 1"
+    assert in_words(job.layout.row(0, named=True)) == f"dp 1, micro-batch {BATCH} x 1"
 
 
 def test_the_run_s_own_layout_comes_out_at_its_measured_step(job: RecordedJob) -> None:
@@ -58,8 +58,8 @@ def test_half_the_sequences_at_a_time_take_no_longer(job: RecordedJob) -> None:
 
 
 def test_ranks_that_share_a_layer_or_a_stack_take_less_work_each(job: RecordedJob) -> None:
-    work = job.timed(planned(job, tp=2).select(job.own.columns)).work
-    own = job.timed(job.own).work
+    work = job.timed(planned(job, tp=2).select(job.layout.columns)).work
+    own = job.timed(job.layout).work
     assert np.allclose(work.forward.compute, own.forward.compute / 2)
     assert np.allclose(work.forward.memory, own.forward.memory)
 
@@ -121,7 +121,7 @@ def test_a_gpu_s_own_layout_is_at_its_measured_step_with_its_utilisation(on_gpu:
 
 
 def test_half_the_ranks_of_a_layer_nearly_double_its_products(on_gpu: RecordedJob) -> None:
-    rows = pl.concat([on_gpu.own, on_gpu.own.with_columns(tp=pl.lit(4, pl.Int64))])
+    rows = pl.concat([on_gpu.layout, on_gpu.layout.with_columns(tp=pl.lit(4, pl.Int64))])
     work = on_gpu.timed(rows).work
     assert work.forward.compute[0] == pytest.approx(on_gpu.stack.forward.product)
     assert 1.4 < work.forward.compute[1] / work.forward.compute[0] < 2.2

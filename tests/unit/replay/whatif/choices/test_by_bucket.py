@@ -9,7 +9,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.whatif.choices.by_bucket import Codec, choose, codec_of
 from dpro.replay.whatif.edits.gradients import Compress
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
+from dpro.replay.whatif.graph_ops.reductions import reduced
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.ddp import KB, ddp_job

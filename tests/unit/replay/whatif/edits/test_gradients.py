@@ -14,7 +14,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.gradients.passes import MB, parameters_of, passes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reductions.recorded import closing
+from dpro.replay.whatif.graph_ops.reductions import closing
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import TinyRun

@@ -26,7 +26,7 @@ def ring(tmp_path_factory) -> Graph:
     graph = crossing_ring(folder, 3000)
     ends = [(0, 2, UP), (2, 1, DOWN), (1, 3, UP), (3, 0, DOWN)]
     write_paths([PathEntry(f"node{a}:nic0", f"node{b}:nic0", links) for a, b, links in ends], folder / PATHS)
-    return dataclasses.replace(graph, known={})
+    return dataclasses.replace(graph, facts={})
 
 
 def test_ranks_whose_neighbours_are_near_meet_nowhere(ring):
@@ -54,7 +54,7 @@ def test_another_job_takes_half_of_the_port_that_it_shares(tmp_path):
     """Its ring is over the hosts of the first pair; the second shares cables only, which have room."""
     graph = crossing_pairs(tmp_path / "run")
     write_paths(on_cable((0, 1)), tmp_path / "run" / PATHS)
-    known = dataclasses.replace(graph, known={})
+    known = dataclasses.replace(graph, facts={})
     assert _lasts_us(known, 'beside:hosts="node0,node2",then=spray') == {1000, 2000}
     # Two of three rings share a cable, wherever a plan puts them; the port is shared all the same.
     assert _lasts_us(known, 'beside:hosts="node0,node2",then=plan') in ({1000, 2000}, {2000})

@@ -89,7 +89,7 @@ def _with_paths(graph: Graph, folder, cables) -> Graph:
     shutil.copytree(graph.run.path, folder)
     write_paths(on_cable(cables), folder / PATHS)
     run = dataclasses.replace(graph.run, path=folder)
-    return dataclasses.replace(graph, run=run, known={})
+    return dataclasses.replace(graph, run=run, facts={})
 
 
 def test_known_paths_need_no_hash(collided, alone, tmp_path):
@@ -140,14 +140,14 @@ def test_what_headers_take_is_lost_on_other_paths_too(tmp_path):
     """Both reach 94% of half a cable; apart they reach 94% of a whole one."""
     graph = crossing_pairs(tmp_path / "run", 2000 / 0.94)
     write_paths(on_cable((0, 0)), tmp_path / "run" / PATHS)
-    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1000 / 0.94)}
+    assert _lasts_us(dataclasses.replace(graph, facts={}), "paths") == {round(1000 / 0.94)}
 
 
 def test_what_something_else_limits_gains_nothing(tmp_path):
     """At half of what they could have had on one cable, cables were not the limit."""
     graph = crossing_pairs(tmp_path / "run", 4000)
     write_paths(on_cable((0, 0)), tmp_path / "run" / PATHS)
-    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {4000}
+    assert _lasts_us(dataclasses.replace(graph, facts={}), "paths") == {4000}
 
 
 def test_a_ring_as_fast_as_it_can_be_is_not_taken_for_another_jobs(tmp_path):
@@ -167,13 +167,13 @@ def test_a_ring_that_meets_itself_gains_what_it_lost(tmp_path):
     ring = [(0, 2, "leaf0"), (2, 1, "leaf1"), (1, 3, "leaf0"), (3, 0, "leaf1")]
     known = [PathEntry(f"node{one}:nic0", f"node{other}:nic0", links[leaf]) for one, other, leaf in ring]
     write_paths(known, tmp_path / "run" / PATHS)
-    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1500 / 0.94)}
+    assert _lasts_us(dataclasses.replace(graph, facts={}), "paths") == {round(1500 / 0.94)}
 
 
 def test_a_run_without_a_topology_is_refused(alone, tmp_path):
     run = dataclasses.replace(alone.run, path=tmp_path)
     with pytest.raises(Unanswerable, match="dpro topology FILE --attach RUN"):
-        parse_edit("ecmp").apply(dataclasses.replace(alone, run=run, known={}))
+        parse_edit("ecmp").apply(dataclasses.replace(alone, run=run, facts={}))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_topology_that_is_not_the_jobs_is_refused(tmp_path, size, says):
     graph = crossing_pairs(tmp_path / "run")
     write(fat_tree(size), tmp_path / "run" / FILE)
     with pytest.raises(Unanswerable, match=says):
-        parse_edit("oversubscription:ratio=2").apply(dataclasses.replace(graph, known={}))
+        parse_edit("oversubscription:ratio=2").apply(dataclasses.replace(graph, facts={}))
 
 
 @pytest.mark.parametrize(

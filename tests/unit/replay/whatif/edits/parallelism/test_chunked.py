@@ -9,11 +9,11 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.members import members_text
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.parallelism.chunks import LARGEST_SLOWDOWN, SLOWDOWN
+from dpro.replay.whatif.edits.parallelism.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import parse_edit
-from tests.builders import TinyRun, gpu_job
+from tests.builders import TinyRun, gpu_job, tiny_graph
 from tests.edits import changed, steps_us
 
 LATENCY, PER_BYTE = 40.0, 0.24  # us
@@ -247,3 +247,11 @@ def test_the_candidates_are_the_operations_next_to_products(jobs):
 def test_the_notes_say_how_many_pairs_there_are(jobs):
     notes = apply_all(jobs["drains"], [parse_edit("split")]).notes
     assert notes[0] == "collectives that are cut up: 8 behind its matmul"
+
+
+def test_nodes_are_in_order_along_one_lane_only():
+    order = Order(tiny_graph([1, 1, 1], [(0, 1, 0), (1, 2, 0)], lane=[0, 0, 1]))
+    assert order.are_in_order(0, 1)
+    assert order.are_in_order(1, 1)
+    assert not order.are_in_order(1, 0)
+    assert not order.are_in_order(0, 2)  # behind it, on another lane

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
+from dpro.replay.whatif.edits.gradients import (
     MAX_SIZES,
     SIZES_MB,
     ReadyGradients,
@@ -19,7 +19,7 @@ from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
     reductions_end,
     sizes_worth_replaying,
 )
-from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
+from dpro.replay.whatif.graph_ops.reductions import reduced
 from dpro.replay.whatif.registry import parse_edit
 from tests.ddp import ddp_job
 
