@@ -4,7 +4,7 @@ python -m benchmarks.advised [--only WHAT …] [--rounds 3] [--load N] [--list] 
 
 Each job (`recording/advised_job.py`) is limited by one thing. It is recorded once as it is. Then it runs in
 turns without dpro, as it is and as a person has changed it; the gain is the median ratio of the rounds. A job
-is judged if the advice that was done is among ours. With `--load` so many processes compute beside. `--json`
+is judged if the advice that was done is among ours. With `--load N`, N processes compute beside. `--json`
 prints one object: check → {n, figures, bar, holds}. Launch-bound jobs need a GPU.
 """
 
@@ -40,7 +40,7 @@ NEXT_TO_NOTHING = 1.03  # gains below have no sign
 
 @contextmanager
 def load(processes: int) -> Iterator[None]:
-    """So many processes that compute meanwhile."""
+    """Have some processes compute meanwhile."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

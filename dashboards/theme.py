@@ -40,7 +40,7 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
     "idle": ("#b9c0c9", "#4b5563"),
     "cpu": ("#56b4e9", "#2f7fb3"),
     "runtime": ("#8577b5", "#a99be0"),
-    "copy": ("#009e73", "#2ebd92"),
+    "copy": ("#7f8c00", "#b4c21f"),
     "wait": ("#e3a3c8", "#a8618c"),
 }
 

@@ -36,6 +36,7 @@ _HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
+    "copy_ms": "copies",
     "overlapped_comm_ms": "compute and communication",
     "exposed_transfer_ms": "transfer",
     "exposed_wait_ms": "waiting for others",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
 PARTS: Mapping[str, str] = {
     "compute_ns": "compute",
+    "copy_ns": "copies",
     "exposed_transfer_ns": "transfer",
     "exposed_wait_ns": "waiting for others",
     "unsplit_comm_ns": "communication, wait not known",
@@ -51,6 +52,7 @@ COUNTED = {  # what operations of matmuls are counted by -> what that means
 }
 GLYPHS = {  # part -> how a bar in text shows it
     "compute_ns": "█",
+    "copy_ns": "▞",
     "exposed_transfer_ns": "▓",
     "exposed_wait_ns": "▒",
     "unsplit_comm_ns": "▚",
@@ -103,12 +105,13 @@ class MeanStep(DocumentPart, frozen=True):
         duration_ms: how long it takes, the mean of steps and ranks; a step of the job lasts from the last
             rank's end of the one before to the last rank's end of it, which is another number.
         compute_ms: something computes.
+        copy_ms: a GPU copies or fills memory, and nothing computes or communicates.
         transfer_ms: data move between ranks and nothing computes.
         wait_ms: the rank waits for others in collectives.
         unsplit_comm_ms: communication of which it is not known whether it waits.
         host_bound_ms: nothing runs, and the work that ends it was launched too late.
         idle_ms: nothing runs, for another reason or for an unrecorded one.
-        gpu_busy: share of the time in which GPUs compute or communicate; null without GPU work.
+        gpu_busy: share of the time in which GPUs compute, copy or communicate; null without GPU work.
         mfu: utilisation of the GPUs by matmuls; null where not known.
         mfu_unknown: why not; empty where it is known.
         inputs_per_s: elements of batches per second, all ranks; null where they were not counted.
@@ -119,6 +122,7 @@ class MeanStep(DocumentPart, frozen=True):
 
     duration_ms: float
     compute_ms: float
+    copy_ms: float
     transfer_ms: float
     wait_ms: float
     unsplit_comm_ms: float
@@ -168,9 +172,9 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
 
 
 def shown_parts(means: pl.DataFrame) -> dict[str, str]:
-    """Return the parts that are shown: all but communication that is not split, where there is none of it."""
-    unsplit = bool((means["unsplit_comm_ns"] > 0).any())
-    return {name: title for name, title in PARTS.items() if unsplit or name != "unsplit_comm_ns"}
+    """Return the parts that are shown: without copies, and communication that is not split, of which is none."""
+    shown = {name: bool((means[name] > 0).any()) for name in ("copy_ns", "unsplit_comm_ns")}
+    return {name: title for name, title in PARTS.items() if shown.get(name, True)}
 
 
 def mean_step_of(analysis: Analysis) -> MeanStep:

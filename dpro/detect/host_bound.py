@@ -38,7 +38,7 @@ THE_HOST = "the host"
 MIN_IDLE = 0.25  # of nearly every step, GPUs neither compute nor communicate: the mean of all ranks
 MIN_SAVED = 0.25  # of nearly every step, if hosts took no time, beyond what other findings explain
 MAX_PARTS = 3  # of the host's time on the critical path that are listed
-NANOSECONDS = ("duration_ns", "compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
+NANOSECONDS = ("duration_ns", "compute_ns", "copy_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
 
 
 def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
@@ -99,7 +99,7 @@ def _ranks_on_gpus(graph: Graph) -> Ints:
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
-    """Return [S] the share of each step in which GPUs neither compute nor communicate, mean of the ranks."""
+    """Return [S] the share of each step in which GPUs do nothing, mean of the ranks."""
     share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.col("duration_ns")
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
@@ -107,10 +107,10 @@ def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
 def _busy(breakdown: pl.DataFrame) -> str:
     """Return what GPUs do in a step, in words."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
-    compute, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
+    compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return (
-        f"GPU busy {compute + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "
-        f"communicating), {host:.0%} waiting for the host to launch, {idle:.0%} idle otherwise"
+        f"GPU busy {compute + copying + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "
+        f"communicating, {copying:.0%} only copying), {host:.0%} waiting for the host to launch, {idle:.0%} idle otherwise"
     )
 
 

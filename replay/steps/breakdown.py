@@ -3,14 +3,15 @@
 In: tables of a run. Out: frames in integer nanoseconds. Nothing here is predicted or aligned across
 clocks, nothing is drawn.
 
-A **step** of a rank is split without remainder: duration = compute + exposed communication + host bound +
-idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so the first kernels of
+A **step** of a rank is split without remainder: duration = compute + copies + exposed communication + host
+bound + idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so the first kernels of
 a step may have been launched in the step before.
 
 On a rank with GPU work the split is the GPU's view, all streams together:
 
-- communication: spans that a row of `collectives` points to; compute: every other kernel, copy and fill;
+- communication: spans that a row of `collectives` points to; compute: every other kernel;
 - exposed is communication while nothing computes, overlapped is communication while something does;
+- copies: copies and fills while nothing computes or communicates;
   exposed communication is wait until all members of the collective have arrived, and transfer after that;
 - host bound: the GPU idles until a span whose launch call returned only after the GPU had become idle, so
   it waited for the CPU; idle: the rest (the launch came in time, or is not recorded).
@@ -50,6 +51,7 @@ STEP_SCHEMA = {
     "rank": pl.Int32,
     "duration_ns": pl.Int64,
     "compute_ns": pl.Int64,
+    "copy_ns": pl.Int64,
     "exposed_comm_ns": pl.Int64,
     "exposed_wait_ns": pl.Int64,
     "exposed_transfer_ns": pl.Int64,
@@ -63,6 +65,7 @@ class RankActivity(NamedTuple):
     """What one rank did in one window."""
 
     compute: Intervals
+    copies: Intervals
     communication: Intervals
     transfer: Intervals  # communication after its rendezvous, or of which no rendezvous is known
     unsplit: Intervals  # communication of which no rendezvous is known
@@ -80,8 +83,8 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
         steps: table `steps`; may be empty, then each window is one step with the number -1.
 
     Returns:
-        One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + host_bound_ns + idle_ns`, and
-        `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step and rank. The
+        One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + copy_ns + host_bound_ns +
+        idle_ns`, and `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step and rank. The
         last two are null where more than `MAX_UNSPLIT` of the exposed communication is of collectives that
         were not found on all ranks of their group.
 
@@ -174,7 +177,8 @@ def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
         .filter((pl.col("idle_ns") < pl.col("start_ns")) & (pl.col("launched_ns") > pl.col("idle_ns")))
     )
     return RankActivity(
-        compute=_union(gpu.filter(~pl.col("is_comm"))),
+        compute=_union(gpu.filter(~pl.col("is_comm") & (pl.col("kind") == "kernel"))),
+        copies=_union(gpu.filter(~pl.col("is_comm") & (pl.col("kind") != "kernel"))),
         **_communication(gpu.filter("is_comm")),
         host_bound=union(_ints(late, "idle_ns"), _ints(late, "start_ns")),
     )
@@ -186,7 +190,7 @@ def _cpu_activity(spans: pl.DataFrame) -> RankActivity:
     threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
     main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
     on_main = ops.join(main, on=["pid", "tid"], how="semi")
-    return RankActivity(_union(on_main), **_communication(spans.filter("is_comm")), host_bound=None)
+    return RankActivity(_union(on_main), _union(ops.clear()), **_communication(spans.filter("is_comm")), host_bound=None)
 
 
 def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
@@ -206,16 +210,17 @@ def _split(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
     compute = covered(activity.compute, starts, ends)
 
     def exposed(intervals: Intervals) -> Times:
-        either = np.concatenate([activity.compute, intervals])
-        return covered(union(either[:, 0], either[:, 1]), starts, ends) - compute
+        return covered(_either(activity.compute, intervals), starts, ends) - compute
 
     communication = covered(activity.communication, starts, ends)
     exposed_comm, transfer = exposed(activity.communication), exposed(activity.transfer)
-    free = duration - compute - exposed_comm
+    copies = exposed(_either(activity.communication, activity.copies)) - exposed_comm
+    free = duration - compute - exposed_comm - copies
     host_bound = free if activity.host_bound is None else covered(activity.host_bound, starts, ends)
     parts = {
         "duration_ns": duration,
         "compute_ns": compute,
+        "copy_ns": copies,
         "exposed_comm_ns": exposed_comm,
         "exposed_wait_ns": exposed_comm - transfer,
         "exposed_transfer_ns": transfer,
@@ -228,6 +233,11 @@ def _split(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
     for name in ("exposed_wait_ns", "exposed_transfer_ns"):
         columns[name] = columns[name].set(~split, None)
     return stretches.select("step", "rank").with_columns(**columns)
+
+
+def _either(some: Intervals, others: Intervals) -> Intervals:
+    both = np.concatenate([some, others])
+    return union(both[:, 0], both[:, 1])
 
 
 def _union(spans: pl.DataFrame) -> Intervals:

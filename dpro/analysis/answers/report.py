@@ -26,13 +26,14 @@ from dpro.units import NS_PER_MS
 
 
 class StepParts(DocumentPart, frozen=True):
-    """Where a step of a rank went: compute, exposed communication, host bound and idle add up to it.
+    """Where a step of a rank went: compute, exposed communication, copies, host bound and idle add up to it.
 
     Attributes:
         step: its number; -1 where a trace has no steps.
         rank: the rank.
         duration_ms: how long it took.
-        compute_ms: kernels, copies and fills that are not communication; on a CPU job, operators.
+        compute_ms: kernels that are not communication; on a CPU job, operators.
+        copy_ms: copies and fills of a GPU while nothing computes or communicates.
         exposed_comm_ms: communication while nothing computes, the sum of the next two.
         exposed_wait_ms: before all members of the collective had arrived; null where more than a twentieth of
             the exposed communication is of collectives that were not found on all of their ranks.
@@ -48,6 +49,7 @@ class StepParts(DocumentPart, frozen=True):
     rank: int
     duration_ms: float
     compute_ms: float
+    copy_ms: float
     exposed_comm_ms: float
     exposed_wait_ms: float | None
     exposed_transfer_ms: float | None

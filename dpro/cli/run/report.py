@@ -39,6 +39,7 @@ BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "compute_ns": "\ncompute",
+    "copy_ns": "\ncopies",
     "exposed_transfer_ns": "\ntransfer",
     "exposed_wait_ns": "wait\nothers",
     "unsplit_comm_ns": "comm not\nsplit",

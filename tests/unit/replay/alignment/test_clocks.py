@@ -96,7 +96,7 @@ def _comparisons(drift_ppm: float, bound: int = 4 * US, bursts: int = 4) -> tupl
 
 @pytest.mark.parametrize("drift_ppm", [-50, -0.5, 0.5, 50])
 def test_comparisons_a_minute_apart_show_drift_of_less_than_a_millionth(drift_ppm):
-    line = fit_bounded(*_comparisons(drift_ppm), at=(TODAY + 61 * S, TODAY + 63 * S))
+    line = fit_bounded(*_comparisons(drift_ppm), period=(TODAY + 61 * S, TODAY + 63 * S))
     assert line.drift_ppb == pytest.approx(drift_ppm * 1000, abs=50)
     window = TODAY + np.array([61, 62, 63]) * S
     assert np.abs(line.offset_at(window) - 50 * MS - drift_ppm * (window - TODAY) / 1e6).max() <= 4 * US
@@ -104,13 +104,13 @@ def test_comparisons_a_minute_apart_show_drift_of_less_than_a_millionth(drift_pp
 
 
 def test_drift_within_the_bounds_is_not_reported():
-    line = fit_bounded(*_comparisons(0.01), at=(TODAY, TODAY + S))
+    line = fit_bounded(*_comparisons(0.01), period=(TODAY, TODAY + S))
     assert line.drift_ppb == 0
 
 
 def test_uncertainty_grows_with_the_distance_from_a_single_comparison():
     times, ahead, bounds = _comparisons(0, bursts=1)
-    near, far = (fit_bounded(times, ahead, bounds, at=(TODAY, TODAY + s * S)) for s in (1, 100))
+    near, far = (fit_bounded(times, ahead, bounds, period=(TODAY, TODAY + s * S)) for s in (1, 100))
     assert near.uncertainty_ns == pytest.approx(100 * US, rel=0.1)  # a second at 100 ppm
     assert far.uncertainty_ns == pytest.approx(10 * MS, rel=0.1)
 
@@ -118,4 +118,4 @@ def test_uncertainty_grows_with_the_distance_from_a_single_comparison():
 def test_comparisons_on_no_line_are_uncertain_by_how_far_they_are_off_it():
     times, ahead, bounds = _comparisons(0)
     ahead[16:] += 20 * MS  # the clock was set
-    assert fit_bounded(times, ahead, bounds, at=(TODAY, TODAY + S)).uncertainty_ns > 4 * MS
+    assert fit_bounded(times, ahead, bounds, period=(TODAY, TODAY + S)).uncertainty_ns > 4 * MS

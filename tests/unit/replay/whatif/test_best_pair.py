@@ -35,7 +35,7 @@ def _sets(graph: Graph, edits: Sequence[Edit]) -> tuple[EditSets, list[Edit]]:
 def _left(tried: EditSets, edits: Sequence[Edit]) -> float:
     """The least that is left by one of the edits, or by two."""
     sets = [[edit] for edit in edits]
-    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(tried.facts, pair[1], [pair[0]])]
+    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(pair[1], [pair[0]])]
     gains = [gain for each in sets if (gain := tried.together(each)) is not None]
     return tried.facts.base_ns - max(gains, default=0.0)
 

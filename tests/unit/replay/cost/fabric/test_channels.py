@@ -77,7 +77,7 @@ def test_a_run_takes_the_rings_that_it_keeps(tmp_path: Path) -> None:
     graph = crossing_ring(tmp_path)  # ranks 0 and 2 are on node0 and node1, 1 and 3 on node2 and node3
     write_channels([GroupChannels([0, 1, 2, 3], [[0, 2, 3, 1]])], tmp_path / CHANNELS)
     at = placed(graph)
-    assert at.found.channels_from == LOG
+    assert at.communications.channels_from == LOG
     assert set(_across(at.flows)) == {(0, 1), (1, 3), (3, 2), (2, 0)}
 
 
