@@ -162,6 +162,35 @@ def pauses_of(
     return pauses
 
 
+def merged(pauses: list[Pause]) -> list[Pause]:
+    """The pauses, of two successive steps one where only the ranks of one of them are known to work.
+
+    What a rank does after its last call of a step makes that step longer for it, and the next one for the
+    ranks that wait for it: the step of the job, between these, is longer by a part of it each time.
+    """
+    found: list[Pause] = []
+    for pause in sorted(pauses, key=lambda each: each.step):
+        last = found[-1] if found else None
+        if last is None or pause.step != last.step + 1 or not _is_one(last, pause):
+            found.append(pause)
+            continue
+        main, other = (last, pause) if _is_explained(last) or not _is_explained(pause) else (pause, last)
+        longer, lost = last.longer_ns + pause.longer_ns, last.lost_ns + pause.lost_ns
+        ranks = main.ranks or other.ranks
+        found[-1] = Pause(last.step, longer, lost, main.kind, main.explained, ranks)
+    return found
+
+
+def _is_explained(pause: Pause) -> bool:
+    return pause.kind not in _UNEXPLAINED
+
+
+def _is_one(first: Pause, second: Pause) -> bool:
+    """Whether two pauses in a row may be one: of one kind, or one of them of none, and not of other ranks."""
+    same = first.kind == second.kind or not (_is_explained(first) and _is_explained(second))
+    return same and (first.ranks == second.ranks or not (first.ranks and second.ranks))
+
+
 def _belongs(series: StepSeries) -> pl.DataFrame:
     """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
     rows, last = [], -1
@@ -331,7 +360,7 @@ def find_pauses(
     series = step_series(steps)
     if series is None or not series.paused.any():
         return LostTime([], [])
-    pauses = _not_ours(pauses_of(series, steps, counters, read_own), steps)
+    pauses = merged(_not_ours(pauses_of(series, steps, counters, read_own), steps))
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], series)

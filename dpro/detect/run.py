@@ -23,7 +23,12 @@ from dpro.detect.load_model import CLASS as UNEVEN_DATA
 from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus
 from dpro.detect.machine.link_state import with_links
-from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
+from dpro.detect.machine.oversubscribed import (
+    crowds_of,
+    find_crowded_hosts,
+    not_crowding,
+    with_throttling,
+)
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers
 from dpro.detect.network.losses import with_losses
 from dpro.detect.network.traffic import Traffic
@@ -32,6 +37,7 @@ from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, excess_by_cause
 from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_gpus, find_late_ranks
+from dpro.detect.stragglers.in_turn import find_turns
 from dpro.detect.stragglers.jitter import find_jitter
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
@@ -160,6 +166,18 @@ def _jitter(context: Context, _: ByDetector) -> list[Finding]:
     return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
+def _turns(context: Context, _: ByDetector) -> list[Finding]:
+    """Ranks that take turns; on a crowded host they may take turns at a core."""
+    aligned = context.aligned[0]
+    if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
+        return []
+    crowded = {
+        rank for crowd in crowds_of(context.steps, context.counters, context.workers) for rank in crowd.ranks
+    }
+    found = find_turns(context.usual_own_times, context.calls, aligned.workers)
+    return [finding for finding in found if not {*finding.ranks} <= crowded]
+
+
 def _input_bound(context: Context, _: ByDetector) -> list[Finding]:
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
@@ -280,6 +298,7 @@ def _is_network_slow(findings: Iterable[Finding]) -> bool:
 
 def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Finding]:
     """Hosts with more threads than cores, and of the findings those that are not explained by that."""
+    findings = with_throttling(findings, context.steps, context.counters)
     crowds = crowds_of(context.steps, context.counters, context.workers)
     if not crowds:
         return findings
@@ -344,6 +363,10 @@ FROM_CALLS = (
         ),
     ),
     Detector("waiting for input", _input_bound, _ALWAYS_ON, unless=(windows_show_slow_input,)),
+    Detector(
+        "turns", _turns, _ALWAYS_ON,
+        unless=(windows_name_ranks, others_wait_for_ranks, timed_calls_show_a_slow_network),
+    ),
     Detector(
         "jitter", _jitter, _ALWAYS_ON,
         rules=(not_late_by_calls, not_found_in_windows, not_late_by_messages),
@@ -504,7 +527,7 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
     """
     late = _late_now(latest, latest.amounts)
-    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
+    ranks = [rank for finding in late if finding.component_kind != "job" for rank in finding.ranks]
     if not ranks:
         return late
     counters = latest.counters(ranks)

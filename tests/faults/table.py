@@ -99,7 +99,6 @@ def _late() -> Iterator[FaultJob]:
         ("since step 30", (0, 1), 50, "--since 30 --steps 80"),
     ):
         yield FaultJob(f"two late, {name}", "sleep", f"--ms {ms} {options}", 4, ranks, LATE, ms, "", 7)
-    yield FaultJob("three late", "sleep", "--ms 60", 4, (0, 1, 3), LATE, 60, "", 7)
     yield FaultJob("grows on one rank", "grow", "--ms 60 --since 10", 2, (1,), LATE, None, "")
 
 
@@ -111,7 +110,7 @@ def _of_hosts() -> Iterator[FaultJob]:
         ("quota", "quota", 2, 1, f"{work} --share 0.15", LATE, "cgroup|limit of CPU", 2),
         ("quota of four", "quota", 4, 2, f"{work} --share 0.15 --step-ms 80", LATE, "cgroup|limit of CPU", 2),
         ("shared core", "shared-core", 2, 1, f"{work} --share 3", LATE, "core", 2),
-        ("child process", "child-process", 2, 0, "--ms 100", both, "child|other process", 4),
+        ("child process", "child-process", 2, 0, "--ms 100", both, "process that it starts", 4),
         (
             "child process of four",
             "child-process",
@@ -119,7 +118,7 @@ def _of_hosts() -> Iterator[FaultJob]:
             0,
             "--ms 100 --since 20",
             both,
-            "child|other process",
+            "process that it starts",
             4,
         ),
         ("interpreter", "interpreter", 2, 1, work, both, "thread|interpreter", 11),

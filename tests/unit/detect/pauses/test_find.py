@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.pauses import find_pauses
+from dpro.detect.pauses import Pause, find_pauses, merged
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
@@ -312,3 +312,20 @@ def _steps(durations_ms: list[float], rank: int = 0) -> pl.DataFrame:
 def _counter(steps: pl.DataFrame, name: str, values_ms) -> pl.DataFrame:
     rows = steps.select("rank", pl.lit(name).alias("counter"), time_ns="start_ns")
     return conform(COUNTERS, rows.with_columns(value=pl.Series(values_ms, dtype=pl.Float64) * MS))
+
+
+def test_what_a_rank_does_after_its_last_call_is_one_pause_though_two_steps_show_it():
+    half = [Pause(9, 150.0, 150.0, "unknown wait", 0.0, ()), Pause(10, 150.0, 150.0, "checkpoint", 1.0, (1,))]
+    (whole,) = merged(half)
+    assert (whole.step, whole.longer_ns, whole.lost_ns) == (9, 300.0, 300.0)
+    assert (whole.kind, whole.ranks) == ("checkpoint", (1,))
+
+
+def test_pauses_in_a_row_of_other_kinds_or_other_ranks_stay_apart():
+    first = Pause(9, 150.0, 150.0, "checkpoint", 1.0, (0,))
+    for second in (
+        replace(first, step=11),
+        replace(first, step=10, kind="validation"),
+        replace(first, step=10, ranks=(1,)),
+    ):
+        assert merged([first, second]) == [first, second]
