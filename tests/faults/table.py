@@ -215,7 +215,7 @@ def _in_some_steps() -> Iterator[FaultJob]:
 
 def _pipelines() -> Iterator[FaultJob]:
     """A stage of a pipeline is slow."""
-    base = "gpipe --layers {layers} --steps {steps} {options}"
+    base = "gpipe --forward-ms 2 --inputs-ms 2 --weights-ms 2 --layers {layers} --steps {steps} {options}"
     stage = ("imbalance.stage", "slow.host", "slow.compute")
     for name, layers, rank, options in (
         ("slow stage", "2/6", 1, ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -14,7 +16,14 @@ from dpro.detect.stragglers.from_calls import (
     finding_of,
     team_of,
 )
-from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams_by_calls
+from dpro.detect.stragglers.own_time import (
+    AlwaysOn,
+    calls_of,
+    on_one_clock,
+    outside_calls,
+    own_time,
+    teams_by_calls,
+)
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
 from dpro.watch.late import LatestRecords, OwnTimes
 from tests.unit.detect.calling import (
@@ -192,6 +201,16 @@ def test_of_two_late_ranks_one_that_is_far_later_is_named_by_itself():
     findings = late_ranks(*tables(job))
     assert findings[0].ranks == (1,)
     assert findings[0].cost_ns == pytest.approx(72 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(("where", "code"), [(0, True), (slice(None), False)])
+def test_what_all_ranks_take_longer_between_steps_is_no_transfer_of_the_calls_within(where, code):
+    job = noisy(data_parallel(2, 60, blocks=True), 1, 0.01)
+    factors = job.factors.copy()
+    factors[:, 30:, where] *= 2.0
+    collectives, steps, _, _ = tables(replace(job, factors=factors))
+    calls = calls_of(collectives.with_columns(bytes_in=pl.lit(64, pl.Int64)))
+    assert outside_calls(calls, steps, [0, 1], 30) is code
 
 
 def test_rank_that_sleeps_is_late_by_its_host():
