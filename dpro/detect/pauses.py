@@ -318,10 +318,12 @@ class LostTime:
     Attributes:
         findings: costliest first.
         steps: the steps whose time they explain: no other detector has to.
+        described: what is no fault, a sentence each.
     """
 
     findings: list[Finding]
     steps: list[int]
+    described: list[str]
 
 
 @dataclass(frozen=True)
@@ -359,7 +361,7 @@ def find_pauses(
     """
     series = step_series(steps)
     if series is None or not series.paused.any():
-        return LostTime([], [])
+        return LostTime([], [], [])
     pauses = merged(_not_ours(pauses_of(series, steps, counters, read_own), steps))
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
@@ -368,11 +370,29 @@ def find_pauses(
     num_ranks = steps["rank"].n_unique()
     more_lines = _names_of_steps(series, warm_up)
     findings = [
-        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines]) for group in groups
+        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines])
+        for group in groups
+        if not _is_wanted(group, num_ranks)
     ]
+    wanted = [group for group in groups if _is_wanted(group, num_ranks)]
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
+        [_describe(group, series, num_ranks) for group in wanted],
+    )
+
+
+def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
+    """Whether pauses are what a job does on purpose: all ranks validate, or roll out a policy."""
+    return group.kind == VALIDATION and len(group.ranks) == num_ranks
+
+
+def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> str:
+    """A sentence on pauses that are no fault."""
+    share = group.lost_ns / float(series.times.sum())
+    length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
+    return (
+        f"{_who(group, num_ranks)} for {length} {group.recurrence.in_words()}: {share:.0%} of the wall time"
     )
 
 

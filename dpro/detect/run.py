@@ -35,8 +35,8 @@ from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
-from dpro.detect.stragglers.causes import INPUT_PIPELINE, excess_by_cause
-from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_gpus, find_late_ranks
+from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
+from dpro.detect.stragglers.from_calls import NEGLIGIBLE, came_with, find_late_gpus, find_late_ranks
 from dpro.detect.stragglers.in_turn import find_turns
 from dpro.detect.stragglers.jitter import find_jitter
 from dpro.detect.stragglers.replayed import find_masked, gains_of
@@ -94,11 +94,16 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
-    """What deep windows show that is worth a sentence though it is no finding, one line each."""
+    """What is worth a sentence though it is no finding, one line each."""
+    described = context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
-        return []
+        return described
     assert context.breakdown is not None
-    return [*note_waiting(context.recorded, findings), *note_idle_gpus(context.recorded, context.breakdown)]
+    return [
+        *described,
+        *note_waiting(context.recorded, findings),
+        *note_idle_gpus(context.recorded, context.breakdown),
+    ]
 
 
 # Detectors that several functions make up.
@@ -239,6 +244,27 @@ def not_late_by_calls(context: Context, _: ByDetector, new: list[Finding]) -> li
     return [finding for finding in new if not late & {*finding.ranks}]
 
 
+LARGER = 2.0  # times the cost of a rank: what all ranks became slower by at the same step is not its code
+
+
+def not_beside_a_larger_slowdown(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks whose code waits since the step at which the whole job became slower by far more.
+
+    Where the network became slow, hosts wait in their calls, and not all of them for as long.
+    """
+    slowdown = context.slowdown if any(each.cause == WAITING_CODE for each in new) else None
+    if slowdown is None:
+        return new
+    grown_ns = slowdown.after_ns - slowdown.before_ns
+    return [
+        finding
+        for finding in new
+        if finding.cause != WAITING_CODE
+        or grown_ns < LARGER * finding.cost_ns
+        or not came_with(context.usual_own_times, finding.ranks[0], slowdown.since)
+    ]
+
+
 # Conditions under which a detector is not run, given the same.
 
 
@@ -270,7 +296,10 @@ def windows_name_ranks(_: Context, by_detector: ByDetector) -> bool:
 def others_wait_for_ranks(context: Context, by_detector: ByDetector) -> bool:
     """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
     return bool(
-        by_detector.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus
+        by_detector.get("late GPUs")
+        or by_detector.get("late ranks")
+        or context.messages_unseen
+        or context.on_gpus
     )
 
 
@@ -341,7 +370,7 @@ IN_WINDOWS = (
 FROM_CALLS = (
     Detector(
         "late ranks", lambda context, _: context.late_by_calls, _ALWAYS_ON,
-        rules=(not_found_in_windows, not_late_by_messages),
+        rules=(not_found_in_windows, not_late_by_messages, not_beside_a_larger_slowdown),
     ),
     Detector(
         "late GPUs", _late_gpus, _ALWAYS_ON,

@@ -91,7 +91,7 @@ def _late() -> Iterator[FaultJob]:
     ):
         yield FaultJob(
             f"compute, {name}", "compute", f"--ms {ms} {options}", num_ranks, (rank,), COMPUTES, ms,
-            "computes .* longer", 11,
+            "computes .* longer|in operators", 11,
         )  # fmt: skip
     for name, ranks, ms, options in (
         ("first and last", (0, 3), 160, "--steps 40"),
@@ -242,12 +242,12 @@ def _healthy() -> Iterator[FaultJob]:
         ("loads", "none", 2, "--workers 1"),
         ("loads, four", "none", 4, "--workers 1"),
         ("sleeps on all", "sleep", 4, "--ms 30"),
-        ("validates on all", "validate", 2, "--ms 400 --every 20 --since 19 --place updated --steps 100"),
+        ("validates on all", "validate", 2, "--ms 150 --every 20 --since 19 --place updated --steps 100"),
         (
             "validates on all, four",
             "validate",
             4,
-            "--ms 400 --every 25 --since 24 --place updated --steps 80",
+            "--ms 150 --every 20 --since 19 --place updated --steps 80",
         ),
         ("rollouts", "rollout", 2, "--ms 100"),
         ("rollouts, four", "rollout", 4, "--ms 100 --steps 40"),

@@ -24,6 +24,7 @@ from dpro.units import format_bytes, format_duration
 CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
+WAITING_CODE = "host code that waits"
 NEARLY_AS_LATE = "other ranks are nearly as late: healing this one alone saves less than it lost"
 OPERATORS = "operators"  # of a host that has no GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
@@ -93,7 +94,7 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     if CPU not in more or computes(more, longer_ns):
         return None
     return wait_cause(more, longer_ns) or HostCause(
-        "host code that waits",
+        WAITING_CODE,
         "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
         "host's code sleeps or waits (a lock, the network)",
     )

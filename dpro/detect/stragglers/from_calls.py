@@ -36,6 +36,7 @@ HISTORY = 240  # steps that the noise is estimated from
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
 TOGETHER = 1.5  # times what healing one rank saves, from which on those late with it are named with it
+SHORTEST_STRETCH = 5  # steps on each side of one, to say what came with it
 NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
 PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
 MESSAGES_UNSEEN = (
@@ -127,6 +128,26 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
             finding.cause,
         )
     ]  # fmt: skip
+
+
+def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
+    """Whether a rank takes longer than others of its own only since a step, or mostly.
+
+    Args:
+        own_times: as `own_time` gives it.
+        rank: which.
+        since: the step.
+    """
+    late, own = pl.col("step") >= since, pl.col("rank") == rank
+    excess = (
+        own_times.group_by("step")
+        .agg(more=pl.col("own_ns").filter(own).first() - pl.col("own_ns").filter(~own).median())
+        .drop_nulls()
+    )
+    before, after = (excess.filter(side)["more"] for side in (~late, late))
+    if min(before.len(), after.len()) < SHORTEST_STRETCH:
+        return False
+    return float(np.median(before)) <= float(np.median(after)) / 2
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:

@@ -73,15 +73,15 @@ def test_what_one_rank_does_in_some_steps_is_named_with_its_period_its_share_and
 
 def test_what_all_ranks_do_is_of_the_job():
     job = counted(
-        paused(QUIET, range(4), EVERY_TENTH), step_no_grad_ns=in_steps(QUIET, range(4), EVERY_TENTH)
+        paused(QUIET, range(4), EVERY_TENTH), step_checkpoint_ns=in_steps(QUIET, range(4), EVERY_TENTH)
     )
     (finding,) = lost(job).findings
     assert (finding.component_kind, finding.component_id, finding.ranks) == (
         "job",
-        "validation",
+        "checkpoint",
         (0, 1, 2, 3),
     )
-    assert finding.evidence[0].startswith("all ranks validate")
+    assert finding.evidence[0].startswith("all ranks save a checkpoint")
     assert "less often" in finding.evidence[0]
 
 
@@ -329,3 +329,16 @@ def test_pauses_in_a_row_of_other_kinds_or_other_ranks_stay_apart():
         replace(first, step=10, ranks=(1,)),
     ):
         assert merged([first, second]) == [first, second]
+
+
+@pytest.mark.parametrize(("short", "share"), [(60.0, "13%"), (200.0, "33%")])
+def test_a_validation_of_all_ranks_is_described_and_no_fault(short, share):
+    job = counted(
+        paused(QUIET, range(4), EVERY_TENTH, short),
+        step_no_grad_ns=in_steps(QUIET, range(4), EVERY_TENTH, short),
+    )
+    found = lost(job)
+    assert found.findings == []
+    assert found.described[0].startswith(f"all ranks validate (work without gradients) for {short:.0f}")
+    assert found.described[0].endswith(f"in every 10th step: {share} of the wall time")
+    assert set(EVERY_TENTH) <= {*found.steps}
