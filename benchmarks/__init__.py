@@ -4,7 +4,7 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
 
     speed/          engine, one answer, edits, imports, start of commands, cost of recording
     accuracy/       predictions beside real changes, real twins, kinds of edges
-    diagnosis/      findings beside the injected truth: slow jobs, hangs, operation-level traces, large jobs
+    diagnosis/      findings beside the injected truth: slow jobs, real jobs, hangs, whole operations
     gpu, gpu_stages/    what only a GPU can answer, in stages of minutes
     watch/          `dpro watch` beside real jobs, and beside the recorder's code for many ranks
     devices         times of operations, models and jobs on devices, beside measured ones (device_checks/)

@@ -104,9 +104,11 @@ def wait_until_ended_or_saved(recording: subprocess.Popen[bytes], run: Path, mar
 
 
 def kill_ranks(run: Path) -> None:
-    """Kill the ranks, and nothing else: their launcher then ends by itself."""
+    """Kill the ranks at once, and nothing else: their launcher then ends by itself."""
+    pids = []
     for path in run.glob(".raw/*/*/facts.json"):
-        try:
-            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
-        except (OSError, ValueError):
-            continue
+        with suppress(OSError, ValueError):
+            pids.append(json.loads(path.read_text())["pid"])
+    for pid in pids:  # before their launcher gets to end those that are left
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

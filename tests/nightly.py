@@ -87,6 +87,7 @@ STAGES = (
     _benchmark("accuracy.twins", 10, "--rounds", "1", "--json"),
     _benchmark("diagnosis", 18, "matrix", "healthy", "smallest", "--cases", "4"),
     _benchmark("diagnosis.hangs", 4, "--json"),
+    _benchmark("diagnosis.jobs", 45, "--json"),
     _benchmark("diagnosis.operations", 5, "--cases", "8", "--json"),
     _benchmark("diagnosis.dumps", 4, "--ranks", "256", "--rounds", "1", "--json"),
     _benchmark("diagnosis.large", 4, "--ranks", "64", "--rounds", "1", "--json"),

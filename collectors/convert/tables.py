@@ -182,6 +182,7 @@ _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
     records.INPUT: ("step_input_elements",),
+    records.CHILDREN: ("step_children_cpu_ns", "step_written_bytes"),
     records.ASIDE: ("step_checkpoint_ns", "step_no_grad_ns", "step_compile_ns"),
 }
 _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}

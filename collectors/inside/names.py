@@ -17,6 +17,7 @@ ENGINE = "engine.json"  # which engine of a server a process drives
 ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank
 PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline has
 STARTED = "started.json"  # when a process had got how far on its way to the first step
+FATAL = "fatal.txt"  # where the threads of a process were when a signal ended it that it caused itself
 RAISED = "raised.json"  # the exception that ended a process
 FAILED = (
     "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained

@@ -44,6 +44,7 @@ OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-ba
 ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts, tokens that follow prompts
 BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
 KV_CACHE = 27  # the same: start, requests that waited for blocks of the KV cache, requests that lost theirs
+CHILDREN = 28  # at the end of a step: time, CPU time of programs that were waited for, bytes written to disks
 
 MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)
 

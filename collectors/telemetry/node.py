@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -82,18 +82,18 @@ class Cgroup:
         return values
 
 
-def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> Cgroup:
-    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit."""
-    cpu = list(_folders("cpu", ["cpu.stat"], sys, proc))
-    memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc)
+def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc"), process: str = "self") -> Cgroup:
+    """Where a process is limited: for CPU time the innermost cgroup around it that has a limit."""
+    cpu = list(_folders("cpu", ["cpu.stat"], sys, proc / process))
+    memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc / process)
     limited = (folder for folder in cpu if _quota(folder) is not None)
     return Cgroup(next(limited, next(iter(cpu), None)), next(memory, None))
 
 
-def _folders(controller: str, files: Sequence[str], sys: Path, proc: Path) -> Iterator[Path]:
-    """Cgroups around this process with one of the files, from the innermost; a container sees not all."""
+def _folders(controller: str, files: Sequence[str], sys: Path, process: Path) -> Iterator[Path]:
+    """Cgroups around a process with one of the files, from the innermost; a container sees not all."""
     paths: dict[str, str] = {}  # of this process, by controller; the empty one is cgroup v2
-    for line in (read_text(proc / "self" / "cgroup") or "").splitlines():
+    for line in (read_text(process / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.strip("/"))
     top = sys / "fs" / "cgroup"
@@ -124,7 +124,7 @@ def _first(folder: Path, *names: str) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
+def read_process(pid: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[str, float]:
     """One process of the job: the CPU time it got, what its main thread waited for a core, and its memory.
 
     The kernel gives run-queue waits and context switches per thread; the main thread is the one that runs the
@@ -154,7 +154,14 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
     for kind in ("voluntary", "nonvoluntary"):
         if (name := f"{kind}_ctxt_switches") in status:
             values[f"main_thread_switches_{kind}"] = status[name]
-    return values
+    return values | _held_back(pid, proc, sys)
+
+
+def _held_back(pid: int, proc: Path, sys: Path) -> dict[str, float]:
+    """What a process's own cgroup held it back for, where that has a limit of CPU time."""
+    cgroup = find_cgroup(sys, proc, str(pid))
+    values = replace(cgroup, memory=None).read() if cgroup.cpu is not None else {}
+    return values if "cgroup_cpu_limit_cores" in values else {}
 
 
 # Small files of /proc and /sys.

@@ -270,14 +270,21 @@ class Analysis(Cached):
     def verdict_by_calls(self) -> Verdict | None:
         """What steps and calls show, and what they leave open; None where deep windows show more."""
         from dpro.analysis.unanswered import not_shown_by_calls, refuse_pretended
-        from dpro.detect.context import Context, has_windows
+        from dpro.detect.context import has_windows
         from dpro.detect.run import diagnose
 
         if has_windows(self.run):
             return None
         refuse_pretended(self.run)
-        context = Context(self.run, operations=self._work)
+        context = self.context_of_calls
         return diagnose(context), not_shown_by_calls(self.run, *context.aligned)
+
+    @cached
+    def context_of_calls(self) -> Context:
+        """What the detectors share that judge a run without its deep windows."""
+        from dpro.detect.context import Context
+
+        return Context(self.run, operations=self._work)
 
     @cached
     def verdict_by_replay(self) -> Verdict:
@@ -303,13 +310,14 @@ class Analysis(Cached):
         return self.verdict_on_hangs or self.verdict_by_calls or self.verdict_by_replay
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """What deep windows show that is worth a sentence though it is no finding, one line each."""
+        """What is worth a sentence though it is no finding, one line each."""
         from dpro.detect.run import notes_of
 
         with suppress(DproError):  # windows that cannot be replayed
             if self.condensed is not None:
                 return self.judged_by_rank[1]
-            return notes_of(self.context, findings) if self.run.num_rows(SPANS) else []
+            context = self.context if self.run.num_rows(SPANS) else self.context_of_calls
+            return notes_of(context, findings)
         return []
 
     @cached

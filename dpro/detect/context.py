@@ -18,13 +18,14 @@ from dpro.detect.findings import Finding
 from dpro.detect.network.traffic import Traffic, traffic_of, traffic_of_calls, traffic_of_sends
 from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
+from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
-from dpro.replay.steps.durations import steps_of
+from dpro.replay.steps.durations import job_steps, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 
@@ -168,6 +169,12 @@ class Context:
     def own_times(self) -> pl.DataFrame:
         """Own times of ranks in all steps, as `own_time_of_all` returns them."""
         return own_time_of_all(self.calls, self.aligned[0].steps)
+
+    @cached_property
+    def slowdown(self) -> Regression | None:
+        """Since when the whole job is slower than it was; None where it is not."""
+        series = job_steps(self.steps)
+        return regression_of(series) if series.height else None
 
     @cached_property
     def pauses(self) -> LostTime:

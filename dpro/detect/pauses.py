@@ -162,6 +162,35 @@ def pauses_of(
     return pauses
 
 
+def merged(pauses: list[Pause]) -> list[Pause]:
+    """The pauses, of two successive steps one where only the ranks of one of them are known to work.
+
+    What a rank does after its last call of a step makes that step longer for it, and the next one for the
+    ranks that wait for it: the step of the job, between these, is longer by a part of it each time.
+    """
+    found: list[Pause] = []
+    for pause in sorted(pauses, key=lambda each: each.step):
+        last = found[-1] if found else None
+        if last is None or pause.step != last.step + 1 or not _is_one(last, pause):
+            found.append(pause)
+            continue
+        main, other = (last, pause) if _is_explained(last) or not _is_explained(pause) else (pause, last)
+        longer, lost = last.longer_ns + pause.longer_ns, last.lost_ns + pause.lost_ns
+        ranks = main.ranks or other.ranks
+        found[-1] = Pause(last.step, longer, lost, main.kind, main.explained, ranks)
+    return found
+
+
+def _is_explained(pause: Pause) -> bool:
+    return pause.kind not in _UNEXPLAINED
+
+
+def _is_one(first: Pause, second: Pause) -> bool:
+    """Whether two pauses in a row may be one: of one kind, or one of them of none, and not of other ranks."""
+    same = first.kind == second.kind or not (_is_explained(first) and _is_explained(second))
+    return same and (first.ranks == second.ranks or not (first.ranks and second.ranks))
+
+
 def _belongs(series: StepSeries) -> pl.DataFrame:
     """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
     rows, last = [], -1
@@ -289,10 +318,12 @@ class LostTime:
     Attributes:
         findings: costliest first.
         steps: the steps whose time they explain: no other detector has to.
+        described: what is no fault, a sentence each.
     """
 
     findings: list[Finding]
     steps: list[int]
+    described: list[str]
 
 
 @dataclass(frozen=True)
@@ -330,8 +361,8 @@ def find_pauses(
     """
     series = step_series(steps)
     if series is None or not series.paused.any():
-        return LostTime([], [])
-    pauses = _not_ours(pauses_of(series, steps, counters, read_own), steps)
+        return LostTime([], [], [])
+    pauses = merged(_not_ours(pauses_of(series, steps, counters, read_own), steps))
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], series)
@@ -339,11 +370,29 @@ def find_pauses(
     num_ranks = steps["rank"].n_unique()
     more_lines = _names_of_steps(series, warm_up)
     findings = [
-        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines]) for group in groups
+        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines])
+        for group in groups
+        if not _is_wanted(group, num_ranks)
     ]
+    wanted = [group for group in groups if _is_wanted(group, num_ranks)]
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
+        [_describe(group, series, num_ranks) for group in wanted],
+    )
+
+
+def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
+    """Whether pauses are what a job does on purpose: all ranks validate, or roll out a policy."""
+    return group.kind == VALIDATION and len(group.ranks) == num_ranks
+
+
+def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> str:
+    """A sentence on pauses that are no fault."""
+    share = group.lost_ns / float(series.times.sum())
+    length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
+    return (
+        f"{_who(group, num_ranks)} for {length} {group.recurrence.in_words()}: {share:.0%} of the wall time"
     )
 
 

@@ -21,7 +21,14 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import CLASS
-from dpro.detect.significance import MIN_COST, MIN_LATEST, MIN_STEPS, clear_gain, confidence
+from dpro.detect.significance import (
+    MIN_COST,
+    MIN_LATEST,
+    MIN_STEPS,
+    clear_gain,
+    confidence,
+    first_of_latest,
+)
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
@@ -40,6 +47,8 @@ from dpro.units import format_duration
 
 # How many of the workers count as the slowest.
 SLOWEST_WORKERS = 0.03
+LATEST = 3  # stretches of steps that are looked at: all, the latest half, the latest quarter
+ONE_RANK = 0.7  # factor of the confidence where one rank of a stage is recorded: it is slow, work or worker
 # Columns of a batch are replayed in blocks of this many values at most: memory stays bounded.
 BLOCK = 1 << 25
 _MESSAGE = re.compile(r"^(forward|backward)\W?(send|recv)$")
@@ -230,9 +239,21 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
 
 
 def find_uneven_stages(graph: Graph) -> list[Finding]:
-    """Stages of which every rank computes longer than other stages do: uneven work, no rank is the cause."""
+    """Stages of which every rank computes longer than other stages do: uneven work, no rank is the cause.
+
+    The latest half and quarter of the steps are looked at as well: a stage may have become slow meanwhile.
+    """
     free = without_launches(graph)
-    ratios = _stage_ratios(free)
+    found: dict[str, Finding] = {}
+    for since in first_of_latest(np.unique(free.nodes.step[free.nodes.step >= 0]))[:LATEST]:
+        for finding in _uneven_since(free, since):
+            found.setdefault(finding.component_id, finding)
+    return list(found.values())
+
+
+def _uneven_since(free: Graph, since: int) -> list[Finding]:
+    """The same of the steps from one on."""
+    ratios = _stage_ratios(free, since)
     stages = sorted(ratios["stage"].unique().to_list())
     if not stages:
         return []
@@ -240,7 +261,8 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
         free.nodes.duration,
         *(_evened(free, ratios.filter(pl.col("stage") == stage)) for stage in stages),
     ]
-    times = replayed_steps(free, columns)
+    steps = np.unique(free.nodes.step[free.nodes.step >= 0])
+    times = replayed_steps(free, columns)[-int((steps >= since).sum()) :]
     if times.shape[0] < MIN_STEPS:
         return []
     base, saved = times[:, 0], times[:, :1] - times[:, 1:]
@@ -275,14 +297,14 @@ def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
     return 2 * sum(longer) > len(longer)
 
 
-def _stage_ratios(graph: Graph) -> pl.DataFrame:
+def _stage_ratios(graph: Graph, since: int) -> pl.DataFrame:
     """`stage`, `name`, `own`, `others` (ns per operation), `ratio` (below 1), where a stage computes longer.
 
     A stage's time is that of its fastest rank: what one rank needs more than another of the stage is due to
     that rank. A rank's time is its median over steps of the mean over an operation's micro-batches.
     """
     nodes = graph.nodes
-    work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
+    work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= since))
     frame = pl.DataFrame(
         {
             "rank": nodes.rank[work],
@@ -338,7 +360,7 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     )
     sure = confidence(saved, base)
     if len(ranks) == 1:
-        sure /= 2
+        sure *= ONE_RANK
         evidence.append("one rank of the stage is recorded: a slow worker would look the same")
     else:
         evidence.append(

@@ -23,15 +23,21 @@ from dpro.detect.load_model import CLASS as UNEVEN_DATA
 from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus
 from dpro.detect.machine.link_state import with_links
-from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
+from dpro.detect.machine.oversubscribed import (
+    crowds_of,
+    find_crowded_hosts,
+    not_crowding,
+    with_throttling,
+)
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers
 from dpro.detect.network.losses import with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
-from dpro.detect.stragglers.causes import INPUT_PIPELINE, excess_by_cause
-from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_gpus, find_late_ranks
+from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
+from dpro.detect.stragglers.from_calls import NEGLIGIBLE, came_with, find_late_gpus, find_late_ranks
+from dpro.detect.stragglers.in_turn import find_turns
 from dpro.detect.stragglers.jitter import find_jitter
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
@@ -88,11 +94,16 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
-    """What deep windows show that is worth a sentence though it is no finding, one line each."""
+    """What is worth a sentence though it is no finding, one line each."""
+    described = context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
-        return []
+        return described
     assert context.breakdown is not None
-    return [*note_waiting(context.recorded, findings), *note_idle_gpus(context.recorded, context.breakdown)]
+    return [
+        *described,
+        *note_waiting(context.recorded, findings),
+        *note_idle_gpus(context.recorded, context.breakdown),
+    ]
 
 
 # Detectors that several functions make up.
@@ -160,6 +171,18 @@ def _jitter(context: Context, _: ByDetector) -> list[Finding]:
     return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
+def _turns(context: Context, _: ByDetector) -> list[Finding]:
+    """Ranks that take turns; on a crowded host they may take turns at a core."""
+    aligned = context.aligned[0]
+    if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
+        return []
+    crowded = {
+        rank for crowd in crowds_of(context.steps, context.counters, context.workers) for rank in crowd.ranks
+    }
+    found = find_turns(context.usual_own_times, context.calls, aligned.workers)
+    return [finding for finding in found if not {*finding.ranks} <= crowded]
+
+
 def _input_bound(context: Context, _: ByDetector) -> list[Finding]:
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
@@ -221,6 +244,27 @@ def not_late_by_calls(context: Context, _: ByDetector, new: list[Finding]) -> li
     return [finding for finding in new if not late & {*finding.ranks}]
 
 
+LARGER = 2.0  # times the cost of a rank: what all ranks became slower by at the same step is not its code
+
+
+def not_beside_a_larger_slowdown(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks whose code waits since the step at which the whole job became slower by far more.
+
+    Where the network became slow, hosts wait in their calls, and not all of them for as long.
+    """
+    slowdown = context.slowdown if any(each.cause == WAITING_CODE for each in new) else None
+    if slowdown is None:
+        return new
+    grown_ns = slowdown.after_ns - slowdown.before_ns
+    return [
+        finding
+        for finding in new
+        if finding.cause != WAITING_CODE
+        or grown_ns < LARGER * finding.cost_ns
+        or not came_with(context.usual_own_times, finding.ranks[0], slowdown.since)
+    ]
+
+
 # Conditions under which a detector is not run, given the same.
 
 
@@ -252,7 +296,10 @@ def windows_name_ranks(_: Context, by_detector: ByDetector) -> bool:
 def others_wait_for_ranks(context: Context, by_detector: ByDetector) -> bool:
     """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
     return bool(
-        by_detector.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus
+        by_detector.get("late GPUs")
+        or by_detector.get("late ranks")
+        or context.messages_unseen
+        or context.on_gpus
     )
 
 
@@ -280,6 +327,7 @@ def _is_network_slow(findings: Iterable[Finding]) -> bool:
 
 def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Finding]:
     """Hosts with more threads than cores, and of the findings those that are not explained by that."""
+    findings = with_throttling(findings, context.steps, context.counters)
     crowds = crowds_of(context.steps, context.counters, context.workers)
     if not crowds:
         return findings
@@ -322,7 +370,7 @@ IN_WINDOWS = (
 FROM_CALLS = (
     Detector(
         "late ranks", lambda context, _: context.late_by_calls, _ALWAYS_ON,
-        rules=(not_found_in_windows, not_late_by_messages),
+        rules=(not_found_in_windows, not_late_by_messages, not_beside_a_larger_slowdown),
     ),
     Detector(
         "late GPUs", _late_gpus, _ALWAYS_ON,
@@ -344,6 +392,10 @@ FROM_CALLS = (
         ),
     ),
     Detector("waiting for input", _input_bound, _ALWAYS_ON, unless=(windows_show_slow_input,)),
+    Detector(
+        "turns", _turns, _ALWAYS_ON,
+        unless=(windows_name_ranks, others_wait_for_ranks, timed_calls_show_a_slow_network),
+    ),
     Detector(
         "jitter", _jitter, _ALWAYS_ON,
         rules=(not_late_by_calls, not_found_in_windows, not_late_by_messages),
@@ -504,7 +556,7 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
     """
     late = _late_now(latest, latest.amounts)
-    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
+    ranks = [rank for finding in late if finding.component_kind != "job" for rank in finding.ranks]
     if not ranks:
         return late
     counters = latest.counters(ranks)

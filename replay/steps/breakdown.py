@@ -190,7 +190,9 @@ def _cpu_activity(spans: pl.DataFrame) -> RankActivity:
     threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
     main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
     on_main = ops.join(main, on=["pid", "tid"], how="semi")
-    return RankActivity(_union(on_main), _union(ops.clear()), **_communication(spans.filter("is_comm")), host_bound=None)
+    return RankActivity(
+        _union(on_main), _union(ops.clear()), **_communication(spans.filter("is_comm")), host_bound=None
+    )
 
 
 def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:

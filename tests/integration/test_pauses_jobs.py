@@ -17,7 +17,6 @@ JOB = str(ROOT / "tests" / "pausing.py")
 KINDS = {  # of the job: what is at fault, what of, what to do
     "collection": ("rank", "0", "garbage collection", "gc.freeze()"),
     "validation": ("rank", "0", "validation", "validate on all ranks"),
-    "validation-all": ("job", "validation", "", "less often"),
     "checkpoint": ("rank", "0", "checkpoint", "async_save"),
     "loader": ("job", "loader restart", "", "persistent_workers=True"),
     "compile": ("job", "compilation", "", "dynamic=True"),
@@ -30,6 +29,13 @@ def diagnosed(folder: Path, kind: str) -> tuple[list[dict[str, object]], list[st
     dpro = [sys.executable, "-m", "dpro", "diagnose", "run"]
     document = json.loads(complete([*dpro, "--json"], folder).stdout)
     return document["findings"], complete(dpro, folder).stdout.decode().splitlines()
+
+
+@pytest.mark.slow
+def test_a_validation_on_all_ranks_of_a_real_job_is_a_note_and_no_finding(tmp_path):
+    findings, lines = diagnosed(tmp_path, "validation-all")
+    assert not [each for each in findings if each["class"] == "pauses"]
+    assert any("note: all ranks validate" in line for line in lines)
 
 
 @pytest.mark.slow

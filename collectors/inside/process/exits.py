@@ -16,6 +16,7 @@ import json
 import mmap
 import multiprocessing.process
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,8 @@ from ..recorder import Recorder
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
+OURS = str(Path(__file__).parents[2]) + os.sep  # where files of ours are: no place in the user's code
+_QUOTED_CALL = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _UNBUFFERED = 2  # _IONBF
 _MAP_FIXED = 0x10  # of Linux
 QUOTED = "Traceback (most recent call last)"
@@ -96,6 +99,13 @@ class Exits:
             path = self._recorder.launch / f"{FAILED}{socket.gethostname()}-{os.getpid()}.json"
             write_whole(path, content)
 
+    def on_end(self) -> None:
+        """The interpreter goes: after an exception that a hook of the job's own got in place of ours?"""
+        error = getattr(sys, "last_value", None)
+        if error is None or self._recorder.ending or hasattr(sys, "ps1"):
+            return
+        self.on_raise(type(error), error, error.__traceback__)
+
     def note(self, code: int, number: int) -> None:
         """Record how this process will end: an exit code or a signal, -1 for the other."""
         if self._recorder.records is not None:
@@ -157,6 +167,7 @@ def install(recorder: Recorder) -> None:
     exits = Exits(recorder)
     recorder.listen("open", exits.on_open)
     recorder.listen("fork", exits.on_fork)
+    recorder.listen("end", exits.on_end)
     if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
         recorder.call(exits.keep_exit_code, recorder.launch / "exit")
     for name in ("execv", "execve"):  # which the others of `os` call
@@ -199,8 +210,9 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
 def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
     """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
 
-    Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` does, it is the
-    last line. The calls are innermost first, each `file:line function`.
+    Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` and workers of a
+    DataLoader do, it is the last line, and the calls of that process come first. The calls are innermost
+    first, each `file:line function`; none is ours.
     """
     calls = []
     while place is not None:
@@ -212,7 +224,11 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
     except Exception:  # written by the user
         message = ""
     lines = message.strip().splitlines() or [""]
-    line = lines[-1] if QUOTED in message else lines[0]
+    line = lines[0]
+    if QUOTED in message:
+        line = lines[-1].removeprefix(f"{kind.__qualname__}: ")
+        calls += [f"{file}:{number} {function}" for file, number, function in _QUOTED_CALL.findall(message)]
+    calls = [call for call in calls if not call.startswith(OURS)]
     return {
         "time_ns": time.time_ns(),
         "type": kind.__qualname__,

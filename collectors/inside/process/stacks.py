@@ -3,7 +3,8 @@
 In: a request. Out: an answer with the Python frames of every thread but ours. A process whose interpreter is
 held by a call in C cannot answer; for it a handler in C is set on an unused signal, which writes the
 frames to `stacks.txt` without asking Python. The signal is meant for a thread of ours, which only sleeps, so
-that it interrupts no system call of the job's.
+that it interrupts no system call of the job's. Where a signal ends the process that it causes itself, such as
+SIGSEGV, or SIGABRT of a library, a handler like it writes to `fatal.txt` first, unless the job has its own.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import signal
 import threading
 from typing import IO, Any
 
+from ..names import FATAL
 from ..recorder import Recorder
 from ..tracebacks import stacks as stacks_of_threads
 from .preemption import handler_of
 
 OURS = "dpro-"  # what names of our threads begin with
-_register = faulthandler.register
+_register, _enable, _disable = faulthandler.register, faulthandler.enable, faulthandler.disable
 
 
 class Stacks:
@@ -28,11 +30,15 @@ class Stacks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._file: IO[bytes] | None = None
+        self._fatal: IO[bytes] | None = None
         self._has_announced = False
 
     def on_open(self) -> None:
         """Set the handler."""
         folder, number = self._recorder.folder, _unused_signal()
+        if folder is not None and not faulthandler.is_enabled():
+            self._fatal = (folder / FATAL).open("wb")
+            _enable(self._fatal.fileno(), all_threads=True)
         if folder is None or number is None:
             return
         self._file = (folder / "stacks.txt").open("ab")
@@ -54,6 +60,9 @@ class Stacks:
     def on_fork(self) -> None:
         """Forget the file: a forked child gets no requests."""
         self._file, self._has_announced = None, False
+        if self._fatal is not None:  # how it ends is not how its parent does
+            _disable()
+            self._fatal = None
 
 
 def threads() -> list[dict[str, Any]]:

@@ -1,14 +1,15 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
 In: the ends of steps, collections. Out: per step two records of everything so far, a third where a DataLoader
-hands over batches, and one of its own for each long collection. Long work of ours between two steps is
-measured, so that it counts for neither.
+hands over batches, one more of steps that are not short, and one of its own for each long collection. Long
+work of ours between two steps is measured, so that it counts for neither.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from . import data
 
 LONG_NS = 1_000_000
 SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
+BLOCK_BYTES = 512  # of which the kernel counts what a process wrote
 MAX_COLLECTIONS = 4096  # that are kept from one step to the next
 CLOCK_OF_THREAD = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux
 
@@ -63,6 +65,7 @@ class HostFacts:
         queued_ns = -1
         if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
             queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
+            writer.write(records.CHILDREN, now_ns, *_children_and_writes())
         thread_ns = time.clock_gettime_ns(self._clock)
         self._add_collections(writer)
         loads = self._recorder.works(data.__name__)
@@ -113,6 +116,13 @@ def install(recorder: Recorder) -> None:
     recorder.listen("step", host.on_step)
     recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)
+
+
+def _children_and_writes() -> tuple[int, int]:
+    """CPU time of programs that this process started and waited for, ns; what it wrote to disks, bytes."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    blocks = resource.getrusage(resource.RUSAGE_SELF).ru_oublock
+    return int(1e9 * (children.ru_utime + children.ru_stime)), BLOCK_BYTES * blocks
 
 
 def timed_collections() -> tuple[deque[int], deque[int]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpro.detect.findings import Finding
     from dpro.detect.pipeline_slowdown import Slowdown
 
+MIN_STEPS_OUTSIDE = 10  # of deep windows, from which on steps and calls are diagnosed
 SHOWN = 4  # largest slowdowns of each kind that are printed
 
 
@@ -157,6 +158,11 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
     from dpro.analysis.answers.diagnosis import REPLAY
 
     if not diagnosis.answerable:
+        if diagnosis.steps.filter(diagnosis.steps["window"] < 0)["step"].n_unique() >= MIN_STEPS_OUTSIDE:
+            return (
+                "No rank or part stands out that the steps and calls of this run can show; what its deep "
+                "windows show is not known, since their replay does not fit."
+            )
         return "Not diagnosed: the replay does not fit the trace."
     if diagnosis.end.early:
         return "Until then nothing slow shows in what was recorded."

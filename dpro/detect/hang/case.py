@@ -121,6 +121,30 @@ def is_frozen(rank: int, case: Case) -> bool:
     return bool(beat_ns < (min(last, ended_ns) if was_ended else last) - MIN_WAIT_NS)
 
 
+def deaths_of(root: Root, case: Case) -> list[Death]:
+    """Return how the ranks that all wait for died, where each of them did of its own; else none.
+
+    One whose peers had waited for `MIN_WAIT_NS` was stuck first. How it ended says more than that, unless
+    its peers had failed before: a launcher kills what does not go when it is asked to.
+    """
+    deaths = [case.deaths[rank] for rank in root.ranks if rank in case.deaths]
+    by_reason = [rank for rank, death in case.deaths.items() if not death.lost_peer]
+    others = case.records.ranks.filter(~pl.col("rank").is_in(by_reason) & (pl.col("ended_ns") > 0))
+    failed_ns = min(map(_died_ns, others.iter_rows(named=True)), default=0)
+    by_itself = all(
+        gone_early(death, case.now_ns)
+        and (died_at_work(death, root) or _is_first_to_fail(death, failed_ns, case))
+        for death in deaths
+    )
+    return deaths if by_itself and len(deaths) == len(root.ranks) else []
+
+
+def _is_first_to_fail(death: Death, failed_ns: int, case: Case) -> bool:
+    """Return whether a rank died of its own before its peers did, and not all were killed together."""
+    apart_ns = failed_ns + 4 * TOGETHER_NS - death.ended_ns > 0
+    return apart_ns and not death.lost_peer and any(each.first for each in case.deaths.values())
+
+
 def died_at_work(death: Death, root: Root) -> bool:
     """Whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first."""
     since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
@@ -219,6 +243,8 @@ TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may
 KILLED_TOGETHER_NS = 5 * NS_PER_S  # the same where all were killed: launchers do that one by one
 # What launchers, schedulers and users send to a job that is to end.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Signals that a process causes itself: where it was then is where it was stopped.
+_OF_ITS_OWN = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 INTERRUPTED = "KeyboardInterrupt"
 # What gloo, NCCL and the job's store say where the process at the other end is gone.
 _LOST_PEER = re.compile(
@@ -349,8 +375,11 @@ def _how(row: Mapping[str, Any]) -> str:
     if _failed(row):
         said, *calls = row["error"].splitlines()
         return f"{said} ({own_call(calls)})" if calls else said
-    number = row["exit_signal"]
-    return f"signal {number} ({signal_name(number)})" if number > 0 else f"exit code {row['exit_code']}"
+    number, calls = row["exit_signal"], row["stack"].splitlines()
+    if number <= 0:
+        return f"exit code {row['exit_code']}"
+    where = f" in {own_call(calls)}" if calls and number in _OF_ITS_OWN else ""
+    return f"signal {number} ({signal_name(number)}){where}"
 
 
 def own_call(calls: Sequence[str]) -> str:

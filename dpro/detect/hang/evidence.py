@@ -193,6 +193,19 @@ def stack(rank: int, case: Case) -> list[str]:
     return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:MAX_CALLS])}"]
 
 
+def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:
+    """Return for how long ranks that died had kept their peers waiting, and where their main threads were."""
+    since = min((each.since_ns for each in root.operations if each.since_ns >= 0), default=-1)
+    lines = []
+    for death in deaths:
+        waited_ns = death.ended_ns - since
+        if since >= 0 and waited_ns >= MIN_WAIT_NS:
+            waited = format_duration(float(waited_ns))
+            lines.append(f"its peers had waited for rank {death.rank} for {waited} by then")
+            lines += stack(death.rank, case)
+    return lines
+
+
 def death_in_words(death: Death) -> str:
     """Return what ended a rank, when, and what that usually means."""
     means = f" ({death.means})" if death.means else ""

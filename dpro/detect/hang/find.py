@@ -30,10 +30,9 @@ from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import (
     Case,
     Death,
-    died_at_work,
+    deaths_of,
     each_frozen,
     examine,
-    gone_early,
     has_left,
     is_frozen,
     without_dump,
@@ -51,8 +50,16 @@ from dpro.detect.hang.evidence import (
     last_state,
     no_dump,
     stack,
+    stood_still,
 )
-from dpro.detect.hang.mismatch import Mismatch, describe, find_mismatches, message_mismatches, odd_calls
+from dpro.detect.hang.mismatch import (
+    Mismatch,
+    describe,
+    find_mismatches,
+    message_mismatches,
+    odd_calls,
+    unlike_before,
+)
 from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root
 from dpro.units import NS_PER_S, time_in_words
@@ -78,6 +85,7 @@ def find_causes(case: Case) -> list[Finding]:
     waits, deaths = case.waits, case.deaths
     roots = [root for root in case.roots if not _lost_peers(root, case)]
     differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
+    differences = differences or unlike_before(case.records)
     findings = []
     if differences and (roots or deaths):
         touched = {rank for mismatch in differences for rank in mismatch.calls}
@@ -126,9 +134,9 @@ def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: 
 def _root_finding(root: Root, case: Case) -> Finding:
     if has_left(root, case):
         return _left_finding(root, case)
-    death = case.deaths.get(root.ranks[0]) if root.kind in (graph.HOST, graph.UNKNOWN) else None
-    if death and len(root.ranks) == 1 and gone_early(death, case.now_ns) and died_at_work(death, root):
-        return _dead_finding(death, root, case, 0.99, [])
+    deaths = deaths_of(root, case) if root.kind in (graph.HOST, graph.UNKNOWN) else []
+    if deaths:
+        return _dead_finding(deaths, root, case, 0.99, stood_still(deaths, root, case))
     if root.kind == graph.HOST:
         return _host_finding(root, case)
     if root.kind == graph.DEVICE:
@@ -247,12 +255,14 @@ def _death_finding(death: Death, case: Case) -> Finding:
         facts.append(
             "no rank is seen to have ended of its own: which end of the connection failed is not known"
         )
-    return _dead_finding(death, root, case, _OPEN if death.lost_peer else _LIKELY, facts)
+    return _dead_finding([death], root, case, _OPEN if death.lost_peer else _LIKELY, facts)
 
 
-def _dead_finding(death: Death, root: Root, case: Case, confidence: float, facts: Sequence[str]) -> Finding:
-    finding = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
-    return replace(finding, cause=RAISED if death.raised else "")
+def _dead_finding(
+    deaths: Sequence[Death], root: Root, case: Case, confidence: float, facts: Sequence[str]
+) -> Finding:
+    finding = _finding("dead.rank", "rank", root, case, confidence, [*map(death_in_words, deaths), *facts])
+    return replace(finding, cause=RAISED if all(death.raised for death in deaths) else "")
 
 
 def _left_finding(root: Root, case: Case) -> Finding:
@@ -293,10 +303,33 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     if mismatch.skipped > 0 and sure:
         noun = "call" if mismatch.skipped == 1 else "calls"
         facts.append(f"{minority} left out {mismatch.skipped} {noun} there: that explains all later ones")
+    if mismatch.usual:
+        return _finding("hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts))
     if not sure:
         facts.append(f"no call is that of a majority: {one_of(mismatch.minority)} is wrong")
     confidence = _SURE if sure else _OPEN
     return _finding("hang.mismatch", "rank", root, case, confidence, facts)
+
+
+def _by_rounds(mismatch: Mismatch, case: Case, facts: list[str]) -> tuple[float, list[str]]:
+    """Return how sure it is which rank departed from the calls of the rounds before, and why."""
+    minority, lost = ranks_in_words(mismatch.minority), ranks_in_words(mismatch.lost)
+    ended = [death_in_words(case.deaths[rank]) for rank in mismatch.lost if rank in case.deaths]
+    if mismatch.minority == mismatch.lost:
+        facts += [
+            f"that is what they called in the rounds before, too; a library ended {lost} within its call: it "
+            "called something else, with less than they sent",
+            *ended,
+            *[line for rank in mismatch.lost for line in stack(rank, case)],
+            f"not known: what {lost} called there, which was not recorded any more",
+        ]
+        return _REPORTED, facts
+    facts.append(f"in the rounds before, all ranks called {mismatch.usual} there")
+    if mismatch.skipped > 0:
+        noun = "call" if mismatch.skipped == 1 else "calls"
+        facts.append(f"{minority} left out {mismatch.skipped} {noun}: what it called comes next in a round")
+    facts.append(f"{lost} got more than it expected, at fault in nothing")
+    return _LIKELY, [*facts, *ended]
 
 
 def _finding(

@@ -6,11 +6,13 @@ ranks (the sizes of an all-to-all, of a gather) is not compared.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from dpro.detect.hang.operations import Operation
@@ -32,6 +34,8 @@ class Mismatch:
         minority: ranks that differ from more than half of the ranks; all ranks without such a majority.
         skipped: number of calls that the minority left out, if that explains all later differences; -1 if
             it does not, or that is not known.
+        usual: what all ranks called at this place of the rounds before, in words, where that decides.
+        lost: ranks that a library ended there, and whose last calls are not recorded.
     """
 
     group: str
@@ -40,6 +44,8 @@ class Mismatch:
     calls: Mapping[int, str]
     minority: tuple[int, ...]
     skipped: int = -1
+    usual: str = ""
+    lost: tuple[int, ...] = ()
 
 
 def find_mismatches(records: Records) -> list[Mismatch]:
@@ -162,6 +168,108 @@ def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, .
             new = call.op in _SAME_SIZE and kinds and (call.op, call.dtype, call.bytes) not in kinds
             (odd if new else usual).add(rank)
     return tuple(sorted(odd)) if usual - odd else ()
+
+
+# Calls that are unlike those of the rounds before. Where a member gets more than it expects, gloo ends its
+# process at once, and what it called last is not recorded. A training loop repeats its calls: the rank that
+# departs from them is at fault; where none of those whose calls are known does, it is one that was ended.
+
+ROUNDS = 3  # that have to be equal before a call that differs counts
+MAX_PERIOD = 2000  # calls of a round
+IN_A_CALL = "torch/distributed/"  # part of the paths of a stack that is within a call
+Call = tuple[Any, ...]
+
+
+def unlike_before(records: Records) -> list[Mismatch]:
+    """Return calls of groups of which a library ended a member, where a rank departs from the rounds before.
+
+    Nothing is returned of a group whose calls never repeated, or all of whose known ranks depart equally.
+    """
+    aborted = records.ranks.filter(pl.col("exit_signal") == int(signal.SIGABRT))
+    calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
+    groups = records.members.join(aborted.select("rank"), on="rank", how="semi")["key"].unique().sort()
+    found = []
+    for key in groups.to_list():
+        mismatch = _departing(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records)
+        found += [mismatch] if mismatch else []
+    return found
+
+
+def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Records) -> Mismatch | None:
+    members = set(records.members.filter(pl.col("key") == key)["rank"].to_list())
+    gone = members & set(aborted["rank"].to_list())
+    known = members - gone
+    rows = {rank: list(calls.filter(pl.col("rank") == rank).iter_rows(named=True)) for rank in known}
+    rounds = {rank: _round_of(rows[rank]) for rank in known}
+    if not known or not all(rounds.values()):
+        return None
+    departures = {rank: place for rank, (place, _) in rounds.items() if place >= 0}  # type: ignore[misc]
+    last = {rank: rows[rank][departures.get(rank, -1)] for rank in known}
+    group = calls["group"][0]
+    if not departures:
+        return _ended_in_a_call(key, group, gone, last, records)
+    if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(known) > 1:
+        return None  # all called something else, as at the end of an epoch
+    first = min(departures, key=lambda rank: last[rank]["sequence"])
+    place, period = rounds[first]  # type: ignore[misc]
+    usual = rows[first][place - period]
+    left_out = [
+        count
+        for count in range(1, min(4, period))
+        if _signature(rows[first][place - period + count]) == _signature(last[first])
+    ]
+    words = {first: _in_words(last[first])}
+    minority = tuple(sorted(departures))
+    return Mismatch(
+        group, key, last[first]["sequence"], words, minority, next(iter(left_out), -1), _in_words(usual),
+        tuple(sorted(gone)),
+    )  # fmt: skip
+
+
+def _ended_in_a_call(
+    key: str, group: str, gone: set[int], last: Mapping[int, Mapping[str, Any]], records: Records
+) -> Mismatch | None:
+    """The mismatch of ranks that were ended within a call while all others called as in the rounds before."""
+    stacks = dict(
+        records.ranks.filter(pl.col("rank").is_in(sorted(gone))).select("rank", "stack").iter_rows()
+    )
+    within = tuple(
+        rank for rank in sorted(gone) if IN_A_CALL in "".join(stacks.get(rank, "").splitlines()[:4])
+    )
+    if len(within) != 1:
+        return None
+    latest = max(last.values(), key=lambda row: row["sequence"])
+    words = {rank: _in_words(row) for rank, row in sorted(last.items())}
+    return Mismatch(group, key, latest["sequence"], words, within, -1, _in_words(latest), within)
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    return describe(row["op"], row["bytes_in"], row["bytes_out"], row["dtype"])
+
+
+def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Where a rank's calls depart from their rounds, and how many calls a round has; None without rounds.
+
+    Args:
+        rows: calls of a rank in one group, by number; only those since the last gap count.
+
+    Returns:
+        The place of the first call that differs, -1 where none does; it is in the last round.
+    """
+    numbers = [row["sequence"] for row in rows]
+    gaps = [place for place in range(1, len(rows)) if numbers[place] != numbers[place - 1] + 1]
+    begin = gaps[-1] if gaps else 0
+    names: dict[Call, int] = {}
+    calls = np.array([names.setdefault(_signature(row), len(names)) for row in rows[begin:]], np.int64)
+    departs = None
+    for period in range(1, min(len(calls) // ROUNDS, MAX_PERIOD) + 1):
+        differs = np.flatnonzero(calls[period:] != calls[:-period])
+        if not differs.size:
+            return -1, period
+        first = int(differs[0]) + period
+        if departs is None and first >= ROUNDS * period and len(calls) - first <= period:
+            departs = begin + first, period
+    return departs
 
 
 def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:

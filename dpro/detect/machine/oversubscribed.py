@@ -7,8 +7,8 @@ computed in that time is its CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -17,12 +17,14 @@ from dpro.detect.findings import Finding
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
 from dpro.replay.steps.host import host_facts
-from dpro.units import format_duration
+from dpro.units import NS_PER_S, format_duration
 
 MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
 WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: it may have begun while the job ran
 MAX_SHARED = 0.75  # of the cores; where a waiting job uses less, other processes use the rest
 MIN_RANKS = 2  # of a host: a single rank that waits is not distinguished from its host
+MIN_ALONE = 0.5  # of its steps: from here on a rank that is the whole job starves, whatever its host does
+TIMES_AS_LONG = 1.6  # as any other rank of a crowded host: what waits so much longer has a reason of its own
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
 
@@ -54,23 +56,26 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
         steps: table `steps`; those of deep windows count, too.
     """
     hosts = workers.filter(pl.col("host") != "").select("rank", "host").unique("rank")
+    alone = hosts.height == 1
     facts = host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
     crowded = []
     for (host,), rows in facts.group_by("host", maintain_order=True):
-        crowds = (_crowd(str(host), rows, size) for size in WINDOWS)
+        crowds = (_crowd(str(host), rows, size, MIN_ALONE if alone else MIN_SHARE) for size in WINDOWS)
         crowd = next((candidate for candidate in crowds if candidate is not None), None)
         crowded += [crowd] if crowd is not None else []
     return crowded
 
 
-def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
-    """Return the crowd of a host; None unless each rank waits for `MIN_SHARE`, and all do in most steps.
+def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | None:
+    """Return the crowd of a host; None unless each rank waits for long, and all do in most steps.
 
     Args:
         facts: of its ranks' steps, as of `host_facts`.
+        least: share of the steps from which on the wait is long; of a single rank more than `MIN_SHARE`.
     """
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
-    seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, MIN_RANKS))  # samples may be missing
+    fewest = MIN_RANKS if least == MIN_SHARE else 1
+    seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, fewest))  # samples may be missing
     steps = seen["step"].unique().sort().tail(size)
     latest = seen.filter(pl.col("step").is_in(steps.to_list()))
     if steps.len() < size or latest["rank"].n_unique() < len(ranks):
@@ -78,8 +83,8 @@ def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
     duration, wait = pl.col("duration_ns"), pl.col("run_queue_ns")
     shares = latest.group_by("step").agg(share=wait.sum() / duration.sum())["share"].to_numpy()
     per_rank = latest.group_by("rank").agg(wait.mean(), share=wait.sum() / duration.sum())
-    steady = float((shares >= MIN_SHARE).mean())
-    if steady < PERSISTENT or per_rank["share"].to_numpy().min() < MIN_SHARE:
+    steady = float((shares >= least).mean())
+    if steady < PERSISTENT or per_rank["share"].to_numpy().min() < least:
         return None
     waits = per_rank["run_queue_ns"].to_numpy()
     cores = latest.select((pl.col("cpu_ns") / duration).mean().fill_null(np.nan)).item() * len(ranks)
@@ -131,14 +136,39 @@ def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
 def not_crowding(
     findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
-    """Remove findings of ranks that crowding explains: they wait longer for a core, not work longer."""
-    crowded = {rank for crowd in crowds for rank in crowd.ranks}
+    """Remove findings of ranks that crowding explains: they wait longer for a core, not work longer.
+
+    A rank that waits `TIMES_AS_LONG` as any other of its host is kept.
+    """
     kept = []
     for finding in findings:
-        blamed = finding.component_kind in ("rank", "ranks") and {*finding.ranks} <= crowded
-        if not (blamed and _is_contention(finding, steps, counters)):
+        ranks = {*finding.ranks} if finding.component_kind in ("rank", "ranks") else set()
+        crowd = next((crowd for crowd in crowds if ranks and ranks <= {*crowd.ranks}), None)
+        explained = crowd is not None and _is_contention(finding, steps, counters)
+        if not explained or _waits_most(finding, crowd, steps, counters):
             kept.append(finding)
     return kept
+
+
+def _waits_most(finding: Finding, crowd: Crowd | None, steps: pl.DataFrame, counters: pl.DataFrame) -> bool:
+    """Return whether ranks wait far longer for a core than any other of their host, in nearly each step."""
+    if crowd is None or finding.cause != CONTENTION or {*finding.ranks} == {*crowd.ranks}:
+        return False
+    facts = host_facts(steps, counters).drop_nulls("run_queue_ns")
+    facts = facts.filter(pl.col("rank").is_in(list(crowd.ranks)))
+    latest = facts["step"].unique().sort().tail(crowd.steps).implode()
+    own, wait = pl.col("rank").is_in(list(finding.ranks)), pl.col("run_queue_ns")
+    compared = (
+        facts.filter(pl.col("step").is_in(latest))
+        .group_by("step")
+        .agg(own=wait.filter(own).min(), others=wait.filter(~own).max())
+        .drop_nulls()
+    )
+    if compared.is_empty():
+        return False
+    of_rank, of_others = (float(np.mean(compared[name].to_numpy())) for name in ("own", "others"))
+    often = float((compared["own"] > compared["others"]).mean())  # type: ignore[arg-type]
+    return of_rank >= TIMES_AS_LONG * of_others and often >= PERSISTENT
 
 
 def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame) -> bool:
@@ -152,3 +182,79 @@ def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame
     rest = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))
     more = counted_more(rest, finding.ranks[0]).get(CPU, 0.0)
     return more < EXPLAINED * finding.cost_ns
+
+
+# What a rank's own limit of CPU time keeps it from.
+
+THROTTLED, LIMIT = "cgroup_throttled_s", "cgroup_cpu_limit_cores"
+HELD_BACK = "its limit of CPU time"
+MIN_SHARE_HELD = 0.03  # of the steps
+
+
+def with_throttling(
+    findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame
+) -> list[Finding]:
+    """Return the findings, and the rank that its own cgroup held back for far longer than others.
+
+    A rank that is named because it waits for a core is named for that instead. Being held back comes in
+    periods of the kernel, of 100 ms, so that it may show in some steps only.
+
+    Args:
+        steps: table `steps`.
+        counters: with samples of processes, whose throttled time is a total so far.
+    """
+    held = _held_back(steps, counters)
+    worst = held.sort("held_ns").tail(1)
+    others = held.join(worst, on="rank", how="anti")["held_ns"].max() if held.height else None
+    next_ns = float(others) if isinstance(others, float) else 0.0
+    explained = list(findings)
+    for rank, held_ns, step_ns, limit in worst.iter_rows():
+        if held_ns < max(MIN_SHARE_HELD * step_ns, TIMES_AS_LONG * next_ns):
+            continue
+        line = (
+            f"the cgroup of rank {rank} has a limit of {limit:g} cores, and held it back for "
+            f"{format_duration(held_ns)} per step once that was used up (cpu.stat); do: raise cpu.max, or "
+            "the CPU limit of its container"
+        )
+        named = [
+            finding for finding in findings if finding.component_kind == "rank" and finding.ranks == (rank,)
+        ]
+        same = [finding for finding in named if finding.cause == CONTENTION]
+        explained = [
+            replace(each, cause=HELD_BACK, evidence=(line, *each.evidence)) if each in same else each
+            for each in explained
+        ]
+        if not named:
+            share = round(held_ns / step_ns, 4)
+            explained.append(
+                Finding("slow.host", "rank", str(rank), (rank,), share, 0.9, held_ns, (line,), HELD_BACK)
+            )
+    return explained
+
+
+def _held_back(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
+    """Return `rank`, `held_ns` and `step_ns` per step, `limit` in cores, of ranks that have a limit."""
+    sampled = counters.filter(pl.col("rank") >= 0).sort("time_ns")
+    totals = (
+        sampled.filter(pl.col("counter") == THROTTLED)
+        .group_by("rank")
+        .agg(
+            held_s=pl.col("value").last() - pl.col("value").first(),
+            first_ns=pl.col("time_ns").first(),
+            last_ns=pl.col("time_ns").last(),
+        )
+    )
+    limits = sampled.filter(pl.col("counter") == LIMIT).group_by("rank").agg(limit=pl.col("value").last())
+    inside = (pl.col("start_ns") >= pl.col("first_ns")) & (pl.col("start_ns") < pl.col("last_ns"))
+    made = (
+        steps.join(totals, on="rank")
+        .filter(inside)
+        .group_by("rank")
+        .agg(num_steps=pl.len(), step_ns=pl.col("duration_ns").mean())
+    )
+    return (
+        totals.join(made, on="rank")
+        .join(limits, on="rank")
+        .select("rank", "step_ns", "limit", held_ns=NS_PER_S * pl.col("held_s") / pl.col("num_steps"))
+        .select("rank", "held_ns", "step_ns", "limit")
+    )

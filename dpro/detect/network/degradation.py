@@ -22,6 +22,7 @@ from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame
 from dpro.detect.network.wires import blame_wires, wires_of
 from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
+from dpro.detect.stragglers.own_time import outside_calls
 from dpro.members import members_of
 from dpro.replay.steps.durations import job_steps
 from dpro.replay.steps.host import host_facts
@@ -300,7 +301,8 @@ def find_communication_bound(
         # A larger group waits already?
         inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
         change = None if inside else _longer_waits(idle, job, group.ranks)
-        changes += [(group, change)] if change else []
+        code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
+        changes += [(group, change)] if change and not code else []
     return [_finding(group, change, job) for group, change in changes]
 
 

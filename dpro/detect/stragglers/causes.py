@@ -19,11 +19,12 @@ from dpro.detect.baseline import Baseline
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.units import format_duration
+from dpro.units import format_bytes, format_duration
 
 CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
+WAITING_CODE = "host code that waits"
 NEARLY_AS_LATE = "other ranks are nearly as late: healing this one alone saves less than it lost"
 OPERATORS = "operators"  # of a host that has no GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
@@ -46,15 +47,29 @@ HOST_CAUSES = {
     "step_run_queue_ns": ("CPU contention", "is ready to run and has no core"),
     "step_gc_ns": ("garbage collection", "collects garbage"),
 }
+RUN_QUEUE = "step_run_queue_ns"
+PROCESS_CPU, CHILDREN_CPU, WRITTEN = "step_cpu_ns", "step_children_cpu_ns", "step_written_bytes"
+COUNTED = (*HOST_CAUSES, CPU, PROCESS_CPU, CHILDREN_CPU, WRITTEN)  # counters that may show a cause
+COMPUTING = 0.2  # share of the excess that CPU time must show where it comes with a wait for a core
+MIN_WRITTEN = 1 << 18  # bytes per step more than peers, of a rank that waits for the disk
 
 
 def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     """The counter that explains the most, if it explains enough.
 
+    A rank that computes more, itself or by threads and programs of its own, waits longer for a core, too:
+    that is no contention.
+
     Args:
         more: ns per step that the rank has more than its peers, by counter.
     """
     counted = {name: value for name, value in more.items() if name in HOST_CAUSES}
+    if counted.get(RUN_QUEUE, 0.0) >= EXPLAINED * longer_ns:
+        own = _by_own_programs(more, longer_ns)
+        if own is not None or computes(more, longer_ns):
+            del counted[RUN_QUEUE]
+        if own is not None:
+            return own
     largest = max(counted, key=lambda name: counted[name], default="")
     if not largest or counted[largest] < EXPLAINED * longer_ns:
         return None
@@ -62,19 +77,57 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     return HostCause(cause, f"it {does} {format_duration(counted[largest])} longer per step than they")
 
 
+def computes(more: Mapping[str, float], longer_ns: float) -> bool:
+    """Whether the training thread computes for what it takes longer, or waits for a core because of that."""
+    cpu, waits = more.get(CPU, 0.0), more.get(RUN_QUEUE, 0.0)
+    return cpu >= EXPLAINED * longer_ns or (
+        cpu >= COMPUTING * longer_ns and cpu + waits >= EXPLAINED * longer_ns
+    )
+
+
 def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """That a host waits, where its training thread was not computing; None where it was, or that is unknown.
+    """What a host waits for, where its training thread does not compute; None where it does, or for unknown.
 
     Args:
         more: as of `host_cause`, which must have found none.
     """
-    if CPU not in more or more[CPU] >= EXPLAINED * longer_ns:
+    if CPU not in more or computes(more, longer_ns):
         return None
-    return HostCause(
-        "host code that waits",
+    return wait_cause(more, longer_ns) or HostCause(
+        WAITING_CODE,
         "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
-        "host's code sleeps or waits (a lock, a disk, the network)",
+        "host's code sleeps or waits (a lock, the network)",
     )
+
+
+def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
+    """What of its own a training thread waits for, by counters: a thread, a program, a disk; or None."""
+    own = _by_own_programs(more, longer_ns)
+    if own is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
+        size = format_bytes(more[WRITTEN])
+        return HostCause(
+            "waiting for a disk", f"it writes {size} more per step to a disk than they, and waits meanwhile"
+        )
+    return own
+
+
+def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
+    """Other threads of the process, or programs that it started, that compute for what it takes longer."""
+    children = more.get(CHILDREN_CPU, 0.0)
+    if children >= EXPLAINED * longer_ns:
+        return HostCause(
+            "a process that it started",
+            f"processes that it starts and waits for compute {format_duration(children)} per step, more than "
+            "those of its peers",
+        )
+    threads = more.get(PROCESS_CPU, 0.0) - more.get(CPU, 0.0)
+    if threads >= EXPLAINED * longer_ns and not computes(more, longer_ns):
+        return HostCause(
+            "another thread of its process",
+            f"other threads of its process compute {format_duration(threads)} longer per step than theirs: "
+            "Python of theirs holds the interpreter's lock meanwhile",
+        )
+    return None
 
 
 def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:

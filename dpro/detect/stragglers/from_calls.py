@@ -13,13 +13,14 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding, costliest_first
+from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import (
+    COUNTED,
     CPU,
-    HOST_CAUSES,
     NEARLY_AS_LATE,
+    RUN_QUEUE,
     counted_more,
     host_cause,
     idle_cause,
@@ -28,11 +29,14 @@ from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams_by_calls, usual_ones
 from dpro.schema.members import num_members
 from dpro.units import format_duration
+from dpro.words import ranks_in_words
 
 HISTORY = 240  # steps that the noise is estimated from
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
+TOGETHER = 1.5  # times what healing one rank saves, from which on those late with it are named with it
+SHORTEST_STRETCH = 5  # steps on each side of one, to say what came with it
 NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
 PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
 MESSAGES_UNSEEN = (
@@ -66,6 +70,7 @@ def find_late_ranks(
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
+    together: list[Finding] = []
     for ranks in teams_by_calls(calls, own_times, stages):
         team = team_of(own_times, ranks)
         uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
@@ -74,15 +79,75 @@ def find_late_ranks(
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
             late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
-        by_excess += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
+        found = [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
+        joint = _together(team, [(excess, finding) for _, excess, finding in found])
+        together += joint
+        named = ranks_of(joint)
+        by_excess += [each for each in found if team.ranks[each[1].column] not in named]
     costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
     findings = [
         *costliest,
+        *together,
         *_once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]),
     ]
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
     doubted = [_doubted(finding) if doubtful else finding for finding in findings]
     return costliest_first(doubted)
+
+
+def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
+    """At most one finding, of ranks that are late together: healing one of them alone saves little.
+
+    Args:
+        team: which ranks, and their times.
+        late: those of its ranks that are slower than their peers, each with the finding that it is by itself.
+    """
+    slow = {excess.column: (excess, finding) for excess, finding in late if not excess.against_past}
+    if len(slow) < 2 or 2 * len(slow) > len(team.ranks):  # of most, those that are faster would stand out
+        return []
+    num_steps = min(excess.num_steps for excess, _ in slow.values())
+    joint = _mean_but_pauses(_waited_for(team, list(slow), num_steps))
+    alone = max(_mean_but_pauses(_waited_for(team, [column], num_steps)) for column in slow)
+    worst, finding = max(slow.values(), key=lambda each: each[0].level)
+    cycle = _cycle(team, worst)
+    if joint < max(TOGETHER * alone, MIN_COST * cycle):
+        return []
+    ranks = tuple(sorted(team.ranks[column] for column in slow))
+    evidence = [
+        *(each.evidence[0] for _, (_, each) in sorted(slow.items())),
+        f"the others wait {format_duration(joint)} per step for {ranks_in_words(ranks)} together; healing "
+        f"one of them alone saves {format_duration(alone)} at most, since the others are as late",
+        *(line for line in finding.evidence[2:] if line != NEARLY_AS_LATE),
+    ]
+    sure = min(each.confidence for _, each in slow.values())
+    severity = round(joint / cycle, 4) if cycle else 0.0
+    return [
+        Finding(
+            finding.class_, "ranks", ", ".join(map(str, ranks)), ranks, severity, sure, joint,
+            tuple(evidence),
+            finding.cause,
+        )
+    ]  # fmt: skip
+
+
+def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
+    """Whether a rank takes longer than others of its own only since a step, or mostly.
+
+    Args:
+        own_times: as `own_time` gives it.
+        rank: which.
+        since: the step.
+    """
+    late, own = pl.col("step") >= since, pl.col("rank") == rank
+    excess = (
+        own_times.group_by("step")
+        .agg(more=pl.col("own_ns").filter(own).first() - pl.col("own_ns").filter(~own).median())
+        .drop_nulls()
+    )
+    before, after = (excess.filter(side)["more"] for side in (~late, late))
+    if min(before.len(), after.len()) < SHORTEST_STRETCH:
+        return False
+    return float(np.median(before)) <= float(np.median(after)) / 2
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
@@ -107,7 +172,7 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
     nothing may be a wait.
     """
     many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
-    waited_for = _waited_for(team, excess)
+    waited_for = _waited_for(team, [excess.column], excess.num_steps)
     least = MIN_COST * _cycle(team, excess)
     if np.median(waited_for) >= least or (many and _mean_but_pauses(waited_for) >= least):
         return True
@@ -115,12 +180,12 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
     return not doubtful and (apart or excess.against_past)
 
 
-def _waited_for(team: Team, excess: Excess) -> Floats:
-    """[num_steps] ns that the others waited for the rank: beyond the next slowest, no more than they did."""
-    own_ns, waited_ns = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
-    others = np.delete(own_ns, excess.column, axis=1).max(axis=1)
-    waits = np.median(np.delete(waited_ns, excess.column, axis=1), axis=1)
-    return np.asarray(np.clip(np.minimum(own_ns[:, excess.column] - others, waits), 0, None))
+def _waited_for(team: Team, columns: list[int], num_steps: int) -> Floats:
+    """[num_steps] ns that the others waited for ranks: beyond the next slowest, no more than they did."""
+    own_ns, waited_ns = team.own[-num_steps:], team.waited[-num_steps:]
+    others = np.delete(own_ns, columns, axis=1).max(axis=1)
+    waits = np.median(np.delete(waited_ns, columns, axis=1), axis=1)
+    return np.asarray(np.clip(np.minimum(own_ns[:, columns].max(axis=1) - others, waits), 0, None))
 
 
 def _mean_but_pauses(waited_for: Floats) -> float:
@@ -166,7 +231,7 @@ def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.D
     column, latest = excess.column, slice(-excess.num_steps, None)
     own_ns, waited_ns = team.own[latest], team.waited[latest]
     waits = np.median(np.delete(waited_ns, column, axis=1), axis=1)
-    waited_for = _waited_for(team, excess)
+    waited_for = _waited_for(team, [column], excess.num_steps)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
     # By the level: a median of differences may have another sign than one of ratios.
@@ -226,6 +291,8 @@ def _cause(
     if CPU not in more:
         return "slow.compute", "", "not known: whether it computes; its CPU time was not recorded", 0.7
     how = f"its training thread computes {format_duration(more[CPU])} longer per step than theirs"
+    if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
+        how += f", for which it waits {format_duration(more[RUN_QUEUE])} longer for a core"
     return "slow.compute", "", how, 1.0
 
 
@@ -240,7 +307,7 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
             "step": np.repeat(team.steps[latest], size),
         }
     )
-    rows = counters.filter(pl.col("counter").is_in([*HOST_CAUSES, CPU])).join(places, on=["rank", "time_ns"])
+    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
     return counted_more(rows, team.ranks[excess.column])
 
 

@@ -18,6 +18,8 @@ from dpro.schema.members import num_members, sorted_members
 
 MESSAGES = ("send", "recv")
 COALESCED = ":coalesced"  # what the flight recorder calls several messages that go as one ends with
+MIN_WITHIN = 0.3  # of a step's bytes, that calls move which are waited for before the last one
+AS_EXPECTED = 0.25  # of what these would take longer if it were for what they move
 LEFT = 0.1  # share of the waits that may be left out before hosts are taken not to wait: clocks have errors
 _CALLS = {
     "rank": pl.Int32,
@@ -25,6 +27,7 @@ _CALLS = {
     "sequence": pl.Int64,
     "op": pl.String,
     "size": pl.Int64,
+    "bytes": pl.Int64,
     "time_ns": pl.Int64,
 }
 
@@ -36,7 +39,8 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         collectives: rows of that table, times on one clock; ids need not be unique.
 
     Returns:
-        `[rank, key, sequence, op, size, time_ns]`; `key` is the group with its ranks, -1 is an unknown size.
+        `[rank, key, sequence, op, size, bytes, time_ns]`; `key` is the group with its ranks, `size` how many
+        these are, -1 where that is unknown.
     """
     numbered = collectives.filter(
         ~pl.col("op").is_in(MESSAGES)
@@ -52,9 +56,11 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         key=pl.col("group") + "|" + sorted_members(),
         size=pl.when(pl.col("size") > 0).then("size").otherwise(-1),
     )
-    rows = numbered.select(*by, "rank", "sequence", "op", time_ns="enqueued_ns").join(groups, on=by)
+    rows = numbered.select(*by, "rank", "sequence", "op", bytes="bytes_in", time_ns="enqueued_ns").join(
+        groups, on=by
+    )
     first = rows.group_by("rank", "key", "sequence").agg(
-        pl.col("op").first(), pl.col("size").first(), pl.col("time_ns").min()
+        pl.col("op").first(), pl.col("size").first(), pl.col("bytes").max(), pl.col("time_ns").min()
     )
     return first.select(pl.col(name).cast(dtype) for name, dtype in _CALLS.items())
 
@@ -120,6 +126,43 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         .select("rank", "start_ns", "own_ns", "waited_ns", "signature", "usual", step="cycle")
         .sort("step", "rank")
     )
+
+
+def outside_calls(calls: pl.DataFrame, steps: pl.DataFrame, ranks: list[int], since: int) -> bool:
+    """Whether what ranks take longer since some step lies between steps, though calls within them move data.
+
+    A transfer lies between a call that is waited for and the next one. Where calls within a step move much of
+    its bytes, and ranks take no longer there, it is no transfer.
+
+    Args:
+        calls, steps: as `own_time_of_all` takes them.
+        ranks: which ranks.
+        since: the first step of those that take longer.
+    """
+    gaps = _gaps(_in_steps(_released(calls.filter(pl.col("rank").is_in(ranks))), steps))
+    gaps = gaps.join(_blocking(gaps), on=["op", "size", "crosses"], how="left")
+    waited = pl.col("blocks").fill_null(False)
+    rest = pl.col("gap_ns") - pl.when(waited).then("wait_ns").otherwise(0)
+    within = ~pl.col("crosses") & waited
+    per_step = gaps.group_by("rank", "cycle").agg(
+        within=rest.filter(within).sum(),
+        between=rest.filter("crosses").sum(),
+        moved=pl.col("bytes").filter(within).sum(),
+        all=pl.col("bytes").sum(),
+    )
+    late = pl.col("cycle") >= since
+    grown = per_step.group_by("rank").agg(
+        _grown("within", late), _grown("between", late), moved=(pl.col("moved") / pl.col("all")).median()
+    )
+    rows = grown.drop_nulls().drop_nans()
+    if rows.is_empty() or float(rows["moved"].min()) < MIN_WITHIN:  # type: ignore[arg-type]
+        return False
+    expected = (pl.col("within") + pl.col("between")) * pl.col("moved")
+    return bool(rows.select((pl.col("within") <= AS_EXPECTED * expected).all()).item())
+
+
+def _grown(name: str, late: pl.Expr) -> pl.Expr:
+    return pl.col(name).filter(late).median() - pl.col(name).filter(~late).median()
 
 
 def teams_by_calls(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:

@@ -31,14 +31,15 @@ from dpro.detect.significance import (
     first_of_latest,
 )
 from dpro.detect.stragglers.causes import (
-    CPU,
-    HOST_CAUSES,
+    COUNTED,
     NEARLY_AS_LATE,
     OPERATORS,
+    OUTSIDE_OPERATORS,
     counted_more,
     excess_by_cause,
     host_cause,
     idle_cause,
+    wait_cause,
 )
 from dpro.detect.stragglers.excess import (
     MIDMEAN_ERROR,
@@ -206,8 +207,9 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)
     counted = host_cause(more, total)
-    if counted is None and largest["cause"] == OPERATORS:
-        counted = idle_cause(more, total)
+    if counted is None and largest["cause"] in (OPERATORS, OUTSIDE_OPERATORS):
+        find = idle_cause if largest["cause"] == OPERATORS else wait_cause
+        counted = find(more, total)
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     who = _names(ranks)
     axis, felt = felt_along(graph, ranks)
@@ -242,7 +244,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     compared = pl.col("rank").is_in([rank, *peers_of(teams_by_work(work), rank)])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
-    rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])
+    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
     return counted_more(rows, rank)
 
 

@@ -8,15 +8,23 @@ import inspect
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 
 import dpro.detect
 from dpro.detect import run
 from dpro.detect.context import Context, Need
 from dpro.detect.findings import Finding
-from dpro.detect.run import DETECTORS, OF_THE_JOB, Detector, run_detectors
+from dpro.detect.run import (
+    DETECTORS,
+    OF_THE_JOB,
+    Detector,
+    not_beside_a_larger_slowdown,
+    run_detectors,
+)
 
 NOT_OF_RUNS = ("dpro.detect.hang.",)  # a job that stands still is judged before any of these detectors runs
 ALL = (*DETECTORS, *OF_THE_JOB)
@@ -145,10 +153,15 @@ def test_the_network_is_asked_by_what_distinguishes_most():
 
 
 @pytest.mark.parametrize(
-    "context", [Known(messages_unseen=True), Known(on_gpus=True), Known(late=[finding("slow.host", [1])])]
+    ("context", "late"),
+    [
+        (Known(messages_unseen=True), []),
+        (Known(on_gpus=True), []),
+        (Known(), [finding("slow.host", [1])]),
+    ],
 )
-def test_communication_bound_hosts_are_no_finding_where_they_may_wait_for_ranks(context):
-    assert "communication-bound hosts" not in remaining({}, context)
+def test_communication_bound_hosts_are_no_finding_where_they_may_wait_for_ranks(context, late):
+    assert "communication-bound hosts" not in remaining({"late ranks": late}, context)
     assert "communication-bound hosts" in remaining({}, Known())
 
 
@@ -171,3 +184,27 @@ def test_findings_come_costliest_first_and_a_regression_last(monkeypatch):
     monkeypatch.setattr(run, "DETECTORS", (finder("small", 1.0), finder("large", 3.0)))
     monkeypatch.setattr(run, "OF_THE_JOB", (finder("regression", 2.0),))
     assert [each.class_ for each in run.diagnose(Context())] == ["large", "small", "regression"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "cost_ms", "before_ms", "kept"),
+    [
+        ("host code that waits", 20.0, 0.0, False),
+        ("host code that waits", 60.0, 0.0, True),  # most of what the job became slower by
+        ("host code that waits", 20.0, 20.0, True),  # it was late before
+        ("garbage collection", 20.0, 0.0, True),
+    ],
+)
+def test_no_ranks_code_is_named_for_a_wait_that_came_with_a_far_larger_slowdown_of_all(
+    cause, cost_ms, before_ms, kept
+):
+    steps = range(40)
+    rows = [
+        {"rank": rank, "step": step, "own_ns": 100e6 + rank * 1e6 * (cost_ms if step >= 20 else before_ms)}
+        for step in steps
+        for rank in (0, 1)
+    ]
+    slowdown = SimpleNamespace(since=20, before_ns=100e6, after_ns=200e6)
+    context = SimpleNamespace(slowdown=slowdown, usual_own_times=pl.DataFrame(rows))
+    late = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, cost_ms * 1e6, (), cause)
+    assert not_beside_a_larger_slowdown(context, {}, [late]) == [late] * kept

@@ -55,6 +55,12 @@ def test_what_the_kernel_does_not_report_has_no_row():
     assert values(recorded, "step_run_queue_ns") == {}
 
 
+def test_cpu_time_of_children_and_what_is_written_are_of_the_step():
+    recorded = [Record(101, 7, 512, 0, records.CHILDREN), Record(203, 9, 1536, 0, records.CHILDREN)]
+    assert values(recorded, "step_children_cpu_ns") == {110: 2}
+    assert values(recorded, "step_written_bytes") == {110: 1024}
+
+
 def test_waiting_for_data_is_unknown_before_there_was_a_loader():
     recorded = [work(101, 4), work(203, 8, waited=30), work(301, 13, waited=37)]
     assert values(recorded, "step_data_wait_ns") == {210: 7}

@@ -227,3 +227,99 @@ def test_who_lost_a_peer_that_was_interrupted_is_no_cause(job):
     for rank in (0, 2, 3):
         job.ended(rank, 5.1, code=1, error=LOST)
     assert job.findings() == []
+
+
+ROUND = (400, 40, 80)
+
+
+def rounds(job: Job, ranks, number: int = 4) -> None:
+    """Some rounds of three calls of different sizes."""
+    for _ in range(number):
+        for size in ROUND:
+            job.call(ranks, WORLD, bytes_in=size, bytes_out=size)
+
+
+@pytest.fixture
+def aborted() -> Job:
+    """Rank 2 was ended by a library in the fifth round; its calls of that round are lost."""
+    job = Job(4)
+    rounds(job, WORLD)
+    job.ended(2, 5, number=6)
+    for rank in (0, 1, 3):
+        job.ended(rank, 6, number=15, final=True)
+    return job
+
+
+def test_the_rank_that_leaves_a_call_out_is_at_fault_and_not_the_one_that_a_library_ends(aborted):
+    aborted.call([0, 3], WORLD, bytes_in=400, bytes_out=400)
+    aborted.call([1], WORLD, bytes_in=40, bytes_out=40)
+    (finding,) = aborted.findings()
+    assert (finding.class_, finding.ranks) == ("hang.mismatch", (1,))
+
+
+def test_of_two_ranks_the_one_whose_call_departs_from_its_rounds_is_at_fault():
+    job = Job(2)
+    for _ in range(4):
+        for size in ROUND:
+            job.call(range(2), range(2), bytes_in=size, bytes_out=size)
+    for size in (400, 80):
+        job.call([1], range(2), bytes_in=size, bytes_out=size)
+    job.ended(0, 5, number=6)
+    job.ended(1, 6, number=15, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks, finding.confidence) == ("hang.mismatch", (1,), 0.9)
+    assert "all ranks called all_reduce of 40 bytes of float32 there" in evidence_of(finding)
+    assert "rank 1 left out 1 call" in evidence_of(finding)
+    assert "rank 0 got more than it expected" in evidence_of(finding)
+
+
+@pytest.mark.parametrize(("within", "class_"), [(True, "hang.mismatch"), (False, "dead.rank")])
+def test_a_rank_that_a_library_ends_within_a_call_while_its_peers_call_as_before_called_otherwise(
+    aborted, within, class_
+):
+    calls = ["/venv/site-packages/torch/distributed/distributed_c10d.py:3 all_reduce"] * within
+    aborted.workers[2]["stack"] = "\n".join([*calls, "job.py:9 main"])
+    aborted.call([0, 1, 3], WORLD, bytes_in=400, bytes_out=400)
+    (finding,) = aborted.findings()
+    assert (finding.class_, finding.ranks) == (class_, (2,))
+
+
+def test_calls_that_never_repeated_or_that_all_change_together_accuse_no_rank(aborted):
+    aborted.call([0, 1, 3], WORLD, bytes_in=7, bytes_out=7)
+    (finding,) = aborted.findings()
+    assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
+
+
+def test_how_a_rank_ended_that_stood_still_comes_before_that_it_was_stuck(job):
+    job.call([0, 1, 3], WORLD, OPEN)
+    for rank in (0, 1, 3):
+        job.dump(rank, saved_s=60)
+        job.ended(rank, 61, code=1, error=LOST)
+    job.dump(2, saved_s=55)
+    job.ended(2, 60, number=9)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
+    assert "SIGKILL" in evidence_of(finding)
+    assert "its peers had waited for rank 2 for 60" in evidence_of(finding)
+
+
+def test_two_ranks_that_both_died_after_standing_still_are_both_named(job):
+    job.call([0, 3], WORLD, OPEN)
+    saved(job, 60, 0, 3)
+    for rank in (0, 3):
+        job.ended(rank, 61, code=1, error=LOST)
+    job.lose(1, 2)
+    for rank in (1, 2):
+        job.ended(rank, 40 + 3 * rank, number=9)
+    assert named(job) == [("dead.rank", (1,)), ("dead.rank", (2,))]
+    assert all(finding.confidence > 0.9 for finding in job.findings())
+
+
+def test_a_rank_that_is_killed_because_it_did_not_go_after_its_peers_had_failed_was_stuck(job):
+    job.call([0, 1, 3], WORLD, OPEN)
+    for rank in (0, 1, 3):
+        job.dump(rank, saved_s=60)
+        job.ended(rank, 61, code=1, error=LOST)
+    job.dump(2, saved_s=62)
+    job.ended(2, 91, number=9)
+    assert named(job) == [("hang.host", (2,))]

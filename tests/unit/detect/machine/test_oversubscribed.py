@@ -9,7 +9,13 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.machine.oversubscribed import CONTENTION, crowds_of, find_crowded_hosts, not_crowding
+from dpro.detect.machine.oversubscribed import (
+    CONTENTION,
+    crowds_of,
+    find_crowded_hosts,
+    not_crowding,
+    with_throttling,
+)
 from dpro.detect.stragglers.causes import CPU
 from dpro.schema import COUNTERS, STEPS, WORKERS, conform
 
@@ -84,12 +90,41 @@ def test_a_run_that_does_not_count_waiting_for_a_core_shows_nothing():
 
 
 def left(finding: Finding, cpu_ms: Mapping[int, float] | None = None) -> list[Finding]:
-    steps, counters, workers = tables({0: 30.0, 1: 50.0, 2: 30.0}, cpu_ms=cpu_ms)
+    steps, counters, workers = tables({0: 30.0, 1: 45.0, 2: 30.0}, cpu_ms=cpu_ms)
     return not_crowding([finding], crowds_of(steps, counters, workers), steps, counters)
 
 
 def test_a_rank_that_waits_longer_for_a_core_is_not_named_beside_its_host():
     assert left(LATE) == []
+
+
+def test_a_rank_that_waits_far_longer_for_a_core_than_any_other_is_named():
+    steps, counters, workers = tables({0: 30.0, 1: 60.0, 2: 12.0})
+    assert not_crowding([LATE], crowds_of(steps, counters, workers), steps, counters) == [LATE]
+
+
+def test_a_job_of_one_rank_that_waits_for_a_core_most_of_the_time_starves():
+    (crowd,) = crowds_of(*tables({0: 90.0}))
+    assert crowd.ranks == (0,)
+
+
+def test_the_limit_of_a_ranks_own_cgroup_is_its_cause_where_it_held_the_rank_back():
+    steps, counters, _ = tables({0: 5.0, 1: 60.0})
+    totals = [(second, 0.4 * second) for second in range(4)]  # s; 10 steps a second
+    rows = [
+        {"rank": 1, "host": "", "time_ns": round(at * 1e9), "counter": name, "value": value}
+        for at, total in totals
+        for name, value in (("cgroup_throttled_s", total), ("cgroup_cpu_limit_cores", 0.2))
+    ]
+    held = pl.concat([counters, conform(COUNTERS, pl.DataFrame(rows))])
+    (finding,) = with_throttling([LATE], steps, held)
+    assert finding.cause == "its limit of CPU time"
+    assert "limit of 0.2 cores, and held it back for 40 ms per step" in finding.evidence[0]
+    assert with_throttling([LATE], steps, counters) == [LATE]
+    (alone,) = with_throttling([], steps, held)
+    assert (alone.class_, alone.ranks, alone.cause) == ("slow.host", (1,), "its limit of CPU time")
+    both = [row | {"rank": 0} for row in rows]  # one cgroup of the whole job
+    assert with_throttling([], steps, pl.concat([held, conform(COUNTERS, pl.DataFrame(both))])) == []
 
 
 def test_a_rank_is_named_if_its_own_cpu_time_shows_that_it_works_longer():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.pauses import find_pauses
+from dpro.detect.pauses import Pause, find_pauses, merged
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
@@ -73,15 +73,15 @@ def test_what_one_rank_does_in_some_steps_is_named_with_its_period_its_share_and
 
 def test_what_all_ranks_do_is_of_the_job():
     job = counted(
-        paused(QUIET, range(4), EVERY_TENTH), step_no_grad_ns=in_steps(QUIET, range(4), EVERY_TENTH)
+        paused(QUIET, range(4), EVERY_TENTH), step_checkpoint_ns=in_steps(QUIET, range(4), EVERY_TENTH)
     )
     (finding,) = lost(job).findings
     assert (finding.component_kind, finding.component_id, finding.ranks) == (
         "job",
-        "validation",
+        "checkpoint",
         (0, 1, 2, 3),
     )
-    assert finding.evidence[0].startswith("all ranks validate")
+    assert finding.evidence[0].startswith("all ranks save a checkpoint")
     assert "less often" in finding.evidence[0]
 
 
@@ -312,3 +312,33 @@ def _steps(durations_ms: list[float], rank: int = 0) -> pl.DataFrame:
 def _counter(steps: pl.DataFrame, name: str, values_ms) -> pl.DataFrame:
     rows = steps.select("rank", pl.lit(name).alias("counter"), time_ns="start_ns")
     return conform(COUNTERS, rows.with_columns(value=pl.Series(values_ms, dtype=pl.Float64) * MS))
+
+
+def test_what_a_rank_does_after_its_last_call_is_one_pause_though_two_steps_show_it():
+    half = [Pause(9, 150.0, 150.0, "unknown wait", 0.0, ()), Pause(10, 150.0, 150.0, "checkpoint", 1.0, (1,))]
+    (whole,) = merged(half)
+    assert (whole.step, whole.longer_ns, whole.lost_ns) == (9, 300.0, 300.0)
+    assert (whole.kind, whole.ranks) == ("checkpoint", (1,))
+
+
+def test_pauses_in_a_row_of_other_kinds_or_other_ranks_stay_apart():
+    first = Pause(9, 150.0, 150.0, "checkpoint", 1.0, (0,))
+    for second in (
+        replace(first, step=11),
+        replace(first, step=10, kind="validation"),
+        replace(first, step=10, ranks=(1,)),
+    ):
+        assert merged([first, second]) == [first, second]
+
+
+@pytest.mark.parametrize(("short", "share"), [(60.0, "13%"), (200.0, "33%")])
+def test_a_validation_of_all_ranks_is_described_and_no_fault(short, share):
+    job = counted(
+        paused(QUIET, range(4), EVERY_TENTH, short),
+        step_no_grad_ns=in_steps(QUIET, range(4), EVERY_TENTH, short),
+    )
+    found = lost(job)
+    assert found.findings == []
+    assert found.described[0].startswith(f"all ranks validate (work without gradients) for {short:.0f}")
+    assert found.described[0].endswith(f"in every 10th step: {share} of the wall time")
+    assert set(EVERY_TENTH) <= {*found.steps}

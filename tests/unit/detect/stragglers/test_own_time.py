@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -14,7 +16,14 @@ from dpro.detect.stragglers.from_calls import (
     finding_of,
     team_of,
 )
-from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams_by_calls
+from dpro.detect.stragglers.own_time import (
+    AlwaysOn,
+    calls_of,
+    on_one_clock,
+    outside_calls,
+    own_time,
+    teams_by_calls,
+)
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
 from dpro.watch.late import LatestRecords, OwnTimes
 from tests.unit.detect.calling import (
@@ -154,6 +163,54 @@ def test_cause_is_what_its_host_counted_more_of(counter, class_, cause):
     spent[1] += 18
     [finding] = late_ranks(*tables(counted(job, **(others | {counter: spent}))))
     assert (finding.class_, finding.cause) == (class_, cause)
+
+
+@pytest.mark.parametrize(
+    ("counters", "class_", "cause"),
+    [
+        ({"step_run_queue_ns": 10.0, "step_training_thread_cpu_ns": 9.0}, "slow.compute", ""),
+        ({"step_run_queue_ns": 16.0, "step_training_thread_cpu_ns": 1.0}, "slow.host", "CPU contention"),
+        ({"step_run_queue_ns": 9.0, "step_cpu_ns": 18.0}, "slow.host", "another thread of its process"),
+        ({"step_children_cpu_ns": 15.0}, "slow.host", "a process that it started"),
+        ({"step_written_bytes": 1.0}, "slow.host", "waiting for a disk"),
+        ({}, "slow.host", "host code that waits"),
+    ],
+)
+def test_what_a_rank_does_itself_comes_before_that_it_waits_for_a_core(counters, class_, cause):
+    job = slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5)
+    times = {name: np.full((2, 14), 5.0) for name in ("step_training_thread_cpu_ns", "step_cpu_ns")}
+    for name, more in counters.items():
+        times[name] = times.get(name, np.zeros((2, 14))).copy()
+        times[name][1] += more
+    if "step_training_thread_cpu_ns" in counters:
+        times["step_cpu_ns"] = times["step_training_thread_cpu_ns"]
+    [finding] = late_ranks(*tables(counted(job, **times)))
+    assert (finding.class_, finding.cause) == (class_, cause)
+
+
+def test_two_ranks_of_four_that_are_late_together_are_named_together_with_what_both_cost():
+    job = slower(slower(noisy(data_parallel(4, 24), 2, 0.01), 1, 2.0), 3, 1.98)
+    [finding] = late_ranks(*tables(job))
+    assert (finding.component_kind, finding.ranks) == ("ranks", (1, 3))
+    assert finding.cost_ns == pytest.approx(40 * MS, rel=0.05)
+    assert "healing one of them alone saves" in finding.evidence[2]
+
+
+def test_of_two_late_ranks_one_that_is_far_later_is_named_by_itself():
+    job = slower(slower(noisy(data_parallel(4, 24), 2, 0.01), 1, 3.0), 3, 1.2)
+    findings = late_ranks(*tables(job))
+    assert findings[0].ranks == (1,)
+    assert findings[0].cost_ns == pytest.approx(72 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(("where", "code"), [(0, True), (slice(None), False)])
+def test_what_all_ranks_take_longer_between_steps_is_no_transfer_of_the_calls_within(where, code):
+    job = noisy(data_parallel(2, 60, blocks=True), 1, 0.01)
+    factors = job.factors.copy()
+    factors[:, 30:, where] *= 2.0
+    collectives, steps, _, _ = tables(replace(job, factors=factors))
+    calls = calls_of(collectives.with_columns(bytes_in=pl.lit(64, pl.Int64)))
+    assert outside_calls(calls, steps, [0, 1], 30) is code
 
 
 def test_rank_that_sleeps_is_late_by_its_host():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+from dpro.collectors.convert.calls import stack_of
 from dpro.collectors.convert.endings import UNKNOWN, ending, exception, left_ns
-from dpro.collectors.inside.names import LAST, RAISED
-from dpro.collectors.inside.process.exits import raised
+from dpro.collectors.inside.names import FATAL, LAST, RAISED
+from dpro.collectors.inside.process.exits import OURS, Exits, raised
 
 
 def caught(error: BaseException) -> dict[str, object]:
@@ -30,6 +32,53 @@ def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it
 def test_an_exception_that_quotes_another_process_is_what_that_one_raised():
     quoted = "\n\n-- Process 1 failed:\nTraceback (most recent call last):\n  File x\nOSError: disk full\n"
     assert caught(RuntimeError(quoted))["message"] == "OSError: disk full"
+
+
+def test_an_exception_of_a_worker_is_what_its_own_code_raised_and_calls_of_ours_are_left_out():
+    quoted = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/venv/torch/worker.py", line 9, in _worker_loop\n    data = fetcher.fetch(index)\n'
+        '  File "/job/data.py", line 12, in decode\n    raise ValueError(index)\nValueError: sample 7 is cut'
+    )
+    raised = caught(ValueError(quoted))
+    assert raised["message"] == "sample 7 is cut"
+    assert raised["calls"][:2] == ["/job/data.py:12 decode", "/venv/torch/worker.py:9 _worker_loop"]  # type: ignore[index]
+
+    def patched() -> None:
+        raise ValueError
+
+    patched.__code__ = patched.__code__.replace(co_filename=f"{OURS}inside/steps/data.py")
+    try:
+        patched()
+    except ValueError as error:
+        calls = exception_calls(error)
+    assert [call.rpartition(" ")[2] for call in calls] == [
+        "test_an_exception_of_a_worker_is_what_its_own_code_raised_and_calls_of_ours_are_left_out"
+    ]
+
+
+def exception_calls(error: BaseException) -> list[str]:
+    return list(raised(type(error), error, error.__traceback__)["calls"])
+
+
+def test_an_exception_that_a_hook_of_the_jobs_own_got_is_kept_at_the_end(monkeypatch):
+    kept: list[BaseException] = []
+    exits = Exits(SimpleNamespace(ending=""))  # type: ignore[arg-type]
+    monkeypatch.setattr(exits, "on_raise", lambda kind, error, place: kept.append(error))
+    exits.on_end()
+    monkeypatch.setattr(sys, "last_value", ValueError("bad"), raising=False)
+    exits.on_end()
+    assert [str(error) for error in kept] == ["bad"]
+
+
+def test_where_a_process_was_that_a_signal_ended_comes_before_where_it_was_stalled(tmp_path):
+    (tmp_path / "stall.json").write_text(json.dumps({"saved_ns": 5, "stack": ["job.py:3 wait"]}))
+    (tmp_path / FATAL).write_text("")
+    assert stack_of(tmp_path) == "job.py:3 wait"
+    threads = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in {}\n\n'
+    threads = threads.format("beat.py", 1, "run") + threads.format("job.py", 9, "step")
+    (tmp_path / FATAL).write_text(f"Fatal Python error: Aborted\n\n{threads}")
+    assert stack_of(tmp_path) == "job.py:9 step"
 
 
 def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():

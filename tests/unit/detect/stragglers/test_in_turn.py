@@ -1,0 +1,56 @@
+"""Ranks that take turns at something that they share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpro.detect.findings import Finding
+from dpro.detect.stragglers.in_turn import distances, find_turns
+from dpro.detect.stragglers.own_time import calls_of, own_time
+from tests.unit.detect.calling import Job, data_parallel, noisy, tables
+
+
+def in_turn(num_ranks: int, ms: float, num_steps: int = 40, seed: int = 3) -> Job:
+    """Each rank works a multiple of some time longer, in an order that differs from step to step."""
+    job = noisy(data_parallel(num_ranks, num_steps), seed, 0.01)
+    generator = np.random.default_rng(seed)
+    order = np.array([generator.permutation(num_ranks) for _ in range(num_steps)]).T
+    factors = job.factors.copy()
+    factors[:, :, 0] += ms * order / job.sections[0].ms
+    return replace(job, factors=factors)
+
+
+def found(job: Job) -> list[Finding]:
+    collectives, steps, _, workers = tables(job)
+    calls = calls_of(collectives)
+    return find_turns(own_time(calls, steps), calls, workers)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_that_take_turns_are_one_finding_about_what_they_share(num_ranks):
+    (finding,) = found(in_turn(num_ranks, 30.0))
+    assert (finding.class_, finding.component_kind, finding.ranks) == (
+        "slow.host",
+        "job",
+        tuple(range(num_ranks)),
+    )
+    assert finding.cost_ns == pytest.approx((num_ranks - 1) * 30e6, rel=0.15)
+    assert "no rank is at fault" in finding.evidence[1]
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("tail", [0.0, 3.0])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_that_are_late_by_chance_take_no_turns(num_ranks, sigma, tail):
+    for seed in range(5):
+        assert found(noisy(data_parallel(num_ranks, 60), seed, sigma, tail)) == []
+
+
+def test_a_rank_that_is_always_last_takes_no_turns():
+    own = np.tile([40.0, 80.0], (40, 1))
+    assert distances(own, 80.0) is None
+    own[::4] = own[::4, ::-1]
+    assert distances(own, 80.0) == pytest.approx([40.0])
