@@ -172,7 +172,7 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
 
 
 def shown_parts(means: pl.DataFrame) -> dict[str, str]:
-    """Return the parts that are shown: without copies, and communication that is not split, of which is none."""
+    """Return the parts that are shown: copies, and communication that is not split, only if there are any."""
     shown = {name: bool((means[name] > 0).any()) for name in ("copy_ns", "unsplit_comm_ns")}
     return {name: title for name, title in PARTS.items() if shown.get(name, True)}
 

@@ -110,7 +110,8 @@ def _busy(breakdown: pl.DataFrame) -> str:
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return (
         f"GPU busy {compute + copying + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "
-        f"communicating, {copying:.0%} only copying), {host:.0%} waiting for the host to launch, {idle:.0%} idle otherwise"
+        f"communicating, {copying:.0%} only copying), {host:.0%} waiting for the host to launch, "
+        f"{idle:.0%} idle otherwise"
     )
 
 

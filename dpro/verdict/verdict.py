@@ -40,7 +40,7 @@ from dpro.verdict.limits import (
 )
 from dpro.words import shortened
 
-NAMING = ("rank", "host", "stage")  # kinds of components whose ranks are at fault
+NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
 SEEN = 1.05  # gain, below which nothing that was recorded limits devices that mostly idle
@@ -189,7 +189,12 @@ def _shares(facts: JobFacts) -> dict[str, float]:
 
 
 def _ranks_of(findings: list[Finding]) -> list[int]:
-    named = [finding for finding in findings if finding.of_hang or finding.component_kind in NAMING]
+    named = [
+        finding
+        for finding in findings
+        if finding.of_hang
+        or (finding.component_kind in NAMING and not finding.class_.startswith("imbalance"))  # only uneven
+    ]
     return sorted({rank for finding in named for rank in finding.ranks})
 
 

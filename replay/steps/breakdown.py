@@ -3,9 +3,9 @@
 In: tables of a run. Out: frames in integer nanoseconds. Nothing here is predicted or aligned across
 clocks, nothing is drawn.
 
-A **step** of a rank is split without remainder: duration = compute + copies + exposed communication + host
-bound + idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so the first kernels of
-a step may have been launched in the step before.
+A **step** of a rank is split without remainder: duration = compute + exposed communication + copies + host
+bound + idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so the first
+kernels of a step may have been launched in the step before.
 
 On a rank with GPU work the split is the GPU's view, all streams together:
 
@@ -84,9 +84,9 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
 
     Returns:
         One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + copy_ns + host_bound_ns +
-        idle_ns`, and `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step and rank. The
-        last two are null where more than `MAX_UNSPLIT` of the exposed communication is of collectives that
-        were not found on all ranks of their group.
+        idle_ns`, and `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step
+        and rank. The last two are null where more than `MAX_UNSPLIT` of the exposed communication is of
+        collectives that were not found on all ranks of their group.
 
     Raises:
         Unanswerable: the run holds no spans.

@@ -80,7 +80,10 @@ def find_late_ranks(
             team = replace(team, own=uneven.equal)
             late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
         found = [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
-        joint = _together(team, [(excess, finding) for _, excess, finding in found])
+        # Several ranks that wait for a message that calls do not show would look as late as its sender, and
+        # those of a group of their own where that is slow.
+        apart = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
+        joint = [] if apart else _together(team, [(excess, finding) for _, excess, finding in found])
         together += joint
         named = ranks_of(joint)
         by_excess += [each for each in found if team.ranks[each[1].column] not in named]
@@ -93,6 +96,13 @@ def find_late_ranks(
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
     doubted = [_doubted(finding) if doubtful else finding for finding in findings]
     return costliest_first(doubted)
+
+
+def _has_group(calls: pl.DataFrame, ranks: list[int]) -> bool:
+    """Whether some of these ranks call collectives among themselves."""
+    inside = pl.col("rank").is_in(ranks)
+    groups = calls.group_by("key").agg(inside.all(), members=pl.col("rank").n_unique())
+    return not groups.filter(pl.col("rank") & (pl.col("members") > 1)).is_empty()
 
 
 def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:

@@ -63,7 +63,13 @@ def test_a_bar_is_as_long_as_the_shares_say(tmp_path):
 
 def test_the_document_has_all_parts_in_ms(tmp_path):
     document = mean_step_document(_gpu_run(tmp_path, 600))
-    parts = (document.compute_ms, document.transfer_ms, document.wait_ms, document.unsplit_comm_ms)
+    parts = (
+        document.compute_ms,
+        document.copy_ms,
+        document.transfer_ms,
+        document.wait_ms,
+        document.unsplit_comm_ms,
+    )
     assert sum(parts) + document.host_bound_ms + document.idle_ms == pytest.approx(document.duration_ms)
     assert document.compute_ms == pytest.approx(0.6)
 
@@ -76,11 +82,11 @@ def test_a_run_without_windows_has_no_mean_step(tmp_path):
     assert mean_step_document(analysis) is None
 
 
-# step, rank, duration, compute, exposed (= wait + transfer), wait, transfer, overlapped, host bound, idle
+# step, rank, duration, compute, copies, exposed (= wait + transfer), wait, transfer, overlapped, host bound, idle
 ROWS = [
-    (0, 0, 100, 40, 30, 20, 10, 5, 20, 10),
-    (0, 1, 100, 60, 10, 0, 10, 5, 20, 10),
-    (1, 0, 200, 40, 60, None, None, 0, 50, 50),
+    (0, 0, 100, 35, 5, 30, 20, 10, 5, 20, 10),
+    (0, 1, 100, 60, 0, 10, 0, 10, 5, 20, 10),
+    (1, 0, 200, 40, 0, 60, None, None, 0, 50, 50),
 ]
 
 

@@ -68,13 +68,31 @@ def test_communication_beside_compute_is_overlapped_and_the_rest_of_it_exposed()
     assert _parts(frame) == [(40, 40, 20, 0, 20)]
 
 
-def test_a_copy_is_compute_and_a_gpu_annotation_is_nothing():
+def test_a_copy_beside_nothing_is_no_compute_and_a_gpu_annotation_is_nothing():
     spans = [
         _kernel(1, 0, 10),
         _span(2, "memcpy", 20, 30, device=0, stream=8),
         _span(3, "gpu_annotation", 0, 100, device=0, stream=7),
     ]
-    assert _parts(_split(spans, [], [_step(0, 0, 100)])) == [(20, 0, 0, 0, 80)]
+    split = _split(spans, [], [_step(0, 0, 100)])
+    assert _parts(split) == [(10, 0, 0, 0, 80)]
+    assert split["copy_ns"].to_list() == [10]
+
+
+def test_copies_beside_compute_and_communication_are_these():
+    # compute  ##........      0-20
+    # comm     .###......     10-40
+    # copy     ########..      0-80
+    spans = [
+        _kernel(1, 0, 20),
+        _span(2, "kernel", 10, 40, device=0, stream=9),
+        _span(3, "memcpy", 0, 80, device=0, stream=8),
+    ]
+    split = _split(spans, [_collective(1, spans[1])], [_step(0, 0, 100)])
+    parts = split.select(
+        "compute_ns", "exposed_comm_ns", "copy_ns", pl.col("host_bound_ns") + pl.col("idle_ns")
+    )
+    assert parts.rows() == [(20, 20, 40, 20)]
 
 
 def test_a_gpu_that_waits_for_its_launch_is_host_bound():
@@ -171,7 +189,7 @@ def test_the_parts_of_a_step_add_up_to_it_exactly(work, launches, boundaries, on
     assert frame.height == len(edges) - 1
     split = pl.col("exposed_wait_ns") + pl.col("exposed_transfer_ns") == pl.col("exposed_comm_ns")
     assert frame.select((split | pl.col("exposed_wait_ns").is_null()).all()).item()
-    whole = pl.sum_horizontal("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
+    whole = pl.sum_horizontal("compute_ns", "exposed_comm_ns", "copy_ns", "host_bound_ns", "idle_ns")
     assert frame.select((whole == pl.col("duration_ns")).all()).item()
     assert frame.select((pl.min_horizontal(PARTS) >= 0).all()).item()
     assert frame.select((pl.col("overlapped_comm_ns") <= pl.col("compute_ns")).all()).item()
