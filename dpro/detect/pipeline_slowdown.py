@@ -48,7 +48,9 @@ from dpro.units import format_duration
 # How many of the workers count as the slowest.
 SLOWEST_WORKERS = 0.03
 LATEST = 3  # stretches of steps that are looked at: all, the latest half, the latest quarter
-ONE_RANK = 0.7  # factor of the confidence where one rank of a stage is recorded: it is slow, work or worker
+# Factor of the confidence where one rank of a stage is recorded: it is slow, work or worker. Of less than a
+# tenth of the step: an embedding or a head costs as much.
+ONE_RANK, ONE_RANK_A_LITTLE, LITTLE = 0.7, 0.5, 0.1
 # Columns of a batch are replayed in blocks of this many values at most: memory stays bounded.
 BLOCK = 1 << 25
 _MESSAGE = re.compile(r"^(forward|backward)\W?(send|recv)$")
@@ -360,7 +362,7 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     )
     sure = confidence(saved, base)
     if len(ranks) == 1:
-        sure *= ONE_RANK
+        sure *= ONE_RANK if cost >= LITTLE * step else ONE_RANK_A_LITTLE
         evidence.append("one rank of the stage is recorded: a slow worker would look the same")
     else:
         evidence.append(

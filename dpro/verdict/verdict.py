@@ -189,12 +189,7 @@ def _shares(facts: JobFacts) -> dict[str, float]:
 
 
 def _ranks_of(findings: list[Finding]) -> list[int]:
-    named = [
-        finding
-        for finding in findings
-        if finding.of_hang
-        or (finding.component_kind in NAMING and not finding.class_.startswith("imbalance"))  # only uneven
-    ]
+    named = [finding for finding in findings if finding.of_hang or finding.component_kind in NAMING]
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
