@@ -20,7 +20,7 @@ from dpro.arrays import Floats, Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
+from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends, usual_steps
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
@@ -239,6 +239,7 @@ def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
     baseline = step_ends(graph, first - durations[:, 0], first)
     if baseline.is_empty():
         raise Unanswerable("no whole step in the run: record at least two steps")
+    baseline = baseline if selection else usual_steps(baseline)
     means = [_mean(durations_of(baseline), selection)]
     for column in range(1, durations.shape[1]):
         end = np.ascontiguousarray(ends[:, column])

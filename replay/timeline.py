@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.steps.durations import are_usual
 
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -168,6 +169,19 @@ def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
     """
     counted = ends.filter("counted") if "counted" in ends.columns else ends
     return counted.select("window", "step", duration_ns=pl.Series(step_lengths(ends), dtype=pl.Int64))
+
+
+def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
+    """The steps that say how long one usually takes, as `are_usual`.
+
+    Args:
+        ends: as `step_ends` returns it.
+
+    Returns:
+        The same; with `counted` where some are unusual.
+    """
+    usual = are_usual(step_lengths(ends))
+    return ends if usual.all() else ends.with_columns(counted=usual)
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:

@@ -28,21 +28,8 @@ REGULAR = 0.8  # of the distances between long steps are the same
 EXPLAINED = (
     0.5  # of what long steps take more: the host did something else then, and did not wait for a device
 )
-USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
-CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 # What the host does in long steps that no launch queue explains.
 _ASIDE = ("checkpoint_ns", "no_grad_ns", "compile_ns", "gc_ns", "data_wait_ns")
-
-
-def are_usual(lengths: Ints | Floats) -> Bools:
-    """[S] which of some steps, in order, are neither cut off by the recording, nor warm-up, nor pauses."""
-    if not lengths.size:
-        return np.ones(0, np.bool_)
-    median = float(np.median(lengths))
-    usual: Bools = (lengths <= USUAL * median) & (lengths >= median / USUAL)
-    if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
-        usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
-    return usual
 
 
 def steps_of(run: Run) -> pl.DataFrame:

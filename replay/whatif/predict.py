@@ -32,8 +32,15 @@ from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.graph import Graph
-from dpro.replay.steps.durations import are_usual
-from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
+from dpro.replay.timeline import (
+    Timeline,
+    changed_durations,
+    replay,
+    replayed,
+    step_ends,
+    step_lengths,
+    usual_steps,
+)
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
@@ -213,19 +220,6 @@ def baseline_steps(
     if not selection.steps:
         return usual_steps(steps)
     return steps.with_columns(counted=is_in_ranges("step", selection.steps))
-
-
-def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
-    """The steps that say how long one usually takes, as `are_usual`.
-
-    Args:
-        ends: as `step_ends` returns it.
-
-    Returns:
-        The same; with `counted` where some are unusual.
-    """
-    usual = are_usual(step_lengths(ends))
-    return ends if usual.all() else ends.with_columns(counted=usual)
 
 
 def predict(

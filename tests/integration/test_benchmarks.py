@@ -80,6 +80,7 @@ PARTS = (
     "campaigns.hosts",
     "campaigns.job",
     "campaigns.published",
+    "recording.advised_job",
     "recording.cpu_job",
     "recording.exchanges",
     "recording.groups_job",

@@ -72,7 +72,7 @@ def entries(folder):
 def bucket(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bucket")
     edits = ["bucket:mb=0.05", "ddp:static_graph=true"]
-    return folder, *tried(folder, edits, DDP + "main()", "--repeats", "1")
+    return folder, *tried(folder, edits, DDP + "main()", "--repeats", "2")
 
 
 def test_buckets_of_an_unchanged_script_get_the_size_that_is_tried(bucket):
@@ -104,11 +104,14 @@ def test_what_was_applied_where_is_in_the_manifest_of_every_rank(bucket):
 
 def test_what_was_measured_is_in_the_ledger(bucket):
     folder, _, document, _ = bucket
+    if document["verdict"].startswith("not judged"):  # the load of this machine has changed meanwhile
+        assert (entries(folder), document["ledger"]) == ([], "")
+        return
     [entry] = entries(folder)
     assert entry["kind"] == "bucket:mb + ddp:static_graph=true"
     assert entry["measured"]["ratio"] == pytest.approx(1 / document["measured"]["speedup"])
     assert entry["measured"]["low"] <= entry["measured"]["ratio"] <= entry["measured"]["high"]
-    assert (entry["pairs"], entry["world_size"]) == (1, 2)
+    assert (entry["pairs"], entry["world_size"]) == (2, 2)
     listed = complete(
         [sys.executable, "-m", "dpro", "ledger", "--json"], folder, XDG_DATA_HOME=folder / "data"
     )
@@ -133,6 +136,8 @@ def test_a_baseline_that_was_recorded_before_is_taken(bucket):
     )  # fmt: skip
     assert code == 0, stderr
     assert second["runs"]["baseline"] == [str(folder / earlier)]
+    assert second["verdict"].startswith("not judged: one pair")
+    assert second["ledger"] == ""
     assert second["predicted"] is None
     assert "no what-if edit predicts this" in second["not_predicted"]
 

@@ -67,7 +67,7 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     if counted.get(RUN_QUEUE, 0.0) >= EXPLAINED * longer_ns:
         own = _by_own_programs(more, longer_ns)
         if own is not None or computes(more, longer_ns):
-            del counted[RUN_QUEUE]
+            counted.pop(RUN_QUEUE, None)
         if own is not None:
             return own
     largest = max(counted, key=lambda name: counted[name], default="")

@@ -37,7 +37,7 @@ def test_the_inner_axes_go_across_and_the_outer_ones_down(grid):
 
 def test_a_rank_is_coloured_by_its_wait_by_its_own_time_or_by_what_was_found_of_it():
     times = {"rank": [0, 1], "duration_ns": [10e6] * 2, "exposed_wait_ns": [4e6, 0.0]}
-    rest = ("exposed_comm_ns", "compute_ns", "exposed_transfer_ns", "host_bound_ns", "idle_ns")
+    rest = ("exposed_comm_ns", "compute_ns", "copy_ns", "exposed_transfer_ns", "host_bound_ns", "idle_ns")
     parts = pl.DataFrame(times | {name: [0.0, 0.0] for name in (*rest, "overlapped_comm_ns")})
     assert sorted(value_info(parts, (), "wait").rows()) == [(0, 4.0), (1, 0.0)]
     assert sorted(value_info(parts, (), "own").rows()) == [(0, 6.0), (1, 10.0)]
