@@ -15,11 +15,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.graph import Graph, NodeKind, once
-from dpro.replay.steps.durations import are_usual
 
+USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
+CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
 PIECES = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
@@ -169,6 +170,17 @@ def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
     """
     counted = ends.filter("counted") if "counted" in ends.columns else ends
     return counted.select("window", "step", duration_ns=pl.Series(step_lengths(ends), dtype=pl.Int64))
+
+
+def are_usual(lengths: Ints | Floats) -> Bools:
+    """[S] which of some steps, in order, are neither cut off by the recording, nor warm-up, nor pauses."""
+    if not lengths.size:
+        return np.ones(0, np.bool_)
+    median = float(np.median(lengths))
+    usual: Bools = (lengths <= USUAL * median) & (lengths >= median / USUAL)
+    if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
+        usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
+    return usual
 
 
 def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:

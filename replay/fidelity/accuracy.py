@@ -24,9 +24,10 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.steps.durations import are_usual, step_series, steps_of
+from dpro.replay.steps.durations import step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
+    are_usual,
     extents_of,
     measured_step_times,
     rank_step_times,
