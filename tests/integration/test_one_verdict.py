@@ -17,7 +17,7 @@ from dpro.units import ms
 from dpro.verdict.verdict import explain
 from tests.jobs import ROOT
 
-SAMPLES = [str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_input", "slow_rank")]
+SAMPLES = [str(ROOT / "sample_traces" / name) for name in ("slow_rank", "slow_input", "healthy")]
 COMMUNICATION = {
     "overlap",
     "network",
@@ -31,11 +31,12 @@ COMMUNICATION = {
 
 
 def sources() -> list[object]:
-    """The samples, and the traces that an expert has judged; these are slow."""
+    """The samples, and the traces that an expert has judged; all but the first are slow."""
     experts = json.loads(VERDICTS.read_text()) if VERDICTS.is_file() else []
     experts = experts["verdicts"] if isinstance(experts, dict) else experts
     names = [str(TRACES / expert["source"]) for expert in experts]
-    return [*SAMPLES, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
+    first, *others = SAMPLES
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in (*others, *names))]
 
 
 def contradictions_of_bounds(document: WhatIfDocument) -> list[str]:
