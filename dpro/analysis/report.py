@@ -256,7 +256,7 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield ""
     yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
     yield ""
-    yield from (f"    {line}" for line in report.in_short)
+    yield from (f"    {printable(' '.join(line.splitlines()))}" for line in report.in_short)
     if report.mean_step is not None:
         yield from _mean_step_lines(report.mean_step)
     yield from _table(["", ""], report.facts)

@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
+from dpro.detect.machine.oversubscribed import Crowd, crowds_of
 from dpro.detect.network.traffic import Traffic, traffic_of, traffic_of_calls, traffic_of_sends
 from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
@@ -169,6 +170,11 @@ class Context:
     def own_times(self) -> pl.DataFrame:
         """Own times of ranks in all steps, as `own_time_of_all` returns them."""
         return own_time_of_all(self.calls, self.aligned[0].steps)
+
+    @cached_property
+    def crowds(self) -> list[Crowd]:
+        """Hosts all of whose ranks wait long for a core."""
+        return crowds_of(self.steps, self.counters, self.workers)
 
     @cached_property
     def slowdown(self) -> Regression | None:

@@ -176,9 +176,7 @@ def _turns(context: Context, _: ByDetector) -> list[Finding]:
     aligned = context.aligned[0]
     if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
         return []
-    crowded = {
-        rank for crowd in crowds_of(context.steps, context.counters, context.workers) for rank in crowd.ranks
-    }
+    crowded = {rank for crowd in context.crowds for rank in crowd.ranks}
     found = find_turns(context.usual_own_times, context.calls, aligned.workers)
     return [finding for finding in found if not {*finding.ranks} <= crowded]
 
@@ -328,7 +326,7 @@ def _is_network_slow(findings: Iterable[Finding]) -> bool:
 def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Finding]:
     """Hosts with more threads than cores, and of the findings those that are not explained by that."""
     findings = with_throttling(findings, context.steps, context.counters)
-    crowds = crowds_of(context.steps, context.counters, context.workers)
+    crowds = context.crowds
     if not crowds:
         return findings
     kept = not_crowding(findings, crowds, context.steps, context.counters)
@@ -526,7 +524,7 @@ def diagnose_graph(context: Context) -> list[Finding]:
     findings = costliest_first(run_detectors(context, IN_WINDOWS))
     if Need.STEPS not in context.has:
         return findings
-    crowds = crowds_of(context.steps, context.counters, context.workers)
+    crowds = context.crowds
     return not_crowding(findings, crowds, context.steps, context.counters)
 
 

@@ -112,7 +112,7 @@ class CoreUse(NamedTuple):
     cpu_ns: float
 
 
-def load_of(run: Run, skip: int) -> CoreUse | None:
+def core_use_of(run: Run, skip: int) -> CoreUse | None:
     """How crowded the machine was in the steps that are measured; None where that was not recorded.
 
     Args:

@@ -32,7 +32,7 @@ from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.documents import Document
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
 from dpro.units import ms
 from dpro.watch.tail import OPEN_NS, ProcessTail
 
@@ -238,9 +238,10 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
         if not analysis.trust.answerable:
             return WindowFindings()
         findings = diagnose_graph(Context(opened, Baseline(analysis.built.graph)))
-        facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
-        limit = limit_of(facts)
-        words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
+        facts, words = JobFacts(analysis, ReplayedJob(analysis.built.predictive)), ""
+        with suppress(DproError):  # of windows without a whole step, say: what was found holds
+            limit = limit_of(facts)
+            words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
         return WindowFindings(findings=tuple(findings), limit=words)
 
 

@@ -114,6 +114,8 @@ class ReplayedJob:
     @property
     def pace_ns(self) -> float:
         """Ns per step that the slowest host needs if it never waits for a device; 0 without devices."""
+        if not self.on_gpus:
+            return 0.0
         return once(self.graph, "pace of hosts", self._decide_hosts, self._slowest_pace)
 
     @property

@@ -227,13 +227,13 @@ def _withheld(
     plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run], measured: MeasuredChange
 ) -> str:
     """Why the recordings do not say what the change does; empty where they do."""
-    from dpro.trial.measure import ONE_PAIR, load_differs, load_of
+    from dpro.trial.measure import ONE_PAIR, core_use_of, load_differs
 
     if measured.num_pairs == 1:
         return ONE_PAIR
     if any(change.changes_threads for change in plan.changes):
         return ""
-    before, after = ([load_of(run, plan.skip) for run in side] for side in (baselines, changed))
+    before, after = ([core_use_of(run, plan.skip) for run in side] for side in (baselines, changed))
     return load_differs(before, after, measured)
 
 

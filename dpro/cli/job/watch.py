@@ -314,8 +314,9 @@ def _seen(
 
     def seen(watcher: Watcher) -> None:
         nonlocal said_s, attempts, limit
-        if say is not None and watcher.deep.limit.partition(" (")[0] != limit:
-            limit = watcher.deep.limit.partition(" (")[0]  # without its numbers
+        limit_now = watcher.deep.limit.partition(" (")[0]  # without its numbers
+        if say is not None and limit_now and limit_now != limit:
+            limit = limit_now
             say(f"What limits the job is {watcher.deep.limit}")
         if life.look() and life.latest is not None:
             again = len(life.latest.attempts) > attempts

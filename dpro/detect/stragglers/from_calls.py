@@ -82,8 +82,8 @@ def find_late_ranks(
         found = [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
         # Several ranks that wait for a message that calls do not show would look as late as its sender, and
         # those of a group of their own where that is slow.
-        apart = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
-        joint = [] if apart else _together(team, [(excess, finding) for _, excess, finding in found])
+        ambiguous = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
+        joint = [] if ambiguous else _together(team, [(excess, finding) for _, excess, finding in found])
         together += joint
         named = ranks_of(joint)
         by_excess += [each for each in found if team.ranks[each[1].column] not in named]
@@ -100,9 +100,9 @@ def find_late_ranks(
 
 def _has_group(calls: pl.DataFrame, ranks: list[int]) -> bool:
     """Whether some of these ranks call collectives among themselves."""
-    inside = pl.col("rank").is_in(ranks)
-    groups = calls.group_by("key").agg(inside.all(), members=pl.col("rank").n_unique())
-    return not groups.filter(pl.col("rank") & (pl.col("members") > 1)).is_empty()
+    inside = pl.col("rank").is_in(ranks).all()
+    groups = calls.group_by("key").agg(inside=inside, members=pl.col("rank").n_unique())
+    return not groups.filter(pl.col("inside") & (pl.col("members") > 1)).is_empty()
 
 
 def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:

@@ -20,7 +20,7 @@ from dpro.units import format_duration
 
 COMPONENT = "what ranks take in turn"
 MIN_STEPS = 20
-MIN_APART = 0.05  # of the step: from one rank to the next
+MIN_GAP = 0.05  # of the step: from one rank to the next
 MAX_SPREAD = 0.25  # of a distance: of normal noise it is 0.6 or more, however large that is
 MAX_RATIO = 2.0  # of the largest distance to the smallest
 MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by itself
@@ -41,14 +41,14 @@ def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFra
         if len(ranks) < 2 or team.steps.size < MIN_STEPS:
             continue
         cycle = float(np.median((team.own + team.waited).mean(axis=1)))
-        apart = distances(team.own, cycle)
-        if apart is None:
+        gaps_ns = distances(team.own, cycle)
+        if gaps_ns is None:
             continue
-        cost = float(min(apart.sum(), team.waited.max(axis=1).mean()))
+        cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
         last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, last, strict=True))
         evidence = (
-            f"in each step ranks come one after another, {format_duration(float(np.median(apart)))} apart, "
+            f"in each step ranks come one after another, {format_duration(float(np.median(gaps_ns)))} apart, "
             f"and which comes last changes: {shares} of {team.steps.size} steps",
             "no rank is at fault: they wait for each other at something that they share and take in turn, "
             "such as a lock of a file, a server, or a disk; look at what all of them open in each step",
@@ -76,12 +76,12 @@ def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
         own_ns: [T, R] own times.
         cycle_ns: of a step.
     """
-    apart = np.diff(np.sort(own_ns, axis=1), axis=1)
-    typical = midmean(apart)
-    spread = MAD_TO_SIGMA * np.median(np.abs(apart - np.median(apart, axis=0)), axis=0)
+    gaps_ns = np.diff(np.sort(own_ns, axis=1), axis=1)
+    typical = midmean(gaps_ns)
+    spread = MAD_TO_SIGMA * np.median(np.abs(gaps_ns - np.median(gaps_ns, axis=0)), axis=0)
     last = np.bincount(own_ns.argmax(axis=1), minlength=own_ns.shape[1]) / len(own_ns)
-    steady = (apart >= typical / 2).mean(axis=0) >= PERSISTENT
-    if typical.min() < MIN_APART * cycle_ns or typical.max() > MAX_RATIO * typical.min():
+    steady = (gaps_ns >= typical / 2).mean(axis=0) >= PERSISTENT
+    if typical.min() < MIN_GAP * cycle_ns or typical.max() > MAX_RATIO * typical.min():
         return None
     if not steady.all() or (spread > MAX_SPREAD * typical).any() or last.max() > MAX_LAST:
         return None

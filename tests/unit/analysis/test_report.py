@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import polars as pl
@@ -123,3 +124,10 @@ def test_names_from_a_trace_are_text_in_markdown(tmp_path):
     assert "| l r |" in text
     assert r"\\x1b\]0;t\\x07\\x9b\\u202e" in text
     assert not set("\x1b\x07\x9b\u202e") & set(text)
+
+
+def test_the_verdict_of_a_report_keeps_to_its_lines_and_controls_no_terminal(tmp_path):
+    report = make_report(Analysis(cpu_job().write(tmp_path)))
+    shown = markdown_of(dataclasses.replace(report, in_short=["FAULT  a\x1b[31m", "b\n# c"]))
+    assert "    FAULT  a\\x1b[31m" in shown.splitlines()
+    assert "    b # c" in shown.splitlines()

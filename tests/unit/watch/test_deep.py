@@ -6,9 +6,11 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dpro.cli.job.watch import _seen
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
@@ -113,3 +115,21 @@ def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is
     monkeypatch.setattr(deep, "MAX_BYTES", 10)
     with pytest.raises(Unanswerable, match="are not looked at while the job runs"):
         DeepWatch(tmp_path / "run").look(tails)
+
+
+def test_what_limits_the_job_is_said_when_it_is_known_and_another_one():
+    lines: list[str] = []
+    life = SimpleNamespace(look=lambda: False, latest=None)
+    seen = _seen(None, life, lines.append)
+    for limit in (
+        "",
+        "the host (9 launches). 2 ms",
+        "the host (8 launches). 2 ms",
+        "",
+        "compute: 90% (gemm).",
+    ):
+        seen(SimpleNamespace(deep=SimpleNamespace(limit=limit)))
+    assert lines == [
+        "What limits the job is the host (9 launches). 2 ms",
+        "What limits the job is compute: 90% (gemm).",
+    ]

@@ -14,7 +14,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.pace import pace_of_hosts
 from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict
 from dpro.replay.whatif.registry import parse_edit
-from tests.builders import US, TinyRun
+from tests.builders import US, TinyRun, cpu_job
 
 
 def ends_of(*lengths: float) -> pl.DataFrame:
@@ -83,3 +83,8 @@ def test_measured_and_replayed_step_are_means_of_the_same_steps(tmp_path):
     baseline = baseline_steps(built.graph)
     assert baseline["counted"].to_list().count(False) == 1
     assert step_lengths(baseline).mean() == pytest.approx(measured_ns(trust, baseline), rel=0.02)
+
+
+def test_hosts_without_devices_have_no_pace_of_their_own(tmp_path):
+    job = ReplayedJob(cpu_job().build(tmp_path / "run").graph)
+    assert job.pace_ns == 0
