@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import tokenize
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ MAX_SMALL = 4096  # values of an array that is written with others like it: each
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
+    tokenize.TokenError,  # numpy reads headers of arrays by Python's tokenizer
     SystemError,  # Python 3.11 parses the headers of arrays wrongly at times where several threads read
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)

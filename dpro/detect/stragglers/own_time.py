@@ -143,7 +143,8 @@ def outside_calls(calls: pl.DataFrame, steps: pl.DataFrame, ranks: list[int], si
     gaps = gaps.join(_blocking(gaps), on=["op", "size", "crosses"], how="left")
     waited = pl.col("blocks").fill_null(False)
     rest = pl.col("gap_ns") - pl.when(waited).then("wait_ns").otherwise(0)
-    within = ~pl.col("crosses") & waited
+    # Calls of a part of these ranks take other links.
+    within = ~pl.col("crosses") & waited & (pl.col("size") == len(ranks))
     per_step = gaps.group_by("rank", "cycle").agg(
         within=rest.filter(within).sum(),
         between=rest.filter("crosses").sum(),
