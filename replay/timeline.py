@@ -20,6 +20,8 @@ from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path
 from dpro.replay.graph import Graph, NodeKind, once
 
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
+FEW = 5  # steps: of fewer any may be unusual
+RARE = 1 / 3  # of the steps: what more of them do is usual
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -178,6 +180,10 @@ def are_usual(lengths: Ints | Floats) -> Bools:
         return np.ones(0, np.bool_)
     median = float(np.median(lengths))
     usual: Bools = (lengths <= USUAL * median) & (lengths >= median / USUAL)
+    if (
+        lengths.size >= FEW and np.mean(~usual) > RARE
+    ):  # as a loader whose workers deliver two batches at once
+        return np.ones(lengths.size, np.bool_)
     if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
         usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
     return usual

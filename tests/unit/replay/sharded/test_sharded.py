@@ -90,7 +90,8 @@ SAMPLES = sorted(path.parent.name for path in (ROOT / "sample_traces").glob("*/m
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_ranks_built_and_condensed_alone_replay_as_the_whole_run(sample, tmp_path):
     small = assert_same_as_whole(open_path(ROOT / "sample_traces" / sample), tmp_path)
-    assert (small.nodes.kind == NodeKind.RENDEZVOUS).any()
+    if np.unique(small.nodes.rank[small.nodes.rank >= 0]).size > 1:
+        assert (small.nodes.kind == NodeKind.RENDEZVOUS).any()
 
 
 def test_the_nodes_of_a_rank_are_those_of_the_whole_graph(tmp_path):

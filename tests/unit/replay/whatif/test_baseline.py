@@ -39,6 +39,8 @@ def ends_of(*lengths: float) -> pl.DataFrame:
         ((150, 20), (150,)),
         ((150, 160), (150, 160)),
         ((42,), (42,)),
+        ((46, 185, 47, 186, 45, 184), (46, 185, 47, 186, 45, 184)),  # by turns
+        ((150, 152, 150, 900, 151, 149), (150, 152, 150, 151, 149)),
     ],
 )
 def test_steps_that_are_cut_off_warm_up_or_pause_do_not_count(lengths, counted):
