@@ -111,6 +111,8 @@ def verdict_in_words(finding: Finding) -> str:
         return _VERDICTS[finding.class_].format(who=who)
     if finding.class_ == "hang.mismatch":
         return f"{who}: their calls differ, and which of them is wrong is not known"
+    if finding.class_ == "hang.comm":
+        return f"{who}: all ranks called and none finishes; the network, or the GPU of one of them"
     return f"{who}: the others wait for it, and its dump would show why"
 
 

@@ -175,8 +175,14 @@ def _comm_finding(root: Root, case: Case) -> Finding:
     fact = "all its ranks came and none finished"
     if operation.finished:
         fact = f"all its ranks came, and only {ranks_in_words(operation.finished)} finished"
-    fact += "; nothing that one of them has to finish first is open: the network or the group itself"
     kind = "pair" if operation.pair else "group"
+    if case.records.starts_unknown and not operation.finished:
+        unknown = (
+            "not known: whether the GPU of one of them never came to it, as a kernel before it does not end, "
+            "or the network or the group is at fault; --nccl-timing records that"
+        )
+        return _finding("hang.comm", kind, root, case, _OPEN, [fact, unknown])
+    fact += "; nothing that one of them has to finish first is open: the network or the group itself"
     return _finding("hang.comm", kind, root, case, _LIKELY, [fact])
 
 

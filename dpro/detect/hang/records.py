@@ -100,6 +100,7 @@ class Records:
             reported that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
             `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final`
             (it made no call after those).
+        starts_unknown: whether calls run on GPUs that record no starts: none of them is ever `started`.
     """
 
     calls: pl.DataFrame
@@ -108,6 +109,7 @@ class Records:
     ranks: pl.DataFrame
     world_size: int
     ras: Ras = field(default_factory=Ras)
+    starts_unknown: bool = False
 
 
 def read_records(run: Run) -> Records:
@@ -167,7 +169,13 @@ def make_records(
         status.select("rank", "key", "enqueued", "completed").unique(["rank", "key"], keep="any"),
         _ranks(calls, process_groups, workers, steps, clock_samples),
         world_size,
+        starts_unknown=_on_gpus(steps) and not (calls["state"] == "started").any(),
     )
+
+
+def _on_gpus(steps: pl.DataFrame) -> bool:
+    """Return whether a GPU timed steps of table `steps`."""
+    return "gpu_step_ns" in steps.columns and bool((steps["gpu_step_ns"] > 0).any())
 
 
 def with_known_state(collectives: pl.DataFrame) -> pl.DataFrame:
