@@ -43,6 +43,7 @@ from dpro.verdict.limits import (
 MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
+SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
@@ -126,7 +127,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield Advice(
             "heal",
             f"find what rank {names} does that its peers do not{where}, and end it",
-            *_interval(gains),
+            *_interval(gains, facts.lengths),
             "new code",
             "its peers do the same work",
             f"dpro whatif RUN --edit heal:rank={finding.ranks[0]}",
@@ -175,9 +176,9 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
             yield Advice(kind, do, low, min(high, bound), EFFORTS[edit.effort], assumes, check)
 
 
-def _interval(gains: Floats) -> tuple[float, float]:
+def _interval(gains: Floats, lengths: Floats) -> tuple[float, float]:
     """Around the typical gain, by how much gains of steps differ, and by a tenth of the gain at least."""
-    gain = typical(gains)
+    gain = typical(gains, lengths)
     spread = max(MAD_TO_SIGMA * float(np.median(np.abs(gains - gain))), 0.1 * (gain - 1))
     return max(gain - spread, 1.0), gain + spread
 
@@ -251,7 +252,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
     """Give hosts that stand still their cores."""
-    gain = typical(facts.gain_of(facts.job.with_change(still.ended)))
+    gain = facts.typical_gain_of(facts.job.with_change(still.ended))
     return Advice(
         "cores",
         "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
@@ -268,28 +269,32 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if gain < 1.1:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
-    how = (
-        "prepare less input per sample, or on the GPU"
-        if crowded
-        else "prepare the input beside the step or on the GPU"
-    )
-    names = _longest_names(facts)
+    prepared = pl.concat(facts.job.map_ranks(_prepared)).group_by("name").agg(pl.col("took_ns").sum())
+    in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
+    if crowded:
+        how = "prepare less input per sample, or on the GPU"
+    elif in_workers:
+        how = "more DataLoader workers (num_workers), or less work per sample"
+    else:
+        how = "prepare the input beside the step or on the GPU"
     yield Advice(
         "input",
-        f"{how}{names}",
+        f"{how}{_longest_names(prepared, facts.rank_steps)}",
         1 + (gain - 1) * 0.6,
         gain,
-        "a line of code",
+        "a setting" if in_workers and not crowded else "a line of code",
         "it can be made cheaper" if crowded else "there are free cores for it, and the source can keep up",
     )
 
 
-def _longest_names(facts: JobFacts) -> str:
-    """What takes longest of what the host prepares, per step and rank."""
-    prepared = pl.concat(facts.job.map_ranks(_prepared)).group_by("name").agg(pl.col("took_ns").sum())
+def _longest_names(prepared: pl.DataFrame, rank_steps: int) -> str:
+    """The two parts that take longest of what the host prepares, per step and rank."""
+    longest = prepared.filter(pl.col("took_ns") >= SHOWN * pl.col("took_ns").max()).sort(
+        "took_ns", descending=True
+    )
     shown = ", ".join(
-        f"{_plain(name)} {format_duration(took_ns / facts.rank_steps)}"
-        for name, took_ns in prepared.sort("took_ns", descending=True).head(2).iter_rows()
+        f"{_plain(name)} {format_duration(took_ns / rank_steps)}"
+        for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
     return f": {shown}" if shown else ""
 
@@ -496,7 +501,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield Advice(
             "stages",
             "distribute layers evenly over the stages",
-            *_interval(even),
+            *_interval(even, facts.lengths),
             "a setting",
             "layers can be moved in small pieces",
             "dpro whatif RUN --edit balance:over=stages",
@@ -522,6 +527,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
         & (pl.col("duration_ns") > 0)
     )
     count = waits.height / facts.rank_steps
+    if count < 0.5:  # it is copies that block
+        return
     yield Advice(
         "sync",
         f"take out what waits for the GPU, {count:,.0f} calls a step (.item(), .to(), blocking copies)",
@@ -564,10 +571,15 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if totals.is_empty():
         return
     name, total_ns, moved = totals.row(0)
+    size, time = format_bytes(moved / facts.rank_steps), format_duration(total_ns / facts.rank_steps)
+    figures = f"{name} moves {size} in {time} a step and rank"
+    if "Pageable" in name and facts.spans["name"].str.contains("DataLoader").any():
+        do = f"copy from pinned memory (pin_memory=True, non_blocking=True): {figures}"
+        yield Advice("copies", do, 1 + (gain - 1) * 0.5, gain, "a setting", "the host has memory to pin")
+        return
     yield Advice(
         "copies",
-        f"keep on the GPU what is copied: {name} moves {format_bytes(moved / facts.rank_steps)} in "
-        f"{format_duration(total_ns / facts.rank_steps)} a step and rank",
+        f"keep on the GPU what is copied: {figures}",
         1 + (gain - 1) * 0.6,
         gain,
         "new code",

@@ -30,7 +30,10 @@ from dpro.schema import GPU_WORK_KINDS
 from dpro.verdict.hosts import DearLaunches, StandStill, dear_launches, stand_still
 from dpro.verdict.limits import (
     CHANGES,
+    HOST,
     INDEPENDENT,
+    INPUT,
+    SYNCHRONISATION,
     Counterfactual,
     FasterKernels,
     counterfactuals,
@@ -38,6 +41,7 @@ from dpro.verdict.limits import (
     typical,
 )
 
+BY_HOST = "host_bound_ns"
 STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
@@ -62,6 +66,17 @@ class JobFacts:
         """How long a usual step takes, replayed: the mean, as predictions have it."""
         return float(step_lengths(self.ends).mean())
 
+    @property
+    def lengths(self) -> Floats:
+        """[S] ns, how long each usual step takes, replayed."""
+        lengths: Floats = np.maximum(step_lengths(self.ends), 1).astype(np.float64)
+        return lengths
+
+    @property
+    def unslowed_ns(self) -> float:
+        """The same outside deep windows, where recording them makes the host slower."""
+        return self.step_ns / self.analysis.trust.slowed
+
     @cached_property
     def usual(self) -> pl.DataFrame:
         """The usual steps: `window`, `step`, `duration_ns`."""
@@ -69,8 +84,23 @@ class JobFacts:
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
-        """What limits the step, by what it would give if it cost nothing, the most first."""
-        return counterfactuals(self.job, self.ends, self.analysis.trust)
+        """What limits the step, by what it would give if it cost nothing, the most first.
+
+        Outside deep windows the host is faster: nothing of it gives more there than a host that is free.
+        """
+        results = counterfactuals(self.job, self.ends, self.analysis.trust)
+        slowed = self.analysis.trust.slowed
+        most = max((result.gain for result in results if result.limit == HOST), default=1.0) / slowed
+        if slowed == 1.0:
+            return results
+        of_host = (HOST, INPUT, SYNCHRONISATION)
+        capped = [
+            result._replace(gains=result.gains * min(max(most, 1.0) / result.gain, 1.0))
+            if result.limit in of_host
+            else result
+            for result in results
+        ]
+        return sorted(capped, key=lambda result: -result.gain)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -151,12 +181,22 @@ class JobFacts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them."""
+        """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them.
+
+        Outside deep windows, where recording them makes the host slower: all else takes as long there.
+        """
         counted = self.usual["step"].unique().implode()
         breakdown = self.analysis.breakdown
         usual = breakdown.filter(pl.col("step").is_in(counted))
         means = mean_steps(usual if usual.height else breakdown).row(0, named=True)
-        return {part: means[part] / means["duration_ns"] for part in PARTS}
+        shares = {part: means[part] / means["duration_ns"] for part in PARTS}
+        slowed = self.analysis.trust.slowed
+        if slowed == 1.0:
+            return shares
+        others = {part: share * slowed for part, share in shares.items() if part != BY_HOST}
+        whole = max(sum(others.values()), 1.0)
+        parts = {part: share / whole for part, share in others.items()}
+        return {part: parts.get(part, 1 - sum(parts.values())) for part in PARTS}
 
     @property
     def computing(self) -> float:
@@ -184,6 +224,10 @@ class JobFacts:
         """[S] how many times as long each usual step takes as in a changed job."""
         return gains_of(self.job, job, self.ends, self.analysis.trust)
 
+    def typical_gain_of(self, job: ReplayedJob) -> float:
+        """The same of the mean step; 1 where it would take longer."""
+        return typical(self.gain_of(job), self.lengths)
+
     def gain_under(self, edit: Edit) -> Floats:
         """The same, under an edit.
 
@@ -194,7 +238,7 @@ class JobFacts:
 
     def gain_of_faster(self, names: Collection[str], factor: float) -> float:
         """How many times as long a usual step takes as with kernels that take a share of their time."""
-        return typical(self.gain_of(self.job.with_change(FasterKernels(frozenset(names), factor))))
+        return self.typical_gain_of(self.job.with_change(FasterKernels(frozenset(names), factor)))
 
     @property
     def has_stacks(self) -> bool:
@@ -208,7 +252,7 @@ class JobFacts:
         best = ("", 1.0)
         for first, (kind, change) in product(firsts, others):
             with suppress(DproError):  # one of both is not to be had of this run
-                gain = typical(self.gain_of(change(first(self.job))))
+                gain = self.typical_gain_of(change(first(self.job)))
                 best = max(best, (kind, gain), key=itemgetter(1))
         return best
 

@@ -44,20 +44,26 @@ class Counterfactual(NamedTuple):
     Attributes:
         limit: what would cost nothing.
         gains: [S] how many times as long each usual step takes now.
+        lengths: [S] ns, how long they take now.
     """
 
     limit: str
     gains: Floats
+    lengths: Floats
 
     @property
     def gain(self) -> float:
         """How many times as long a usual step takes now."""
-        return typical(self.gains)
+        return typical(self.gains, self.lengths)
 
 
-def typical(gains: Floats) -> float:
-    """The gain of steps as one, of their mean time; 1 where they would take longer."""
-    return max(float(1 / np.mean(1 / gains)), 1.0)
+def typical(gains: Floats, lengths: Floats) -> float:
+    """The gain of the mean step; 1 where it would take longer.
+
+    Args:
+        lengths: [S] of the steps now.
+    """
+    return max(float(lengths.sum() / (lengths / gains).sum()), 1.0)
 
 
 def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[Counterfactual]:
@@ -66,14 +72,14 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[
     Args:
         ends: `baseline_steps` of its graph.
     """
-    now = step_lengths(ends)
+    now = np.maximum(step_lengths(ends), 1).astype(np.float64)
     results = []
     for limit, change in CHANGES:
         with suppress(DproError):
-            results.append(Counterfactual(limit, gains_of(job, change(job), ends, trust)))
+            results.append(Counterfactual(limit, gains_of(job, change(job), ends, trust), now))
     busiest_ns = _without_bubble(job.graph, ends)
     if busiest_ns is not None:
-        results.append(Counterfactual(BUBBLE, now / busiest_ns))
+        results.append(Counterfactual(BUBBLE, now / busiest_ns, now))
     return sorted(results, key=lambda result: -result.gain)
 
 

@@ -78,7 +78,8 @@ class Explanation(Document, frozen=True, kw_only=True):
     Attributes:
         run: as it was named.
         job: name, devices, steps and their time, on one line.
-        step_ms: the mean usual step, of which all gains are; null where none is known.
+        step_ms: the mean usual step, of which all gains are; where recording slows the host, outside deep
+            windows; null where none is known.
         steps, left_out: how many steps it is the mean of, and how many are no usual ones.
         shares: of the usual step of a rank, by what it goes into; empty where none was recorded in depth.
         limit: what limits it; null where the run does not show it.
@@ -121,12 +122,11 @@ def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
     counted = facts.usual.height
+    steps = f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.unslowed_ns)}"
     return Explanation(
         run=analysis.run.label,
-        job=_job(
-            analysis, f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.step_ns)}", facts.gpu
-        ),
-        step_ms=ms(facts.step_ns),
+        job=_job(analysis, steps, facts.gpu),
+        step_ms=ms(facts.unslowed_ns),
         steps=counted,
         left_out=facts.ends.height - counted,
         shares=_shares(facts),
@@ -279,6 +279,8 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         "one step: whether it persists is not known": counted == 1,
         f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
+        f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
+        "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
         "Python stacks were recorded, which slow the host": facts.has_stacks,
     }
     return [reason for reason, holds in reasons.items() if holds]

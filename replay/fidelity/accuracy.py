@@ -23,7 +23,7 @@ from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.steps.durations import step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
@@ -49,6 +49,7 @@ STANDARD_ERRORS = 2.0  # of each side of an interval
 RUN_TO_RUN = 0.6
 SURE = 0.95  # that a share is at least so large, where it is one of few
 GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
+SLOWED, NARROW = 1.05, 0.3  # from which multiple on recording counts, of steps whose middle half is so narrow
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
 
@@ -150,6 +151,26 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
         return None
     ratio = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
     return max(ratio, 1 / ratio)
+
+
+def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
+    """How many times as long steps with launches take in deep windows: operators and launches are recorded.
+
+    Args:
+        steps: table `steps`.
+
+    Returns:
+        1 where they do not, and where steps differ too much to show it.
+    """
+    if not is_of(graph.nodes.kind, GPU_KINDS).any():
+        return 1.0
+    deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
+    usual = step_series(steps)
+    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
+        return 1.0
+    low_ns, high_ns = np.percentile(usual.times[~usual.paused], (25, 75))
+    slowed = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
+    return slowed if slowed > SLOWED and high_ns - low_ns < NARROW * usual.typical_ns else 1.0
 
 
 def score_of(figures: Sequence[Criterion]) -> float:
@@ -374,6 +395,7 @@ class Trust:
         rendezvous: collectives with ranks that are missing; None where there are none.
         figures: all that predictions stand or fall with, each with its bars, worst first.
         doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
+        slowed: as from `slowed_by_recording`.
     """
 
     steps: pl.DataFrame
@@ -390,6 +412,7 @@ class Trust:
     rendezvous: RendezvousRegistry | None = None
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
+    slowed: float = 1.0
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -474,6 +497,7 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
         figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
+        slowed=slowed_by_recording(built.graph, _steps_of(built)),
     )
 
 

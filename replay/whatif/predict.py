@@ -363,6 +363,8 @@ def _with_interval(
     margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
     ends = [predicted, *ends_ns]
+    if predicted * trust.slowed < base:  # part of what is gained may be what recording cost the host
+        ends.append(predicted * trust.slowed)
     least = min(max(limits_ns, default=0.0), predicted)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
     unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples

@@ -11,7 +11,7 @@ from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.advice import advise
 from dpro.verdict.facts import JobFacts
-from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, typical
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun
@@ -189,7 +189,7 @@ def test_a_launch_is_dear_from_half_a_millisecond_of_the_host(tmp_path, host_us,
 
 def test_what_cores_give_lies_between_most_of_what_the_pauses_cost_and_a_free_host(tmp_path):
     facts = facts_of(descheduled(), tmp_path)
-    ended = typical(facts.gain_of(facts.job.with_change(facts.still.ended)))
+    ended = facts.typical_gain_of(facts.job.with_change(facts.still.ended))
     cores = advise(facts, HOST)[0]
     assert cores.gain_low == pytest.approx(1 + 0.75 * (ended - 1))
     assert cores.gain_high == pytest.approx(max(ended, facts.gains_by_limit()[HOST]))
