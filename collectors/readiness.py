@@ -158,6 +158,18 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
         yield _amd()
 
 
+def attached(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Check]:
+    """Whether a deep window leaves CUPTI attached to a job on NVIDIA's GPUs, which slows launches down."""
+    if not (facts.get("gpus") and facts.get("cuda")) or variables.get("TEARDOWN_CUPTI") == "1":
+        return
+    yield Check(
+        "CUPTI",
+        LIMITED,
+        "a deep window leaves it attached: jobs bound by launches are slower from then on (docs/gpu.md)",
+        "--no-windows, or TEARDOWN_CUPTI=1 in the job's environment (CUDA 12.6 or newer)",
+    )
+
+
 def _only_admin(params: Path) -> bool:
     try:
         return "RmProfilingAdminOnly: 1" in params.read_text()

@@ -86,6 +86,7 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
         yield recording(python)
     yield from readiness.environment(os.environ)
     yield from readiness.gpus(facts)
+    yield from readiness.attached(facts, os.environ)
     yield readiness.network()
     yield readiness.clock()
     yield readiness.folder(folder)

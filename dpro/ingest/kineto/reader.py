@@ -409,6 +409,12 @@ def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.D
         "start_ns",
         "duration_ns",
     ).with_columns(pl.Series(name, values, dtype=pl.Int64, strict=False) for name, values in details.items())
+    # Kineto up to pull request 1339 keeps the latest record of an event only, which may follow the wait.
+    is_later = pl.col("record_correlation") >= pl.col("correlation")
+    rows = rows.with_columns(
+        pl.when(is_later).then(-1).otherwise(name).alias(name)
+        for name in ("record_stream", "record_correlation")
+    )
     by_correlation = calls.select("correlation", "span_id").unique(
         "correlation", keep="first", maintain_order=True
     )

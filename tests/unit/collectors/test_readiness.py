@@ -118,3 +118,17 @@ def test_a_node_with_amds_driver_reports_whether_its_library_answers(tmp_path, m
     monkeypatch.setattr(readiness.amd, "AmdGpus", lambda complain: None)
     *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
     assert telemetry.state == READY
+
+
+@pytest.mark.parametrize(
+    ("facts", "variables", "said"),
+    [
+        ({"gpus": 8, "cuda": "13.0"}, {}, 1),
+        ({"gpus": 8, "cuda": "13.0"}, {"TEARDOWN_CUPTI": "1"}, 0),
+        ({"gpus": 8, "cuda": "", "hip": "7.0"}, {}, 0),
+        ({"gpus": 0, "cuda": "13.0"}, {}, 0),
+    ],
+)
+def test_windows_that_leave_cupti_attached_are_said_to(facts, variables, said):
+    checks = list(readiness.attached(facts, variables))
+    assert [check.state for check in checks] == [LIMITED] * said
