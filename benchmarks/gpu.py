@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # dpro need not be installed
 
 from gpu_stages import facts, facts_nccl, overhead, pairs, ranks, replays  # noqa: E402
 from gpu_stages.check import ROOT, Check, write_json  # noqa: E402

@@ -48,7 +48,7 @@ def versions(bench: Bench) -> None:
         properties = torch.cuda.get_device_properties(0)
         bench.say(
             "gpu",
-            name=properties.name,
+            model=properties.name,
             uuid=str(getattr(properties, "uuid", "")),
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             multiprocessors=properties.multi_processor_count,
@@ -293,14 +293,15 @@ def queued_kernels(bench: Bench) -> None:
 def sync_correlation(bench: Bench, own_activity: bool) -> None:
     """Streams that wait for events: does the trace say which record each of them waited for?"""
     import torch
-    from gpu_stages.device import device_of
+    from gpu_stages.device import device_of, stopwatch
 
     device, path = device_of(bench.dry), bench.folder / "sync.json"
     stream, value = device.stream(), torch.ones(1000, device=device.name)
     profiler = kineto(device, True)
     profiler._prepare_trace()
     profiler._start_trace()
-    enabled = _enable_cuda_events() if own_activity and not bench.dry else None
+    with stopwatch() as enabling:
+        end_events = _record_events() if own_activity and not bench.dry else lambda: None
     for _ in range(10):
         value.add_(1)
         ready = device.event()
@@ -314,29 +315,30 @@ def sync_correlation(bench: Bench, own_activity: bool) -> None:
     stream.synchronize()
     device.sync()
     profiler.__exit__(None, None, None)
+    with stopwatch() as disabling:
+        end_events()
     profiler.kineto_results.save(str(path))
     syncs = [event for event in events_of(path) if event.get("cat") == "cuda_sync"]
     kinds = collections.Counter(event["name"] for event in syncs)
     records = [event["args"].get("wait_on_cuda_event_record_corr_id", -1) for event in syncs]
     streams = [event["args"].get("wait_on_stream", -1) for event in syncs]
     bench.say(
-        "sync events", n=len(syncs), kinds=dict(kinds), cupti_event_activity=enabled,
+        "sync events", n=len(syncs), kinds=dict(kinds), enable_ms=enabling[0], disable_ms=disabling[0],
         with_a_record=sum(int(each) >= 0 for each in records),
         with_a_stream=sum(int(each) >= 0 for each in streams),
         fields=sorted({name for event in syncs for name in event["args"]}),
     )  # fmt: skip
 
 
-def _enable_cuda_events() -> str:
-    """Turn CUPTI's own activity for events on, which Kineto leaves off; what CUPTI says to that."""
-    loaded = [
-        line.split()[-1]
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        if "libcupti.so" in line
-    ]
-    if not loaded:
-        return "no libcupti in this process"
-    return f"cuptiActivityEnable returned {ctypes.CDLL(loaded[0]).cuptiActivityEnable(CUDA_EVENT_ACTIVITY)}"
+def _record_events() -> Callable[[], object]:
+    """Turn CUPTI's own activity for events on, which Kineto leaves off; returns how to end it.
+
+    Windows do not: PyTorch's own reader of Kineto does not know these activities, and writes a line for each.
+    """
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    cupti = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcupti.so" in line))
+    cupti.cuptiActivityEnable(CUDA_EVENT_ACTIVITY)
+    return lambda: cupti.cuptiActivityDisable(CUDA_EVENT_ACTIVITY)
 
 
 def step_events(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import pickle
 import threading
@@ -167,32 +168,54 @@ def _on_a_thread(work: Callable[[], object], limit_s: float) -> tuple[float, str
 
 
 def dump_costs(bench: Bench) -> None:
-    """A dump of a full ring with unfinished work: time, Python's lock, and memory of the GPU."""
+    """A dump of a full ring, with and without unfinished work: time, Python's lock, and memory of the GPU."""
     import torch
     import torch.distributed as dist
 
     with one_rank(bench) as device:
         value = torch.ones(1000, device=device.name)
-        for name, dump in ways_to_dump(device).items():
-            for _ in range(bench.few(RING - 200, 20)):
+        ways = ways_to_dump(device) | _json_dump(device)
+        for unfinished, (name, dump) in itertools.product((0, 200), ways.items()):
+            for _ in range(bench.few(RING - unfinished, 20)):
                 dist.all_reduce(value)
             device.sync()
-            device.spin(1500)
-            for _ in range(200):  # few enough for the queue of a stream
+            time.sleep(bench.few(2, 0))  # the watchdog retires what is done
+            device.spin(1500 if unfinished else 0.1)
+            for _ in range(unfinished):  # few enough for the queue of a stream
                 dist.all_reduce(value)
-            used, gaps = device.used_bytes(), _Gaps()
-            gaps.start()
-            time.sleep(0.05)
-            gaps.longest_s = 0.0
-            took_ms, said = _on_a_thread(dump, 20)
-            longest_ms = 1e3 * gaps.longest_s
-            gaps.go_on = False
-            gaps.join()
+            used = device.used_bytes()
+            alone_ms, said = _on_a_thread(dump, 20)
+            with _gaps() as gaps:
+                _on_a_thread(dump, 20)
             bench.say(
-                f"dump by the {name}", n=bench.few(RING, 220), took_ms=took_ms, longest_gap_ms=longest_ms,
+                f"dump by the {name}, {unfinished} unfinished", n=bench.few(RING, 20 + unfinished),
+                took_ms=alone_ms, lock_kept_ms=1e3 * gaps.longest_s,
                 gpu_memory_added_bytes=device.used_bytes() - used, raised=said,
             )  # fmt: skip
             device.sync()
+
+
+def _json_dump(device: FirstGpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
+    """The binding that writes JSON, where this PyTorch has it."""
+    import torch
+
+    name = "_dump_nccl_trace_json" if device.name == "cuda" else "_dump_fr_trace_json"
+    dump = getattr(torch._C._distributed_c10d, name, None)
+    return {"binding as JSON": dump} if dump is not None else {}
+
+
+@contextmanager
+def _gaps() -> Iterator[_Gaps]:
+    """Watch another thread's turns while the block runs."""
+    gaps = _Gaps()
+    gaps.start()
+    time.sleep(0.05)
+    gaps.longest_s = 0.0
+    try:
+        yield gaps
+    finally:
+        gaps.go_on = False
+        gaps.join()
 
 
 def dump_during_sync(bench: Bench) -> None:

@@ -70,6 +70,13 @@ def test_all_checks_are_listed_with_less_than_nine_minutes_each(tmp_path):
     assert all(float(line.split()[1]) < 540 for line in listed)
 
 
+def test_nothing_has_to_be_installed_to_begin(tmp_path):
+    words = [sys.executable, "-S", str(PROGRAM), "--list"]  # -S: no site-packages
+    environment = {"PATH": "/usr/bin:/bin"}
+    listed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "facts.versions" in listed.stdout, listed.stderr
+
+
 def test_a_check_that_fails_keeps_the_lines_it_had_and_what_it_raised(tmp_path):
     def work(here: Bench) -> None:
         here.say("first", n=3, seen_ms=1.5)

@@ -1,0 +1,70 @@
+"""Runs that were recorded on a GPU say what is true of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.cli.analysis import analyse
+from dpro.detect.hang.evidence import MIN_SURE
+from dpro.verdict.limits import HOST, INPUT
+from dpro.verdict.verdict import explain
+
+
+@pytest.fixture
+def sample(repository):
+    return lambda name: analyse(str(repository / "sample_traces" / name))
+
+
+def test_gains_of_the_host_are_those_outside_deep_windows(sample):
+    analysis = sample("h200_gpt")
+    verdict = explain(analysis)
+    # Recorded steps take 44 ms; without the recorder the script took 26.1 ms, with 24.2 ms of kernels.
+    assert analysis.trust.slowed == pytest.approx(1.41, abs=0.02)
+    assert verdict.limit.kind == HOST
+    assert verdict.step_ms == pytest.approx(31, abs=1)
+    assert 1.1 < verdict.limit.gain < 1.25
+    assert verdict.shares["compute"] > 0.7
+    assert any("outside deep windows" in line for line in verdict.unsure)
+    for prediction in analysis.search[0]:
+        text = " ".join(map(str, prediction.edits))
+        if text == "cuda-graph":
+            assert prediction.speedup_at(prediction.gain_low_ns) < 1.2
+
+
+def test_steps_that_wait_for_their_input_by_turns_are_all_usual(sample):
+    verdict = explain(sample("h200_input"))
+    # Two loader workers deliver two batches at a time: steps of 46 and of 185 ms, 110 ms on the mean.
+    assert verdict.left_out == 0
+    assert verdict.step_ms == pytest.approx(110, abs=5)
+    assert verdict.limit.kind == INPUT
+    assert [advice.kind for advice in verdict.advice] == ["input", "copies"]
+    assert "num_workers" in verdict.advice[0].do
+    assert "pin_memory" in verdict.advice[1].do
+
+
+@pytest.mark.parametrize("name", ["h200_gpt", "h200_input"])
+def test_replays_of_gpu_recordings_fit(sample, name):
+    trust = sample(name).trust
+    assert trust.error_pct < 1
+    assert trust.coverage.time_unexplained < 0.01
+
+
+def test_a_kernel_that_does_not_end_is_named_where_starts_are_recorded(sample):
+    [finding] = sample("h200_hang").verdict[0]
+    assert (finding.class_, finding.ranks) == ("hang.device", (1,))
+
+
+def test_without_starts_neither_the_network_nor_a_gpu_is_blamed(repository, tmp_path):
+    import shutil
+
+    import polars as pl
+
+    run = tmp_path / "run"
+    shutil.copytree(repository / "sample_traces" / "h200_hang", run)
+    for path in (run / "collectives").glob("*.parquet"):
+        calls = pl.read_parquet(path)
+        calls.with_columns(pl.col("state").str.replace("started", "scheduled")).write_parquet(path)
+    [finding] = analyse(str(run)).verdict[0]
+    assert finding.class_ == "hang.comm"
+    assert finding.confidence < MIN_SURE
+    assert any("--nccl-timing" in line for line in finding.evidence)
