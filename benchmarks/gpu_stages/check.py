@@ -7,7 +7,6 @@ line it was at. Only the standard library is used here: a check decides for itse
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -16,8 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ JOBS = STAGES / "jobs"
 DPRO = [sys.executable, "-m", "dpro"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node"]
 PATIENCE = 3  # times as long may all take in a rehearsal, which shares a busy machine with others
-TURNS = "DPRO_GPU_TURNS"  # a file: jobs of all calls that name it take turns on the GPU
 TAIL = 2000  # characters of what a process wrote that are kept
 LARGEST_TAR = 15_000_000  # bytes
 MAX_TARS = 3  # of a stage; what has no room in them is left out, and said to be
@@ -165,25 +162,14 @@ class Bench:
             limit_s: after which it and what it started are ended.
             variables: added to its environment.
         """
+        begun = time.monotonic()
         out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
-        with self._turn(command), out.open("wb") as stdout, err.open("wb") as stderr:
-            begun = time.monotonic()
+        with out.open("wb") as stdout, err.open("wb") as stderr:
             limit_s = max(min(limit_s * (PATIENCE if self.dry else 1), self.left_s - 3), 1.0)
             environment = marked(job_environment(variables))
             code = run_to_limit(command, limit_s, environment, self.folder, stdout, stderr)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in (out, err))
         return EndedProcess(code, *texts, time.monotonic() - begun)
-
-    @contextmanager
-    def _turn(self, command: Sequence[object]) -> Iterator[None]:
-        """Have the GPU to itself, where jobs take turns; what only reads runs needs none."""
-        path = os.environ.get(TURNS)
-        if path is None or (command[: len(DPRO)] == DPRO and command[len(DPRO)] not in ("record", "try")):
-            yield
-            return
-        with Path(path).open("w", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def dpro(
         self, *words: object, limit_s: float = 120.0, variables: Mapping[str, object] | None = None

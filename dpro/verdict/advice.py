@@ -227,7 +227,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     low = 1 + (host - 1) * 0.3
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
-        low = max(min(graphs.speedup, host), low) if graphs.speedup > WORTH else low
+        low = max(min(graphs.speedup_at(graphs.gain_low_ns), host), low)
     count = launches.height / facts.rank_steps
     yield Advice(
         "launch",
