@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Floats
 from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
@@ -26,6 +27,9 @@ from dpro.units import format_duration
 
 MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
 MAX_LINES = 4  # of evidence of a kind, at most
+# A job that becomes slower from step to step has no place where its level changes: parts of it, of at least
+# four steps each, are compared in order. Of ten without a trend one in 2,000 rises like this.
+PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
     "gc_ns": "collecting garbage",
@@ -41,6 +45,7 @@ class Regression:
     Attributes:
         persistent: share of the steps since then that are beyond the middle between the two.
         before, after: when: the faster level, and all since the change.
+        last_ns: the last steps, where steps become longer and longer; else as `after_ns`.
     """
 
     since: int
@@ -49,6 +54,7 @@ class Regression:
     persistent: float
     before: TimeRange
     after: TimeRange
+    last_ns: float
 
 
 def find_regression(
@@ -71,8 +77,10 @@ def find_regression(
     changed = changes(counters, workers, regression.before, regression.after)
     lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
+    longer = f", {format_duration(regression.last_ns)} in the end"
     evidence = (
-        f"since step {regression.since} the typical step takes {format_duration(regression.after_ns)}; "
+        f"since step {regression.since} the typical step takes {format_duration(regression.after_ns)}"
+        f"{longer * (regression.last_ns != regression.after_ns)}; "
         f"before it took {format_duration(regression.before_ns)}",
         *_host_changes(host_facts(steps, counters), regression),
         *_work_changes(read_spans, steps, regression),
@@ -105,7 +113,9 @@ def regression_of(series: pl.DataFrame) -> Regression | None:
         series: as `job_steps` gives it.
     """
     times = series["duration_ns"].to_numpy().astype(np.float64)
-    begins = [0, *change_points(times, MIN_SHARE)]
+    cuts = change_points(times, MIN_SHARE)
+    growth = [] if cuts else _beginning_of_growth(times)
+    begins = [0, *cuts, *growth]
     if len(begins) < 2:
         return None
     levels = [float(np.median(part)) for part in np.split(times, begins[1:])]
@@ -126,7 +136,20 @@ def regression_of(series: pl.DataFrame) -> Regression | None:
         persistent=float((after > middle).mean()),
         before=_stretch(series, begins[fastest], begins[fastest + 1]),
         after=_stretch(series, since, times.size),
+        last_ns=float(np.median(times[-(times.size // PARTS) :] if growth else after)),
     )
+
+
+def _beginning_of_growth(times: Floats) -> list[int]:
+    """The first place from which on all parts of a series that grows are longer than its first; else none."""
+    if times.size < PARTS * MIN_PART:
+        return []
+    levels = np.array([np.median(part) for part in np.array_split(times, PARTS)])
+    tau = np.sign(levels - levels[:, None])[np.triu_indices(PARTS, 1)].mean()
+    if tau < RISING or levels[-1] < GROWN * levels[0]:
+        return []
+    unchanged = np.flatnonzero(levels <= (1 + MIN_SHARE) * levels[0])
+    return [sum(part.size for part in np.array_split(times, PARTS)[: unchanged[-1] + 1])]
 
 
 def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:

@@ -280,7 +280,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     yield Advice(
         "input",
         f"{how}{_longest_names(prepared, facts.rank_steps)}",
-        1 + (gain - 1) * 0.6,
+        1 + (gain - 1) * 0.5,
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
         "it can be made cheaper" if crowded else "there are free cores for it, and the source can keep up",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.regression import find_regression
+from dpro.detect.regression import _beginning_of_growth, find_regression
 from dpro.schema import COUNTERS, SPANS, STEPS, WORKERS, conform
 
 MS = 1_000_000
@@ -220,3 +222,25 @@ def test_spans_are_left_unread_where_no_window_is_on_either_side_of_the_change()
 def test_few_steps_show_no_regression():
     assert findings(job(np.array([100.0] * 5 + [200.0] * 5))) == []
     assert findings(STEPS.empty()) == []
+
+
+def test_steps_that_become_longer_and_longer_are_found_with_where_that_begins():
+    times = steady(120)
+    times[30:] *= np.linspace(1, 2, 90)
+    (finding,) = findings(job(times))
+    assert finding.class_ == "slow.regression"
+    since = int(re.match(r"since step (\d+) ", finding.evidence[0])[1])
+    assert 24 <= since <= 48
+    assert " in the end; before it took 100 ms" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        np.linspace(2, 1, 120),  # a slow beginning
+        np.linspace(1, 1.15, 120),  # a drift
+        1 + 0.5 * np.abs(np.sin(np.linspace(0, 6, 120))),  # by turns
+    ],
+)
+def test_a_slow_beginning_a_drift_and_what_goes_by_turns_are_no_growth(levels):
+    assert _beginning_of_growth(steady(120) * levels) == []
