@@ -128,18 +128,23 @@ _COMMUNICATION = (
 _COMPUTE = (
     ("fused", r"^triton_(poi|red|per|tem|for|_)"),
     ("optimizer", r"multi_tensor_apply|foreach|fused_?(adam|sgd|lamb|adagrad)|adam_?w?_(kernel|cuda)"),
-    ("attention", r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|rope"),
+    (
+        "attention",
+        r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|rope"
+        r"|compute_dot_do_o|convert_dq_to",
+    ),
     (
         "embedding",
         r"embedding|embs?_|indexing_backward|index_?(select|add|put|copy|fill)"
         r"|permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|offsets_range|lookup"
+        r"|sum_and_scatter|partial_segments"
         r"|jagged|recat|gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial"
         r"|compute_grad_weight",
     ),
     (
         "convolution",
         r"conv(?!ert)|dgrad|wgrad|fprop|winograd|scudnn|cask_cudnn|Im2Col|col2im|igemm|miopenSp3Asm"
-        r"|ImplicitGemm",
+        r"|ImplicitGemm|kern_precompute_indices",
     ),
     (
         "normalisation",
