@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 
 
 def drop_privileges() -> None:
     """Become a user that may write nothing of the run's."""
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(UNPRIVILEGED)
+    os.setuid(UNPRIVILEGED)
 
 
 def hold_cupti() -> object:

@@ -210,11 +210,11 @@ def test_pauses_that_take_little_of_the_step_are_no_cause(tmp_path):
     assert facts_of(descheduled(chance=0.001), tmp_path).still is None
 
 
-def test_input_is_worth_all_that_comes_before_the_first_launch_or_most_of_it(tmp_path):
+def test_input_is_worth_all_that_comes_before_the_first_launch_or_half_of_it(tmp_path):
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     gain = facts.gains_by_limit()[INPUT]
     (advice,) = (advice for advice in advise(facts, INPUT) if advice.kind == "input")
-    assert (advice.gain_low, advice.gain_high) == pytest.approx((1 + 0.6 * (gain - 1), gain))
+    assert (advice.gain_low, advice.gain_high) == pytest.approx((1 + 0.5 * (gain - 1), gain))
 
 
 def late_host(late_us: float) -> TinyRun:
