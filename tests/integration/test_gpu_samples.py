@@ -6,6 +6,9 @@ import pytest
 
 from dpro.cli.analysis import analyse
 from dpro.detect.hang.evidence import MIN_SURE
+from dpro.detect.hang.records import make_records
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
+from dpro.store import open_run
 from dpro.verdict.limits import HOST, INPUT
 from dpro.verdict.verdict import explain
 
@@ -25,10 +28,8 @@ def test_gains_of_the_host_are_those_outside_deep_windows(sample):
     assert 1.1 < verdict.limit.gain < 1.25
     assert verdict.shares["compute"] > 0.7
     assert any("outside deep windows" in line for line in verdict.unsure)
-    for prediction in analysis.search[0]:
-        text = " ".join(map(str, prediction.edits))
-        if text == "cuda-graph":
-            assert prediction.speedup_at(prediction.gain_low_ns) < 1.2
+    [graphs] = [row for row in analysis.search[0] if list(map(str, row.edits)) == ["cuda-graph"]]
+    assert graphs.speedup_at(graphs.gain_low_ns) < 1.2
 
 
 def test_steps_that_wait_for_their_input_by_turns_are_all_usual(sample):
@@ -65,6 +66,11 @@ def test_without_starts_neither_the_network_nor_a_gpu_is_blamed(repository, tmp_
         calls = pl.read_parquet(path)
         calls.with_columns(pl.col("state").str.replace("started", "scheduled")).write_parquet(path)
     [finding] = analyse(str(run)).verdict[0]
+    # While the job runs no table says what its GPUs timed.
+    tables = (COLLECTIVES, PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
+    calls, groups, workers, steps, clocks = map(open_run(run).table, tables)
+    for known in (steps, steps.drop("gpu_step_ns")):
+        assert make_records(calls, groups, workers, known, clocks, 2).starts_unknown
     assert finding.class_ == "hang.comm"
     assert finding.confidence < MIN_SURE
     assert any("--nccl-timing" in line for line in finding.evidence)

@@ -169,13 +169,8 @@ def make_records(
         status.select("rank", "key", "enqueued", "completed").unique(["rank", "key"], keep="any"),
         _ranks(calls, process_groups, workers, steps, clock_samples),
         world_size,
-        starts_unknown=_on_gpus(steps) and not (calls["state"] == "started").any(),
+        starts_unknown=bool((workers["gpu_name"] != "").any()) and not (calls["state"] == "started").any(),
     )
-
-
-def _on_gpus(steps: pl.DataFrame) -> bool:
-    """Return whether a GPU timed steps of table `steps`."""
-    return "gpu_step_ns" in steps.columns and bool((steps["gpu_step_ns"] > 0).any())
 
 
 def with_known_state(collectives: pl.DataFrame) -> pl.DataFrame:
