@@ -163,9 +163,9 @@ class Bench:
             variables: added to its environment.
         """
         begun = time.monotonic()
+        limit_s = max(min(limit_s * (PATIENCE if self.dry else 1), self.left_s - 3), 1.0)
         out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            limit_s = max(min(limit_s * (PATIENCE if self.dry else 1), self.left_s - 3), 1.0)
             environment = marked(job_environment(variables))
             code = run_to_limit(command, limit_s, environment, self.folder, stdout, stderr)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in (out, err))
@@ -185,7 +185,7 @@ class Bench:
         limit_s: float = 120.0,
         variables: Mapping[str, object] | None = None,
     ) -> tuple[Path, EndedProcess]:
-        """Record a job into a folder of its own; the run is whole when this returns.
+        """Record a job into a folder of its own; commands that read the run wait until it is whole.
 
         Args:
             name: of the folder.
@@ -197,7 +197,6 @@ class Bench:
         run = self.folder / name
         shutil.rmtree(run, ignore_errors=True)
         done = self.dpro("record", "-o", run, *options, "--", *command, limit_s=limit_s, variables=variables)
-        self.dpro("info", run)  # waits until the tables are written, which is after the job's end
         return run, done
 
     def ask(self, command: str, run: Path, *options: object, limit_s: float = 120.0) -> dict[str, Any]:
@@ -213,6 +212,7 @@ class Bench:
 
     def keep(self, run: Path) -> None:
         """Put a recorded run away, in an archive of the stage that has room for it, or say that none has."""
+        self.dpro("info", run)  # waits until the tables are written, which is after the job's end
         stage, _, check = self.results.stem.partition("-")
         parcel = self.folder / "parcel.tar"
         with tarfile.open(parcel, "w") as archive:

@@ -82,7 +82,7 @@ def blamed(
     if expected:
         right = bool(findings) and findings[0][0] in expected and findings[0][1] == [1]
     if may_be_open:
-        right = right or all(confidence <= OPEN for _, _, confidence in findings)
+        right = right or (bool(findings) and all(confidence <= OPEN for _, _, confidence in findings))
     bar = f"{' or '.join(expected)} of rank 1 first{', or nothing for sure' * may_be_open}"
     bench.say(
         "finding", findings=[f"{name} of {ranks} ({sure:.2f})" for name, ranks, sure in findings[:3]],
@@ -164,17 +164,13 @@ def many_windows(bench: Bench) -> None:
     options = ["--skip", 3, "--every", 6, "--window-steps", 2]
     run, done = bench.record("run", command, options, 90)
     done.ensure()
-    warnings = bench.ask("info", run).get("warnings")  # waits until the run is whole
+    warnings = bench.ask("info", run).get("warnings")
     bench.keep(run)
     steps = open_run(run).table(STEPS).filter(pl.col("window") >= 0)
     spans = open_run(run).table(SPANS).sort("start_ns")
     work = spans.filter(pl.col("kind") == ("cpu_op" if bench.dry else "kernel"))
-    placed = work.join_asof(
-        steps.sort("start_ns").select(
-            "start_ns", "window", place=pl.col("step") - pl.col("step").min().over("window")
-        ),
-        on="start_ns",
-    ).drop_nulls("window")
+    begins = steps.sort("start_ns").select("start_ns", "window")
+    placed = work.join_asof(begins, on="start_ns").drop_nulls("window")
     whole = steps.group_by("window").len().filter(pl.col("len") == 2)  # the job's end cuts the last one
     placed = placed.join(whole, on="window", how="semi").sort("start_ns")
     windows_seen = placed.group_by("window").agg(

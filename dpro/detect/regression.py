@@ -45,7 +45,7 @@ class Regression:
     Attributes:
         persistent: share of the steps since then that are beyond the middle between the two.
         before, after: when: the faster level, and all since the change.
-        last_ns: the last steps, where steps become longer and longer; else as `after_ns`.
+        last_ns: the last steps, where steps become longer and longer; None where they do not.
     """
 
     since: int
@@ -54,7 +54,7 @@ class Regression:
     persistent: float
     before: TimeRange
     after: TimeRange
-    last_ns: float
+    last_ns: float | None
 
 
 def find_regression(
@@ -77,10 +77,10 @@ def find_regression(
     changed = changes(counters, workers, regression.before, regression.after)
     lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
-    longer = f", {format_duration(regression.last_ns)} in the end"
+    last_ns = regression.last_ns
     evidence = (
         f"since step {regression.since} the typical step takes {format_duration(regression.after_ns)}"
-        f"{longer * (regression.last_ns != regression.after_ns)}; "
+        f"{'' if last_ns is None else f', {format_duration(last_ns)} in the end'}; "
         f"before it took {format_duration(regression.before_ns)}",
         *_host_changes(host_facts(steps, counters), regression),
         *_work_changes(read_spans, steps, regression),
@@ -136,7 +136,7 @@ def regression_of(series: pl.DataFrame) -> Regression | None:
         persistent=float((after > middle).mean()),
         before=_stretch(series, begins[fastest], begins[fastest + 1]),
         after=_stretch(series, since, times.size),
-        last_ns=float(np.median(times[-(times.size // PARTS) :] if growth else after)),
+        last_ns=float(np.median(times[-(times.size // PARTS) :])) if growth else None,
     )
 
 
@@ -144,12 +144,13 @@ def _beginning_of_growth(times: Floats) -> list[int]:
     """The first place from which on all parts of a series that grows are longer than its first; else none."""
     if times.size < PARTS * MIN_PART:
         return []
-    levels = np.array([np.median(part) for part in np.array_split(times, PARTS)])
+    parts = np.array_split(times, PARTS)
+    levels = np.array([np.median(part) for part in parts])
     tau = np.sign(levels - levels[:, None])[np.triu_indices(PARTS, 1)].mean()
     if tau < RISING or levels[-1] < GROWN * levels[0]:
         return []
     unchanged = np.flatnonzero(levels <= (1 + MIN_SHARE) * levels[0])
-    return [sum(part.size for part in np.array_split(times, PARTS)[: unchanged[-1] + 1])]
+    return [sum(part.size for part in parts[: unchanged[-1] + 1])]
 
 
 def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:

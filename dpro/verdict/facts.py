@@ -38,6 +38,7 @@ from dpro.verdict.limits import (
     FasterKernels,
     counterfactuals,
     gains_of,
+    lengths_of,
     typical,
 )
 
@@ -66,11 +67,10 @@ class JobFacts:
         """How long a usual step takes, replayed: the mean, as predictions have it."""
         return float(step_lengths(self.ends).mean())
 
-    @property
+    @cached_property
     def lengths(self) -> Floats:
         """[S] ns, how long each usual step takes, replayed."""
-        lengths: Floats = np.maximum(step_lengths(self.ends), 1).astype(np.float64)
-        return lengths
+        return lengths_of(self.ends)
 
     @property
     def unslowed_ns(self) -> float:
@@ -90,13 +90,13 @@ class JobFacts:
         """
         results = counterfactuals(self.job, self.ends, self.analysis.trust)
         slowed = self.analysis.trust.slowed
-        most = max((result.gain for result in results if result.limit == HOST), default=1.0) / slowed
         if slowed == 1.0:
             return results
-        of_host = (HOST, INPUT, SYNCHRONISATION)
+        free = max((result.gain for result in results if result.limit == HOST), default=1.0)
+        most = max(free / slowed, 1.0)
         capped = [
-            result._replace(gains=result.gains * min(max(most, 1.0) / result.gain, 1.0))
-            if result.limit in of_host
+            result._replace(gains=result.gains * min(most / result.gain, 1.0))
+            if result.limit in (HOST, INPUT, SYNCHRONISATION)
             else result
             for result in results
         ]

@@ -72,7 +72,7 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[
     Args:
         ends: `baseline_steps` of its graph.
     """
-    now = np.maximum(step_lengths(ends), 1).astype(np.float64)
+    now = lengths_of(ends)
     results = []
     for limit, change in CHANGES:
         with suppress(DproError):
@@ -90,10 +90,14 @@ def gains_of(before: ReplayedJob, after: ReplayedJob, ends: pl.DataFrame, trust:
         ends: `baseline_steps` of the unchanged one.
     """
     timeline = next(before.replays(after, slowdowns_of(trust)[:1]))
-    gains: Floats = np.maximum(step_lengths(ends), 1) / np.maximum(
-        steps_under(ends, before, after, timeline), 1
-    )
+    gains: Floats = lengths_of(ends) / np.maximum(steps_under(ends, before, after, timeline), 1)
     return gains
+
+
+def lengths_of(ends: pl.DataFrame) -> Floats:
+    """[S] ns, how long the steps of `baseline_steps` take; 1 at least."""
+    lengths: Floats = np.maximum(step_lengths(ends), 1).astype(np.float64)
+    return lengths
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.steps.durations import step_series, steps_of
+from dpro.replay.steps.durations import StepSeries, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
@@ -135,6 +135,15 @@ def _smallest_change(
     return float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
 
 
+def _deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
+    """Ns of the median step in deep windows, and the steps outside; None where either are missing."""
+    deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
+    usual = step_series(steps)
+    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
+        return None
+    return float(np.median(deep["time_ns"].to_numpy())), usual
+
+
 def windows_to_usual(steps: pl.DataFrame) -> float | None:
     """How many times as long steps in deep windows take as the others, or the other way round: 1 or more.
 
@@ -144,12 +153,10 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     Returns:
         None where either are missing.
     """
-    steps = with_times(steps)
-    deep = steps.filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
-    usual = step_series(steps)
-    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
+    both = _deep_and_usual(steps)
+    if both is None:
         return None
-    ratio = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
+    ratio = both[0] / both[1].typical_ns
     return max(ratio, 1 / ratio)
 
 
@@ -162,14 +169,12 @@ def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
     Returns:
         1 where they do not, and where steps differ too much to show it.
     """
-    if not is_of(graph.nodes.kind, GPU_KINDS).any():
+    both = _deep_and_usual(steps) if is_of(graph.nodes.kind, GPU_KINDS).any() else None
+    if both is None:
         return 1.0
-    deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
-    usual = step_series(steps)
-    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
-        return 1.0
+    deep_ns, usual = both
     low_ns, high_ns = np.percentile(usual.times[~usual.paused], (25, 75))
-    slowed = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
+    slowed = deep_ns / usual.typical_ns
     return slowed if slowed > SLOWED and high_ns - low_ns < NARROW * usual.typical_ns else 1.0
 
 
@@ -476,6 +481,7 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
+    table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
@@ -496,13 +502,9 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
-        slowed=slowed_by_recording(built.graph, _steps_of(built)),
+        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(table)),
+        slowed=slowed_by_recording(built.graph, table),
     )
-
-
-def _steps_of(built: Built) -> pl.DataFrame:
-    return STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:

@@ -47,8 +47,9 @@ def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFra
         cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
         last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, last, strict=True))
+        gap = format_duration(float(np.median(gaps_ns)))
         evidence = (
-            f"in each step ranks come one after another, {format_duration(float(np.median(gaps_ns)))} apart, "
+            f"in each step ranks come one after another, each {gap} later, "
             f"and which comes last changes: {shares} of {team.steps.size} steps",
             "no rank is at fault: they wait for each other at something that they share and take in turn, "
             "such as a lock of a file, a server, or a disk; look at what all of them open in each step",
