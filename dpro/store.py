@@ -112,11 +112,13 @@ class Run:
 
     Attributes:
         source: the traces or the URL that the user named, where they were brought into a cache; else None.
+        layout: how many ranks there are along each axis, as the user states it; empty where not.
     """
 
     path: Path
     manifest: Manifest
     source: Path | str | None = None
+    layout: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

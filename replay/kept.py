@@ -50,9 +50,14 @@ class KeptFacts:
 
 
 def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
-    """When parts of each table were last added: parts are renamed into their folder when they are whole."""
+    """When parts of each table were last added: parts are renamed into their folder when they are whole.
+
+    A layout that the user states counts as a table.
+    """
+    stated = tuple(run.layout.items())
     try:
-        return tuple(sorted((str(folder), folder.stat().st_mtime_ns) for folder in run.path.iterdir()))
+        folders = sorted((str(folder), folder.stat().st_mtime_ns) for folder in run.path.iterdir())
+        return (*stated, *folders)
     except OSError:  # what cannot be read says so where it is read
         return ()
 

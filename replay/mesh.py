@@ -1,6 +1,7 @@
 """Where each rank stands: the axes of parallelism of a job, and the coordinates of every rank on them.
 
-In: a run's process groups, calls, buckets and workers, with coordinates that the job's own meshes recorded.
+In: a run's process groups, calls, buckets and workers, with coordinates that the job's own meshes recorded,
+or a layout that its user states.
 Out: `Mesh`, the axes along which the ranks of a group differ, and an axis for each kind of communication of a
 graph. No axis gets a name that neither a mesh, a description nor the use of its groups implies.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from operator import mul
 from typing import NamedTuple
@@ -22,16 +24,19 @@ import polars as pl
 
 from dpro.classify import REDUCTIONS
 from dpro.documents import DocumentPart
+from dpro.errors import UsageError
 from dpro.members import members_of
 from dpro.replay.alignment.match import group_label
 from dpro.replay.graph import Graph
+from dpro.replay.job_kind import is_backward, kind_of
 from dpro.replay.kept import kept
-from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, WORKERS
+from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from dpro.words import whole_number
+from dpro.words import few, whole_number
 
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
-MESH, DESCRIPTIONS, ALGEBRA = "mesh", "descriptions", "algebra"
+STATED, MESH, DESCRIPTIONS, ALGEBRA = "stated", "mesh", "descriptions", "algebra"
+MEGATRON_ORDER = ("tp", "cp", "ep", "dp", "pp")  # the first varies fastest with the number of a rank
 _DESCRIBED: Mapping[
     str, str
 ] = {  # of Megatron-core; torch describes the groups of a mesh's axis as `mesh_NAME`
@@ -45,6 +50,8 @@ _DESCRIBED: Mapping[
 }
 _NO_GROUP = "no group"
 GRADIENTS = "gradients"
+ACTIVATIONS = "activations"
+MIN_ACTIVATION_BYTES = 1 << 16  # of a reduction in a forward pass that is no loss, count or norm
 EXPERTS = "ep"
 BY = " x "  # between the names of axes
 _MAX_FILLED = 1 << 20  # ranks whose places are filled in
@@ -56,7 +63,8 @@ Coordinates = Mapping[int, tuple[int, ...]]
 class RankGroup(NamedTuple):
     """A process group: its description (empty where unknown), global ranks, and what it was used for.
 
-    What it was used for are the operations called on it, and `GRADIENTS` where it reduces recorded buckets.
+    What it was used for are the operations called on it, `GRADIENTS` where it reduces recorded buckets, and
+    `ACTIVATIONS` where forward passes reduce on it.
     """
 
     description: str
@@ -99,7 +107,7 @@ class Mesh(NamedTuple):
         num_ranks: of the job.
         axes: those that are longer than one; empty where nothing implies it.
         coordinates: of each rank whose place is known, one number per axis.
-        source: `mesh`, `descriptions` or `algebra`; empty where nothing implies it.
+        source: `stated`, `mesh`, `descriptions` or `algebra`; empty where nothing implies it.
         ambiguity: what remains open, one sentence each.
         overlays: what is laid over the axes.
     """
@@ -450,14 +458,23 @@ def _name(group: RankGroup) -> str:
     return _DESCRIBED.get(group.description.lower(), "")
 
 
+_OF_SHARDS = {*REDUCTIONS, "all_gather", "broadcast", "barrier", ACTIVATIONS}
+
+
 def _name_by_use(family: _Family) -> str:
-    """The name, else what the calls imply: only a pipeline's groups do nothing but send and receive."""
+    """The name, else what the calls imply.
+
+    Only a pipeline's groups do nothing but send and receive. Only ranks that hold parts of one layer sum its
+    activations; experts and embedding tables are exchanged, too.
+    """
     if family.name:
         return family.name
     if GRADIENTS in family.ops:
         return "dp"
     messages = {"send", "recv", "send_recv"}
-    return "pp" if family.ops and family.ops <= messages else ""
+    if family.ops and family.ops <= messages:
+        return "pp"
+    return "tp" if ACTIVATIONS in family.ops and family.ops <= _OF_SHARDS else ""
 
 
 # The mesh of a run.
@@ -470,7 +487,112 @@ def mesh_of_run(run: Run) -> Mesh:
         row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0} for row in places.to_dicts()
     }
     sizes = {axis: max(places[f"{axis}_size"].to_list(), default=-1) for axis in AXES}
-    return mesh_of(groups_of(run), recorded, run.manifest.world_size, sizes)
+    groups, num_ranks = groups_of(run), run.manifest.world_size
+    if run.layout:
+        return _stated(run.layout, groups, num_ranks)
+    mesh = mesh_of(groups, recorded, num_ranks, sizes)
+    if all(axis.name for axis in mesh.axes):
+        return mesh
+    return mesh_of(_with_activations(run, groups), recorded, num_ranks, sizes)
+
+
+def with_layout(run: Run, layout: Mapping[str, int]) -> Run:
+    """The run with a layout that its user states; replicas make up what it leaves out.
+
+    Args:
+        layout: ranks along some of `AXES`.
+
+    Raises:
+        UsageError: it holds another number of ranks, or a group of the run lies across its axes.
+    """
+    num_ranks = run.manifest.world_size
+    given = ", ".join(f"{axis}={size}" for axis, size in layout.items())
+    dense = math.prod(size for axis, size in layout.items() if axis != EXPERTS)
+    if "dp" not in layout and dense and num_ranks % dense == 0:
+        layout = {**layout, "dp": num_ranks // dense}
+        dense = num_ranks
+    if dense != num_ranks:
+        raise UsageError(f"--layout {given} holds {dense} ranks; the run has {num_ranks}")
+    if layout["dp"] % layout.get(EXPERTS, 1):
+        raise UsageError(f"--layout {given}: ep divides the {layout['dp']} data-parallel ranks")
+    stated = replace(run, layout=dict(layout))
+    mesh_of_run(stated)  # refuses what the groups of the run contradict
+    return stated
+
+
+def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
+    """The mesh of a stated layout, in the first order of axes along which all groups of the run lie.
+
+    Raises:
+        UsageError: there is no such order.
+    """
+    names = [name for name in MEGATRON_ORDER if layout.get(name, 1) > 1 and name != EXPERTS]
+    several = [group.ranks for group in groups if len(group.ranks) > 1]
+    across: frozenset[int] = frozenset()
+    for order in permutations(names):
+        mesh = _numbered(layout, order, num_ranks)
+        across = next((ranks for ranks in several if not _lies_along(mesh, ranks)), frozenset())
+        if not across:
+            return mesh
+    axes = ", ".join(f"{name}={layout[name]}" for name in names)
+    raise UsageError(
+        f"--layout {axes}: ranks {few(sorted(across), 8)} are one group, which lies along no axis"
+    )
+
+
+def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -> Mesh:
+    """Ranks numbered along the axes, the first of which varies fastest; experts divide replicas in order."""
+    places: dict[int, dict[str, int]] = {rank: {} for rank in range(num_ranks)}
+    stride = 1
+    for name in order:
+        for rank, place in places.items():
+            place[name] = rank // stride % layout[name]
+        stride *= layout[name]
+    if layout.get(EXPERTS, 1) > 1:
+        for place in places.values():
+            place[EXPERTS] = place["dp"] % layout[EXPERTS]
+    return _from_mesh(places, num_ranks, layout)._replace(source=STATED)
+
+
+def _lies_along(mesh: Mesh, ranks: frozenset[int]) -> bool:
+    """Whether ranks are all that there are along some axes, or some of those along one."""
+    along = _axes_between(mesh, ranks)
+    return len(along) == 1 or _is_whole(mesh, along, ranks)
+
+
+def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
+    """The groups, those on which forward passes sum as much as activations are marked as used for them."""
+    calls = run.table(COLLECTIVES).filter(
+        pl.col("op").is_in(REDUCTIONS) & (pl.col("bytes_in") >= MIN_ACTIVATION_BYTES)
+    )
+    rank = calls["rank"].min()
+    spans = next(iter(run.part_by_part(SPANS, _OF_PASSES)), SPANS.empty().select(_OF_PASSES))
+    if rank is None or spans.is_empty():
+        return list(groups)
+    spans = spans.filter(pl.col("rank") == pl.col("rank").first())
+    calls = calls.filter(pl.col("rank") == spans["rank"][0]).join(
+        spans.select(launch_span_id="span_id", called_ns="start_ns"), on="launch_span_id", how="left"
+    )
+    steps = run.table(STEPS).filter(pl.col("rank") == spans["rank"][0]).select("step", step_ns="start_ns")
+    moments = calls.select("group_ranks", at=pl.coalesce("called_ns", "enqueued_ns")).sort("at")
+    backward = spans.filter(is_backward()).select(at="start_ns").sort("at")
+    if backward.height:
+        in_step, first = (
+            moment.join_asof(steps.sort("step_ns"), left_on="at", right_on="step_ns")
+            for moment in (moments, backward)
+        )
+        first = first.group_by("step").agg(backward_ns=pl.col("at").min())
+        of_steps = in_step.join(first, on="step", how="left", nulls_equal=True)
+        forward = of_steps.filter(pl.col("at") < pl.col("backward_ns"))
+    else:
+        forward = moments if kind_of(run).trains is False else moments.clear()
+    used = {frozenset(members_of(text)) for text in forward["group_ranks"].unique()}
+    return [
+        group._replace(ops=group.ops | {ACTIVATIONS}) if group.ranks in used else group for group in groups
+    ]
+
+
+_OF_PASSES = ["span_id", "rank", "name", "start_ns", "forward_thread"]
 
 
 def axes_of_messages(graph: Graph) -> tuple[str, ...]:

@@ -359,7 +359,7 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
 
 
 def fingerprint(run: Run) -> str:
-    """Changes with anything a run's files hold, and with the code that makes a graph of them."""
+    """Changes with all that a run's files hold, a stated layout, and the code that makes a graph of them."""
     import dpro.replay
     from dpro.schema import TABLES
     from dpro.store import MANIFEST, part_files
@@ -375,4 +375,5 @@ def fingerprint(run: Run) -> str:
             with part.open("rb") as content:
                 hashlib.file_digest(content, lambda: digest)
     digest.update((run.path / MANIFEST).read_bytes())
+    digest.update(repr(sorted(run.layout.items())).encode())
     return digest.hexdigest()

@@ -156,7 +156,9 @@ def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
     """The ranks that stand at all of some places."""
     mesh, given = mesh_of_run(run), f"--ranks {chosen}"
     if not named_axes(mesh):
-        raise UsageError(f"{given}: nothing recorded says how the ranks are laid out: give their numbers")
+        raise UsageError(
+            f"{given}: nothing recorded says how the ranks are laid out: give --layout, or their numbers"
+        )
     ranks = set(mesh.coordinates)
     for axis, wanted in chosen.places:
         if axis not in named_axes(mesh):

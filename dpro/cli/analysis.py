@@ -73,6 +73,32 @@ ranks_option = click.option(
 )
 
 
+def _read_layout(context: click.Context, _option: click.Parameter, text: str | None) -> None:
+    """Callback of `--layout`: keeps it where `open_quietly` finds it.
+
+    Raises:
+        UsageError: the text is no layout.
+    """
+    if text is None:
+        return
+    from dpro.replay.layouts.layout import AXES, parse_layout
+
+    layout = parse_layout(text)
+    if others := sorted(set(layout) - set(AXES)):
+        raise UsageError(f"--layout {text}: {others[0]} is no axis: there are {', '.join(AXES)}")
+    context.meta[LAYOUT] = layout
+
+
+LAYOUT = "dpro.layout"
+layout_option = click.option(
+    "--layout",
+    metavar="LAYOUT",
+    callback=_read_layout,
+    expose_value=False,
+    help="RUN's layout, where it does not say it: tp=8, or dp=4,tp=2; dp is what the others leave.",
+)
+
+
 network_option = click.option(
     "--network-table",
     metavar="FILE",
@@ -173,7 +199,14 @@ def open_quietly(path: str | os.PathLike[str]) -> Run:
     """
     from dpro.opening import open_path
 
-    return open_path(path, progress_bar)
+    run = open_path(path, progress_bar)
+    context = click.get_current_context(silent=True)
+    layout = context.meta.get(LAYOUT) if context else None
+    if not layout:
+        return run
+    from dpro.replay.mesh import with_layout
+
+    return with_layout(run, layout)
 
 
 @contextmanager

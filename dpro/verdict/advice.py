@@ -20,6 +20,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.job_kind import kind_of
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -509,10 +510,11 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
     bubble = facts.gains_by_limit().get(BUBBLE, 1.0)
     if bubble >= 1.1:
         half = 1 / (1 - (1 - 1 / bubble) / 2)
-        for kind, do in (
-            ("interleave", "interleave two chunks of layers per stage, which halves the bubble"),
-            ("microbatches", "twice as many micro-batches per step, which halves the bubble"),
-        ):
+        ways = [("microbatches", "twice as many micro-batches per step, which halves the bubble")]
+        if kind_of(facts.analysis.run).chunks <= 1:
+            two = "interleave two chunks of layers per stage, which halves the bubble"
+            ways.insert(0, ("interleave", two))
+        for kind, do in ways:
             yield Advice(kind, do, 1 + (half - 1) * 0.6, half, "a setting", "memory holds more activations")
 
 

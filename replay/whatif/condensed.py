@@ -49,7 +49,7 @@ from dpro.replay.sharded.rank import (
     with_pooled_lags,
 )
 from dpro.replay.timeline import PathTo, Timeline, replay
-from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
 from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.job import WHOLE_ONLY, Changed, ReplayedJob, T
@@ -93,6 +93,7 @@ class CondensedJob(ReplayedJob):
 
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
         """As of `ReplayedJob`."""
+        refuse_foreign(edit, self.graph)
         if edit.scope() == "job":
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
         if edit.scope() == "transfers":

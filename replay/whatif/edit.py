@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, once
+from dpro.replay.job_kind import JobKind, kind_of
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, text_of
 
@@ -62,6 +64,7 @@ class Edit(ABC):
             not predicted. Empty where nothing changes.
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
+        of_training: whether it is about gradients and updates, which only a job that trains has.
         acts_on: what it looks at and changes: only transfers, each rank by itself, some ranks beside their
             peers, or the whole job; all but the last can be had of condensed ranks.
         compares_ranks: whether what it does to a rank depends on what others hold.
@@ -80,6 +83,7 @@ class Edit(ABC):
     training: ClassVar[str] = ""
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
+    of_training: ClassVar[bool] = False
     acts_on: ClassVar[Reach] = "job"
     compares_ranks: ClassVar[bool] = False
 
@@ -173,6 +177,24 @@ class Edit(ABC):
     @abstractmethod
     def how(self) -> str:
         """How to do it for real in PyTorch."""
+
+
+def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
+    """Refuse what is about training where the job does none.
+
+    Raises:
+        Unanswerable: the recording shows no backward pass.
+    """
+    if edit.of_training and kind_of_job(graph).trains is False:
+        raise Unanswerable(
+            "the recording holds no backward pass: nothing is trained, so no gradients are reduced or applied"
+        )
+
+
+def kind_of_job(graph: Graph) -> JobKind:
+    """What kind of job a graph is of."""
+    run = graph.run
+    return JobKind() if run is None else once(graph, "kind of job", (run,), lambda: kind_of(run))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict
@@ -212,6 +212,7 @@ def candidates(
     refused = []
     for kind in all_kinds() if kinds is None else kinds:
         try:
+            refuse_foreign(kind, facts.graph)
             edits += kind.candidates(facts)
         except (Unanswerable, GraphError) as error:
             refused.append(Refusal(kind.name, str(error)))

@@ -18,7 +18,7 @@ from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_ove
 from dpro.replay.graph import GPU_KINDS, Graph, once
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import PathTo, Timeline, path_within, replay
-from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.pace import pace_of_hosts
@@ -56,6 +56,7 @@ class ReplayedJob:
         Raises:
             Unanswerable: the run lacks what the edit needs, or the job is not held in the way that it needs.
         """
+        refuse_foreign(edit, self.graph)
         graph = self.graph
         notes = edit.notes(graph) if in_full else ()
         changed = self.made[edit] if edit in self.made else self._edited(edit)

@@ -21,6 +21,7 @@ from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.documents import Document, DocumentPart
+from dpro.replay.job_kind import JobKind, kind_of
 from dpro.replay.mesh import Axis, in_words, mesh_of_run
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
@@ -50,7 +51,7 @@ class MeshDocument(DocumentPart, frozen=True):
         line: the layout in words; empty where it is unknown.
         axes: those that are longer than one.
         coordinates: of each rank, by its number: its place on each axis; -1 where unknown.
-        source: mesh, descriptions or algebra; empty where nothing implies it.
+        source: stated, mesh, descriptions or algebra; empty where nothing implies it.
         ambiguity: what remains open.
         overlays: experts that are laid over the axes.
     """
@@ -202,6 +203,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
     Attributes:
         cache: where traces were imported to; null for a run.
+        kind: whether it trains, is compiled, is launched from CUDA graphs.
         layout: where each rank stands on the axes of parallelism.
         steps: that were recorded.
         step_time: how long a step takes; null where none was timed.
@@ -222,6 +224,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
     coverage: InfoCoverage
     cache: str | None
+    kind: JobKind
     layout: MeshDocument
     steps: int
     step_time: StepTimeDocument | None
@@ -267,6 +270,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         **_contents(run),
         coverage=_coverage(run, steps),
         cache=None if run.source is None else str(run.path),
+        kind=kind_of(run),
         layout=layout_document(run),
         steps=steps["step"].n_unique(),
         step_time=step_time_document(steps),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import open_or_import, run_argument, with_graph
+from dpro.cli.analysis import layout_option, open_or_import, run_argument, with_graph
 from dpro.cli.output import NO_HISTORY, console, json_option, print_end, print_json, warn
 from dpro.opening import holds_traces
 from dpro.units import format_duration
@@ -25,6 +25,7 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 
 @click.command()
 @run_argument
+@layout_option
 @click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @json_option
 def diagnose(run: str, history: bool, as_json: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from dpro.cli.analysis import open_or_import, run_argument
+from dpro.cli.analysis import layout_option, open_or_import, run_argument
 from dpro.cli.output import json_option, print_json, progress
 
 
 @click.command()
 @run_argument
+@layout_option
 @json_option
 def explain(run: str, as_json: bool) -> None:
     """Say what limits the job, who is at fault, and what to do first.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, ranks_option, run_argument, steps_option
+from dpro.cli.analysis import analyse, layout_option, ranks_option, run_argument, steps_option
 from dpro.cli.output import console, ensure_writable, json_option, print_json, print_selection, whole_file
 from dpro.errors import UsageError
 from dpro.units import ms
@@ -22,6 +22,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 @click.command()
 @run_argument
+@layout_option
 @click.option("--chrome", type=_FILE, metavar="FILE", help="Chrome's trace JSON; compressed for FILE.gz.")
 @click.option(
     "--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times; compressed."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dpro.cli.analysis import layout_option
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.words import few
 
@@ -23,6 +24,7 @@ _RANKS_NAMED = 8
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path())
+@layout_option
 @json_option
 def info(run: str, as_json: bool) -> None:
     """What a run holds and what it lacks.
@@ -66,6 +68,7 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.analysis.summary import ranks_recorded
     from dpro.detect.findings_log import describe_logged
+    from dpro.replay.job_kind import kind_in_words
     from dpro.trial.ledger import in_words as applied_in_words
 
     coverage = document.coverage
@@ -74,6 +77,7 @@ def in_words(document: InfoDocument) -> list[str]:
         *([f"cache      {document.cache}"] if document.cache else []),
         f"ranks      {ranks_recorded(document.ranks, document.missing_ranks, document.world_size)}",
         *([f"pretended  {document.pretended}"] if document.pretended else []),
+        *([f"job        {kind}"] if (kind := kind_in_words(document.kind)) else []),
         *([f"layout     {document.layout.line}"] if document.layout.line else []),
         *(f"layout     {line}" for line in document.layout.ambiguity),
         f"hosts      {', '.join(document.hosts) or 'not recorded'}",

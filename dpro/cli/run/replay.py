@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, network_option, run_argument, steps_option
+from dpro.cli.analysis import analyse, layout_option, network_option, run_argument, steps_option
 from dpro.cli.options import MAX_STEPS
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.units import format_duration
@@ -30,6 +30,7 @@ PATH_ROWS = 10
 
 @click.command()
 @run_argument
+@layout_option
 @click.option(
     "--step",
     type=click.IntRange(0, MAX_STEPS),

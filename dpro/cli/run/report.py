@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import network_option, ranks_option, read_network, run_argument, steps_option
+from dpro.cli.analysis import (
+    layout_option,
+    network_option,
+    ranks_option,
+    read_network,
+    run_argument,
+    steps_option,
+)
 from dpro.cli.output import (
     console,
     ensure_writable,
@@ -59,6 +66,7 @@ HOST_FACTS = {  # likewise
 
 @click.command()
 @run_argument
+@layout_option
 @click.option(
     "--top",
     type=click.IntRange(1, 1_000_000),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from dpro.cli.analysis import analyse, network_option, ranks_option, run_argument, steps_option
+from dpro.cli.analysis import analyse, layout_option, network_option, ranks_option, run_argument, steps_option
 from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import (
     console,
@@ -61,6 +61,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
 
 @click.command(cls=_WithEdits, context_settings={"allow_extra_args": True})
 @run_argument
+@layout_option
 @click.option(
     "-e",
     "--edit",

@@ -30,7 +30,7 @@ from dpro.replay.whatif.choices.by_bucket import (
     compressed,
     compression_lines,
 )
-from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit import Edit, kind_of_job
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
@@ -46,7 +46,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     with_reductions,
     workers_of,
 )
-from dpro.schema import CODECS
+from dpro.schema import BUCKETS, CODECS
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,12 @@ class Bucket(ReductionEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Sizes that may be best, by what fusing or splitting their buckets would gain."""
+        _require_buckets(facts.graph)
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
     def changed(self, reductions: GradientReductions) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
+        _require_buckets(reductions.graph)
         require_bytes(reductions)
         first = self.mb if self.first_mb is None else self.first_mb
         closes = [
@@ -106,6 +108,20 @@ class Bucket(ReductionEdit):
 
     def how(self) -> str:
         return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
+
+
+def _require_buckets(graph: Graph) -> None:
+    """Refuse a job whose gradients no framework puts into buckets.
+
+    Raises:
+        Unanswerable: neither buckets nor DDP's own ranges were recorded.
+    """
+    is_recorded = graph.run is not None and bool(graph.run.num_rows(BUCKETS))
+    if graph.run is not None and not is_recorded and not kind_of_job(graph).ddp:
+        raise Unanswerable(
+            "no DistributedDataParallel is in the recording: the job reduces its gradients itself, in pieces "
+            "of its own; `overlap` and `compress` are about any reductions"
+        )
 
 
 def closing_of(reductions: GradientReductions, backward: Pass, first_cap: int, cap: int) -> Ints:

@@ -33,6 +33,8 @@ from dpro.replay.whatif.graph_ops.reductions import (
 class ReductionEdit(Edit):
     """A change to the reductions of gradients."""
 
+    of_training = True
+
     @abstractmethod
     def changed(self, reductions: GradientReductions) -> Graph:
         """The graph of the changed job, or the same graph where nothing is to change.

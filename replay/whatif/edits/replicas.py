@@ -66,6 +66,7 @@ class DataParallelSize(Edit):
     )
     proof = "2 to 4 ranks, DDP on gloo; 2 to 1 beside tensor parallelism"
     is_advice = False
+    of_training = True
     effort = "money"
     training = "a batch that grows with the ranks: as many samples may teach less"
     ranks: int = key("how many data-parallel ranks", least=1, most=MAX_RANKS)

@@ -69,6 +69,7 @@ class Accumulate(Edit):
     assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
     source = "the step, preceded by copies of itself without these reductions and without its optimizer"
     proof = "2 passes, DDP and FSDP2 on gloo; also beside tensor parallelism"
+    of_training = True
     effort = "code"
     training = "a larger batch for each update: as many samples may teach less"
     steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
@@ -200,6 +201,7 @@ class Recompute(Edit):
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
     proof = "blocks of a GPT and a ResNet, CPU"
+    of_training = True
     effort = "code"
     memory = "frees"
     module: str = key("pattern for the modules, of which the outermost that fit are the blocks")

@@ -63,7 +63,8 @@ def with_kept_tables(graph: Graph) -> Graph:
         return graph
 
     def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
-        return KeptRun(run.path, run.manifest, run.source), dict(graph.facts)
+        of_run = {one.name: getattr(run, one.name) for one in dataclasses.fields(run)}
+        return KeptRun(**of_run), dict(graph.facts)
 
     kept, facts = once(graph, ("kept tables", tables_written(run)), (run,), begin)
     return dataclasses.replace(graph, run=kept, facts=facts)

@@ -22,7 +22,7 @@ from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, precision_lines
-from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
+from dpro.replay.whatif.edit import CountedEdit, Counts, Edit, kind_of_job
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
@@ -60,6 +60,7 @@ class Optimizer(CountedEdit):
         "tensors moved per parameter in torch's loops and by one pass: Adam 19 to 7, AdamW 21, SGD 8 to 5"
     )
     proof = "AdamW as a loop, foreach and fused, CPU"
+    of_training = True
     effort = "flag"
     impl: str = key("which implementation", "fused", choices=("fused", "foreach"))
     doubt: float = 0.3
@@ -168,7 +169,7 @@ class Compile(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        _require_kernels(facts.graph)
+        _require_uncompiled(facts.graph)
         return [cls(NodeSelection())]
 
     def bound(self, facts: RunFacts) -> float:
@@ -178,7 +179,7 @@ class Compile(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Give the first of each run the time of all, and take the others with what launched them."""
-        _require_kernels(graph)
+        _require_uncompiled(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
             raise NothingToChange(
@@ -203,6 +204,13 @@ def _require_kernels(graph: Graph) -> None:
         raise NothingToChange(
             "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
         )
+
+
+def _require_uncompiled(graph: Graph) -> None:
+    """As `_require_kernels`; refuse a job whose kernels torch.compile has fused, too."""
+    _require_kernels(graph)
+    if kind_of_job(graph).compiled:
+        raise NothingToChange("torch.compile has fused kernels of this job already")
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:

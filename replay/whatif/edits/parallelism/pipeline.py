@@ -285,6 +285,7 @@ class Pipeline(Edit):
         rows = computes(facts.graph)
         shape = shape_of(rows)
         wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
+        wanted = [edit for edit in wanted if shape.chunks == 1 or edit.schedule != "interleaved"]
         wanted += [cls("1f1b", times * shape.batches) for times in (2, 4)]
         return [edit for edit in wanted if edit._is_possible(shape)]
 
@@ -359,12 +360,16 @@ class Pipeline(Edit):
         return stays and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
 
     def _orders(self, shape: PipelineShape) -> list[Order]:
+        if self._chosen.copies >= shape.stages:
+            raise Unanswerable(
+                f"{self.schedule} on {shape.stages} stages: each would hold the whole model, no part of it"
+            )
         return self._chosen.orders(shape.stages, self.micro_batches or shape.batches, self._chunks(shape))
 
     def _is_possible(self, shape: PipelineShape) -> bool:
         try:
             self._orders(shape)
-        except UsageError:
+        except (UsageError, Unanswerable):
             return False
         return True
 

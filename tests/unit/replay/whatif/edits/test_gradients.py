@@ -132,11 +132,21 @@ def test_what_buckets_hold_is_inferred_where_it_is_not_recorded(tmp_path, edit):
     recorded = built(ddp_job(closes=(1, 3)), tmp_path / "recorded")
     unrecorded = ddp_job(closes=(1, 3))
     del unrecorded.rows["buckets"]
+    unrecorded.mark("DistributedDataParallel.forward", 0, 1)
     older = ddp_job(closes=(1, 3))
     for row in older.rows["buckets"]:
         row["parameter_bytes"] = []
     for name, run in {"unrecorded": unrecorded, "older": older}.items():
         assert steps_us(built(run, tmp_path / name), edit) == pytest.approx(steps_us(recorded, edit), abs=3)
+
+
+def test_a_job_that_reduces_its_gradients_itself_has_no_buckets(tmp_path):
+    run = ddp_job(closes=(1, 3))
+    del run.rows["buckets"]
+    graph = built(run, tmp_path)
+    with pytest.raises(Unanswerable, match="no DistributedDataParallel"):
+        parse_edit("bucket:mb=1").apply(graph)
+    assert parse_edit("overlap:mode=off").apply(graph) is not graph
 
 
 @pytest.mark.parametrize("closes", [(3,), (0, 1, 2, 3)])

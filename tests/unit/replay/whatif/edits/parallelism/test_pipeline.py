@@ -14,7 +14,9 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.schedules import FORWARD, HALF, SCHEDULES, looped, table_of
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.parallelism.pipeline import computes, shape_of, slowness
+from dpro.replay.whatif.edit_sets import candidates
+from dpro.replay.whatif.edits.parallelism.pipeline import Pipeline, computes, shape_of, slowness
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job
@@ -92,6 +94,24 @@ def test_zero_bubbles_and_chunks_shorten_the_pipelines_start_and_end_as_publishe
     # In ZB-V stages begin one after the other; in DualPipe one is idle as its report says.
     for schedule, bubble in (("zb-h1", 30), ("interleaved,chunks=2", 45), ("zbv", 15), ("dualpipe", 20)):
         assert _steps(graph, f"pipeline:schedule={schedule}") == pytest.approx([244 + bubble], abs=0.01)
+
+
+def test_dualpipe_of_two_stages_is_no_pipeline(tmp_path):
+    graph = _graph(Job(2, 1, 8), tmp_path / "r")
+    with pytest.raises(Unanswerable, match="each would hold the whole model"):
+        _steps(graph, "pipeline:schedule=dualpipe")
+    edits, _ = candidates(facts_of(graph), [Pipeline])
+    assert {edit.schedule for edit in edits} == {"1f1b", "zb-h1", "interleaved", "zbv"}
+
+
+def test_a_pipeline_that_interleaves_is_not_advised_to(traces):
+    interleaved, plain = (
+        facts_of(build_graph(open_quietly(traces / "pp_timeline" / name)).predictive)
+        for name in ("megatronapp_pp4", "primus_pp8")
+    )
+    for facts, advised in ((interleaved, False), (plain, True)):
+        edits, _ = candidates(facts, [Pipeline])
+        assert ("interleaved" in {edit.schedule for edit in edits}) is advised
 
 
 def _work(graph: Graph) -> int:
