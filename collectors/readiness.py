@@ -87,6 +87,13 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
         return Check(
             "torch", MISSING, f"{python}: {error.strerror}", "name the job's Python with --python"
         ), {}
+    except subprocess.TimeoutExpired:
+        return Check(
+            "torch",
+            LIMITED,
+            f"{python} did not import torch within {ASK_TORCH_S} s: this machine is busy, or its disk is slow",
+            "try again when it is quiet; whether torch is there is not known",
+        ), {}
     except (subprocess.SubprocessError, ValueError, IndexError):
         return Check(
             "torch",
@@ -139,7 +146,9 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
     if not driver.exists() and not of_amd and not facts.get("gpus"):
         yield Check("GPU", READY, "none: jobs on the CPU are recorded all the same")
         return
-    if not facts.get("gpus"):
+    if not facts:
+        yield Check("GPU", LIMITED, "a driver is loaded; what torch sees is not known", "see torch")
+    elif not facts.get("gpus"):
         yield Check(
             "GPU", LIMITED, "a driver is loaded, but torch sees no GPU",
             "look at CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, the container's runtime, and torch's build",

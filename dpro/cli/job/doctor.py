@@ -96,7 +96,7 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
 
 def recording(python: str) -> Check:
     """Whether a tiny job is recorded, with its deep window."""
-    from dpro.collectors.readiness import MISSING, READY, Check
+    from dpro.collectors.readiness import LIMITED, MISSING, READY, Check
     from dpro.errors import DproError
     from dpro.opening import ensure_finished
     from dpro.schema import SPANS, STEPS
@@ -116,6 +116,9 @@ def recording(python: str) -> Check:
             return Check(
                 "recording", MISSING, f"a tiny job failed: {' '.join(what)}", "run it without dpro first"
             )
+        except subprocess.TimeoutExpired:
+            what = f"a tiny job took longer than {JOB_S} s: this machine is busy"
+            return Check("recording", LIMITED, what, "try again when it is quiet")
         except (subprocess.SubprocessError, DproError) as error:
             return Check(
                 "recording", MISSING, f"a tiny job was not recorded: {error}", "see docs/recording.md, Limits"

@@ -22,6 +22,16 @@ def test_python_without_torch_is_reported_with_what_to_do(tmp_path):
     assert "No such file" in absent.what
 
 
+def test_torch_that_takes_long_to_import_is_not_said_to_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(readiness, "ASK_TORCH_S", 0.2)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    check, facts = readiness.torch_of(str(python))
+    assert (check.state, facts) == (LIMITED, {})
+    assert "did not import torch within 0.2 s" in check.what
+
+
 def answering(tmp_path, version: str, distributed: str = "true") -> str:
     """A Python that says what torch it has."""
     facts = f'{{"torch": "{version}", "cuda": "12.8", "hip": "", "nccl": "2.27.5", "gpus": 8,'

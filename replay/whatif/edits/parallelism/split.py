@@ -78,7 +78,8 @@ class Split(ChunkedEdit):
         return f"no {self.op or 'collective'} in the run stands next to {what} and is waited for at once"
 
     def find(self, graph: Graph) -> list[Segment]:
-        if not graph.messages:
+        work = self._work(graph)
+        if not graph.messages or not work.any():
             return []
         order, axes = Order(graph), axes_of_messages(graph)
         fits = messages_fitting(graph, self.op, self.group, self.axis)
@@ -91,7 +92,7 @@ class Split(ChunkedEdit):
             if members[0].transfer not in gradients
             if fits[members[0].message] and graph.messages[members[0].message].op in OPERATIONS
         ]
-        pairs = pairs_of(graph, order, awaited, self._work(graph))
+        pairs = pairs_of(graph, order, awaited, work)
         per_step = Counter(_kind_and_step(graph, pair) for pair in pairs)
         return [
             pair
