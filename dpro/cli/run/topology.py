@@ -64,6 +64,10 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
     help="Put it into this run; `dpro record --topology` does so at once.",
 )  # fmt: skip
 @click.option(
+    "--hosts", "host_map", type=_EXISTING, metavar="CSV",
+    help="Put into RUN, too, on which host each rank was, where it does not say: rank,host[,local_rank].",
+)  # fmt: skip
+@click.option(
     "--paths", type=_EXISTING, metavar="JSON",
     help="Of a RUN: keep with it the paths that its connections take, as --plan writes them.",
 )  # fmt: skip
@@ -79,7 +83,9 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
     help="Of a RUN: keep with it the rings and trees that NCCL printed (NCCL_DEBUG=INFO): a file or folder.",
 )  # fmt: skip
 @json_option
-def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any) -> None:
+def topology(
+    output: Path | None, run: Path | None, host_map: Path | None, as_json: bool, **given: Any
+) -> None:
     """Describe the fabric of a job: hosts, ports, switches, cables.
 
     \b
@@ -89,6 +95,7 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     dpro topology --slurm topology.conf --gbit 400 --inside nccl.xml -o topology.toml
     dpro topology --ibnetdiscover fabric.txt -o topology.toml
     dpro topology topology.toml --attach RUN
+    dpro topology topology.toml --attach RUN --hosts hosts.csv       of traces, which name no hosts
     dpro topology RUN                                    what the run loads on it, and what collisions cost
     dpro topology RUN --plan plan.json                   a path for each connection
     dpro topology RUN --nccl-log job.log                 the rings and trees that NCCL made
@@ -106,11 +113,17 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
         raise UsageError(
             "--paths, --plan, --probes and --nccl-log are of a run: dpro topology RUN --plan plan.json"
         )
+    if host_map is not None and run is None:
+        raise UsageError("--hosts is of a run: dpro topology FILE --attach RUN --hosts hosts.csv")
     hosts: list[str] = []
     if run is not None:
+        from dpro.ingest.host_map import put_hosts, read_host_map
         from dpro.store import open_run
 
-        hosts = open_run(run).manifest.hosts
+        opened = open_run(run)
+        if host_map is not None:
+            opened = put_hosts(opened, read_host_map(host_map))
+        hosts = opened.manifest.hosts
         write(fabric, run / FILE)
     if output is not None:
         write_text(output, as_toml(fabric))

@@ -105,6 +105,9 @@ def host_named(fabric: Fabric, name: str) -> int | None:
     return None
 
 
+HOW_TO_SAY_HOSTS = "`dpro topology FILE --attach RUN --hosts map.csv` does"
+
+
 def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
     """The GPU (its node) that each rank computes on.
 
@@ -116,7 +119,9 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
     taken: dict[int, int] = {}  # GPUs and their ranks
     for rank, local, name in run.table(WORKERS).select("rank", "local_rank", "host").iter_rows():
         if not name or local is None or local < 0:
-            raise Unanswerable(f"the run does not say on which GPU of which host rank {rank} is")
+            raise Unanswerable(
+                f"the run does not say on which GPU of which host rank {rank} is: {HOW_TO_SAY_HOSTS}"
+            )
         host = host_named(fabric, name)
         if host is None:
             raise Unanswerable(f"host {name}, of rank {rank}, is not in the run's topology")
@@ -129,7 +134,7 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
             )
         gpus[rank], taken[gpu] = gpu, rank
     if not gpus:
-        raise Unanswerable("the run does not say on which hosts its ranks are")
+        raise Unanswerable(f"the run does not say on which hosts its ranks are: {HOW_TO_SAY_HOSTS}")
     return gpus
 
 

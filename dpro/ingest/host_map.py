@@ -1,0 +1,83 @@
+"""On which host each rank of a run was, where the run does not say it: a CSV file, put into the run.
+
+In: a file with the columns `rank`, `host` and, where ranks are not in the order of their GPUs, `local_rank`.
+Out: the same facts in the run's table of workers and its manifest, as `dpro record` writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import polars as pl
+
+from dpro.errors import InputError, UsageError, first_line
+from dpro.limits import read_small
+from dpro.schema import WORKERS
+from dpro.store import Run, write_manifest, write_part
+from dpro.words import few
+
+SOURCE = "host map"  # in the manifest: such a map may be put in again
+_PART = "hosts"  # of the workers of ranks that the run has none of
+
+
+def read_host_map(path: Path) -> pl.DataFrame:
+    """`rank`, `host`, `local_rank` of each rank; the latter by the order of ranks where it is not given.
+
+    Raises:
+        InputError: the file cannot be read, lacks a column, or names a rank or a GPU twice.
+    """
+    try:
+        frame = pl.read_csv(BytesIO(read_small(path)), infer_schema=False)
+        frame = frame.rename({name: name.strip().lower() for name in frame.columns})
+        if missing := sorted({"rank", "host"} - set(frame.columns)):
+            raise InputError(f"{path}: no column {missing[0]!r}: it needs rank, host and may have local_rank")
+        numbers = [name for name in ("rank", "local_rank") if name in frame.columns]
+        frame = frame.select(
+            pl.col("host").str.strip_chars(),
+            *(pl.col(name).str.strip_chars().cast(pl.Int32) for name in numbers),
+        )
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        raise InputError(f"{path}: {first_line(error)}") from error
+    if "local_rank" not in frame.columns:
+        frame = frame.with_columns(local_rank=pl.col("rank").rank("ordinal").over("host").cast(pl.Int32) - 1)
+    wrong = frame.filter(
+        pl.any_horizontal(pl.all().is_null()) | (pl.col("host") == "") | (pl.min_horizontal(numbers) < 0)
+    )
+    twice = frame.filter(pl.col("rank").is_duplicated() | pl.struct("host", "local_rank").is_duplicated())
+    if wrong.height or twice.height or frame.is_empty():
+        what = "a line lacks its rank or host" if wrong.height else "a rank or a GPU is there twice"
+        raise InputError(f"{path}: {'it names no rank' if frame.is_empty() else what}")
+    return frame.select("rank", "host", "local_rank")
+
+
+def put_hosts(run: Run, hosts: pl.DataFrame) -> Run:
+    """Put hosts of ranks into a run.
+
+    Args:
+        hosts: as of `read_host_map`; ranks that were not recorded are left out.
+
+    Raises:
+        UsageError: the run says itself where its ranks were, or a recorded rank has no host in the file.
+    """
+    recorded = run.table(WORKERS)
+    says_itself = (recorded["host"] != "").any() or run.manifest.hosts
+    if says_itself and run.manifest.sources.get(WORKERS.name) != SOURCE:
+        raise UsageError(
+            f"{run.label} says itself on which hosts its ranks were: --hosts is for runs that do not"
+        )
+    ranks = run.manifest.ranks
+    if absent := sorted(set(ranks) - set(hosts["rank"].to_list())):
+        raise UsageError(f"--hosts has no host of ranks {few(absent, 8)}")
+    hosts = hosts.filter(pl.col("rank").is_in(ranks))
+    without = hosts.join(recorded, on="rank", how="anti")
+    for part in run.parts(WORKERS):
+        held = run.read(WORKERS, [part], list(WORKERS.columns)).drop("host", "local_rank")
+        write_part(run.path, WORKERS, part.stem, held.join(hosts, on="rank", how="left"))
+    write_part(run.path, WORKERS, _PART, without)
+    sources = run.manifest.sources | {WORKERS.name: SOURCE}
+    names = hosts["host"].unique(maintain_order=True).to_list()
+    changed = replace(run.manifest, hosts=names, sources=sources)
+    write_manifest(run.path, changed)
+    return replace(run, manifest=changed)
