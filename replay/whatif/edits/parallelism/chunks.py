@@ -573,14 +573,20 @@ def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Flo
     """[N] ns of a chunk of each transfer: by the run's curves, and with the largest latency there can be."""
     nodes, lines = graph.nodes, fit_costs(graph)
     moves = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)
-    shortest = float(nodes.duration[moves].min(initial=0)) if moves.any() else 0.0
+    shortest = float(nodes.duration[moves].min()) if moves.any() else 0.0
     usual, unseen = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes)
     for message in np.unique(nodes.message[transfers]).tolist():
         kind = graph.messages[message].op, graph.messages[message].group
         of_message = np.flatnonzero(transfers & (nodes.message == message))
-        if kind not in lines or (nodes.bytes[of_message] <= 0).any():
+        took, size = nodes.duration[of_message].astype(np.float64), nodes.bytes[of_message]
+        if kind[0] in (DISPATCH, COMBINE) and (size <= 0).any():  # their kernels do not say how many tokens
+            latency = np.minimum(shortest, took)
+            usual[of_message] = took / chunks
+            unseen[of_message] = latency + (took - latency) / chunks
+            continue
+        if kind not in lines or (size <= 0).any():
             raise Unanswerable(why_no_cost(graph, kind))
-        line, took, size = lines[kind], nodes.duration[of_message].astype(np.float64), nodes.bytes[of_message]
+        line = lines[kind]
         part = took * line.time_ns(size / chunks) / np.maximum(line.time_ns(size), 1e-9)
         usual[of_message] = np.clip(part, took / chunks, took)
         latency = np.minimum(shortest if line.bandwidth_only else 0.0, took)
@@ -638,6 +644,8 @@ def _launch_ns(graph: Graph) -> float:
 BESIDES = 0.1  # of a matmul's time: more other work between it and the collective, and they are not a pair
 MAX_AWAY = 64  # nodes between them
 ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
+DISPATCH, COMBINE = "dispatch", "combine"  # kernels that exchange tokens themselves
+EXCHANGES = (ALL_TO_ALL, DISPATCH, COMBINE)
 ENGINE, BACKWARD = "autograd::engine", "Backward"
 NEAR = 8  # nodes before a call that show which pass it belongs to
 SAME_BYTES = 0.1  # of the bytes that tokens are on their way out: so much more or fewer may come back
@@ -707,19 +715,22 @@ def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int])
 def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> list[Segment]:
     """Exchanges of tokens, what their experts do, and the exchanges back, with what ranks gather in between.
 
-    An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes.
+    An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes. Of
+    kernels of their own (DeepEP's and others) a combine takes back what the dispatch before it sent.
     """
     segments: list[Segment] = []
-    open_: dict[tuple[str, tuple[int, ...]], int] = {}
+    open_: dict[tuple[str, tuple[int, ...], bool], int] = {}
     for number, members in enumerate(awaited):
         message = graph.messages[members[0].message]
-        if message.op != ALL_TO_ALL:
+        if message.op not in EXCHANGES:
             continue
-        place = (message.group, tuple(member.rank for member in members))
-        out = open_.pop(place, -1)
+        place = (message.group, tuple(member.rank for member in members), message.op == ALL_TO_ALL)
+        out = -1 if message.op == DISPATCH else open_.pop(place, -1)
         segment = None if out < 0 else _segment(graph, order, awaited[out : number + 1])
-        if segment is None:
+        if segment is None and message.op != COMBINE:
             open_[place] = number
+        elif segment is None:
+            continue
         else:
             segments.append(segment)
     return segments

@@ -17,7 +17,8 @@ from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunks import (
-    ALL_TO_ALL,
+    DISPATCH,
+    EXCHANGES,
     ChunkedEdit,
     Order,
     Segment,
@@ -29,6 +30,12 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.selected import messages_fitting
 
+OF_DISPATCH = (
+    "kernels that dispatch and combine: two batches side by side (two-batch overlap of SGLang and vLLM), one "
+    "of which computes while DeepEP's return_recv_hook receives for the other; how many tokens move was not "
+    "recorded"
+)
+
 
 @dataclass(frozen=True)
 class MoePipeline(ChunkedEdit):
@@ -37,7 +44,10 @@ class MoePipeline(ChunkedEdit):
     name = "moe-pipeline"
     summary = "all-to-all, experts and all-to-all of a mixture of experts in chunks that overlap"
     example = "moe-pipeline:chunks=2"
-    needs = "an all-to-all, work that waits for it, and an all-to-all of as many bytes that takes it back"
+    needs = (
+        "an all-to-all, work that waits for it, and an all-to-all of as many bytes that takes it back; or "
+        "kernels that dispatch and combine, as DeepEP's"
+    )
     assumes = (
         "chunks have equal numbers of tokens for each expert, links within and between hosts are not in each "
         "other's way, and work beside a collective is slowed down as the run shows it, or else as others "
@@ -60,7 +70,7 @@ class MoePipeline(ChunkedEdit):
         return [cls(2), cls(4)]
 
     def why_none(self, graph: Graph) -> str:
-        if any(message.op == ALL_TO_ALL for message in graph.messages):
+        if any(message.op in EXCHANGES for message in graph.messages):
             return (
                 "no all-to-all in the run is followed by work and an all-to-all that takes as many bytes back"
             )
@@ -68,15 +78,13 @@ class MoePipeline(ChunkedEdit):
 
     def find(self, graph: Graph) -> list[Segment]:
         order = Order(graph)
-        fits = (
-            messages_fitting(graph, ALL_TO_ALL, self.group, self.axis)
-            if graph.messages
-            else np.zeros(0, np.bool_)
-        )
+        fits = np.zeros(len(graph.messages), np.bool_)
+        for op in EXCHANGES if graph.messages else ():
+            fits |= messages_fitting(graph, op, self.group, self.axis)
         awaited = [
             members
             for members in awaited_collectives(graph, order)
-            if fits[members[0].message] or graph.messages[members[0].message].op != ALL_TO_ALL
+            if fits[members[0].message] or graph.messages[members[0].message].op not in EXCHANGES
         ]
         return experts_of(graph, order, awaited)
 
@@ -90,7 +98,12 @@ class MoePipeline(ChunkedEdit):
             if not isinstance(stage, WorkStage)
         ]
         further = f", with {len(inner)} collectives in between" if inner else ""
-        return (f"{len(segments)} exchanges there and back{further}", *unknown_latencies(graph))
+        own = any(message.op == DISPATCH for message in graph.messages)
+        return (
+            f"{len(segments)} exchanges there and back{further}",
+            *([OF_DISPATCH] if own else ()),
+            *unknown_latencies(graph),
+        )
 
     def describe(self) -> str:
         return f"exchanges of tokens and their experts in {self.chunks} chunks that overlap"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.members import members_text
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edits.parallelism.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
 from dpro.replay.whatif.facts import facts_of
@@ -151,12 +153,59 @@ def test_a_product_begins_once_the_first_chunk_of_its_input_has_come(jobs):
 def test_experts_compute_while_tokens_of_other_chunks_come_and_go(jobs):
     steps = steps_us(jobs["experts"], "moe-pipeline:chunks=2")
     for step in (2, 3):
-        moves = chunk((SMALL, LARGE)[step % 2], 2)
-        first = CALL + LAUNCH + moves
-        # The first chunk goes back once it is computed and all have come; the second once it is computed.
-        computed = max(first + WORK / 2 + CALL, CALL + LAUNCH + 2 * moves) + WORK / 2
-        back = max(first + WORK / 2 + CALL + LAUNCH, CALL + LAUNCH + 2 * moves)
-        assert steps[step] == pytest.approx(max(back + moves, computed + CALL + LAUNCH) + moves + 50, abs=15)
+        expected = there_and_back(chunk((SMALL, LARGE)[step % 2], 2), WORK / 2)
+        assert steps[step] == pytest.approx(expected, abs=15)
+
+
+def there_and_back(moves: float, part: float) -> float:
+    """A step of two chunks: the first goes back once it is computed and all have come, then the second.
+
+    Args:
+        moves, part: us of a chunk of an exchange, and of the experts.
+    """
+    first = CALL + LAUNCH + moves
+    computed = max(first + part + CALL, CALL + LAUNCH + 2 * moves) + part
+    back = max(first + part + CALL + LAUNCH, CALL + LAUNCH + 2 * moves)
+    return max(back + moves, computed + CALL + LAUNCH) + moves + 50
+
+
+def dispatching(run: TinyRun) -> TinyRun:
+    """The job with kernels that dispatch and combine, which do not say how many bytes they move."""
+    for row in run.rows["collectives"]:
+        row |= {"op": ("dispatch", "combine")[row["sequence"] % 2], "bytes_in": -1, "bytes_out": -1}
+    return run
+
+
+def test_kernels_that_dispatch_and_combine_are_an_exchange_of_tokens(tmp_path):
+    graph = dispatching(experts_job()).build(tmp_path / "run").graph
+    steps = steps_us(graph, "moe-pipeline:chunks=2")
+    # No bytes, so no latency; at worst the shortest exchange is latency alone, and work beside one is slower.
+    worst = steps_us(parse_edit("moe-pipeline:chunks=2").bounds(graph)[1])
+    for step in (2, 3):
+        whole = took((SMALL, LARGE)[step % 2])
+        assert steps[step] == pytest.approx(there_and_back(whole / 2, WORK / 2), abs=15)
+        late = took(SMALL) + (whole - took(SMALL)) / 2
+        assert worst[step] == pytest.approx(there_and_back(late, SLOWDOWN * WORK / 2), abs=15)
+
+
+def test_a_combine_takes_back_the_last_dispatch_alone(tmp_path):
+    run = dispatching(experts_job())
+    for row in run.rows["collectives"]:
+        row["op"] = "combine"
+    graph = run.build(tmp_path / "run").graph
+    with pytest.raises(Unanswerable, match="no all-to-all in the run is followed by work"):
+        changed(graph, "moe-pipeline")
+
+
+def test_experts_of_a_served_model_are_cut_into_chunks(traces):
+    graph = build_graph(open_quietly(traces / "multirank" / "lightllm_h200_8r_deepep_cudagraph")).predictive
+    edit = parse_edit("moe-pipeline:chunks=2")
+    without, recorded, cut = (
+        float(steps_us(graph, *edits).sum()) for edits in (("no-comm",), (), (str(edit),))
+    )
+    assert without < cut < recorded
+    assert any("return_recv_hook" in note for note in edit.notes(graph))
+    assert not edit.is_proven(graph)
 
 
 def test_kernels_beside_a_collective_are_slowed_down_as_others_measured(jobs):
