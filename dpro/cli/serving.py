@@ -58,9 +58,9 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
     Predictions serve the recorded requests again, by an engine that is fitted to them. CHANGE is one of
     max-batch:requests=64, chunked-prefill:tokens=512, arrivals:rate=2, prompts:length=2, outputs:length=2,
     prefix:share=0.5, speculate:tokens=3,acceptance=0.7, pools:prefill=1,decode=1, nano-batches,
-    faster:compute=2,memory=1.4, kv-cache:tokens=80000, replicas:count=2, clients:count=64,
-    requests:file=LOG (arrivals and lengths of another log), or, with --model, tensor-parallel:degree=4 and
-    device:name=H200.
+    faster:compute=2,memory=1.4, quantize:weights=4.25,kv=8, kv-cache:tokens=80000, replicas:count=2,
+    clients:count=64, requests:file=LOG (arrivals and lengths of another log), or, with --model,
+    tensor-parallel:degree=4 and device:name=H200.
     """
     import msgspec
 

@@ -258,9 +258,8 @@ ANNOTATION, SHAPES, GRAPHS, CALLS = "annotation", "shapes", "CUDA graph", "Pytho
 RANGE = "dpro::iteration"
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_requests", "context_tokens", "waiting")
 
-_TOKENS = (
-    r"^execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)"  # vLLM: requests and tokens of both kinds
-)
+# vLLM: requests and tokens of both kinds; behind the tokens newer versions say what else they count.
+_TOKENS = r"^execute_context_(\d+)\((\d+)[^)]*\)_generation_(\d+)\((\d+)[^)]*\)"
 _REQUESTS = r"^execute_new_(\d+)_cached_(\d+)"  # vLLM before: requests alone
 _RUNNER = r"model_runner\.py\(\d+\): forward_(extend|decode|split_prefill)$"
 _REPLAY = r"cuda_graph_runner\.py\(\d+\): replay$"

@@ -62,14 +62,17 @@ def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decod
     return scaled(fitted, *computed)
 
 
-def cached_tokens(served: ServedModel) -> float:
+def cached_tokens(served: ServedModel, share: float = 1.0) -> float:
     """Tokens for which there is memory beside the weights, up to a factor that depends on the model only.
+
+    Args:
+        share: of their bytes that the weights take.
 
     Raises:
         Unanswerable: the weights do not fit.
     """
     memory = machine_of(served.gpu).memory_gb * 1e9 * (1 - KEPT_FREE) * served.tp
-    weights = served.model.parameters() * size_of(served.dtype)
+    weights = share * served.model.parameters() * size_of(served.dtype)
     if memory <= weights:
         raise Unanswerable(
             f"the model does not fit: {weights / 1e9:.0f} GB of weights, and {served.tp} x {served.gpu} have "

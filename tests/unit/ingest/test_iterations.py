@@ -32,6 +32,14 @@ def test_ranges_of_vllm_say_tokens_and_requests():
     assert rows.select(COUNTS).rows() == [("mixed", 300, 5, 7), ("decode", 0, 7, 7), ("prefill", 64, 0, 1)]
 
 
+def test_ranges_of_vllm_that_say_more_than_tokens_are_read():
+    rows = found(
+        ("annotation", "execute_context_1(888_sq888_sk888)_generation_0(0)", 0, 10),
+        ("annotation", "execute_context_0(0)_generation_3(3_sk2048)", 20, 10),
+    )
+    assert rows.select(COUNTS).rows() == [("prefill", 888, 0, 1), ("decode", 0, 3, 3)]
+
+
 def test_older_ranges_of_vllm_say_requests_alone():
     rows = found(
         ("annotation", "execute_new_2_cached_0", 0, 10), ("annotation", "execute_new_0_cached_4", 20, 10)

@@ -13,7 +13,14 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.model import Model
 from dpro.replay.serving import predict as search
-from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
+from dpro.replay.serving.changes import (
+    CHANGES,
+    FEWER_BYTES_ERROR,
+    FEWER_BYTES_SAVE,
+    GivenFacts,
+    Server,
+    changed,
+)
 from dpro.replay.serving.engine import Engine, IterationCost, serve
 from dpro.replay.serving.fit import FORM_ERROR, FittedCost, fit_requests
 from dpro.replay.serving.predict import (
@@ -165,6 +172,22 @@ def test_another_device_reads_by_its_bandwidth_and_has_its_memory() -> None:
     weights = 2 * LLAMA.parameters()
     left = (0.9 * 141e9 - weights) / (0.9 * 80e9 - weights)
     assert after.engine.kv_tokens == pytest.approx(100_000 * left, rel=1e-5)
+
+
+def test_fewer_bits_are_less_to_read_and_leave_room_for_more_tokens() -> None:
+    server = Server(one(100, 2).requests, Engine(kv_tokens=100_000), TRUTH, given=ON_H100)
+    kept = changed(server, "quantize:kv=8")
+    assert kept.cost.context_s == pytest.approx(TRUTH.context_s * (1 - FEWER_BYTES_SAVE / 2))
+    assert (kept.cost.weights_s, kept.engine.kv_tokens) == (TRUTH.weights_s, 200_000)
+    both = changed(server, "quantize:weights=4,kv=8")
+    assert both.cost.weights_s == pytest.approx(TRUTH.weights_s * (1 - FEWER_BYTES_SAVE * 0.75))
+    weights = 2 * LLAMA.parameters()
+    left = (0.9 * 80e9 - weights / 4) / (0.9 * 80e9 - weights)
+    assert both.engine.kv_tokens == pytest.approx(200_000 * left, rel=1e-5)
+    assert both.doubt == FEWER_BYTES_ERROR
+    assert changed(server, "quantize") == server
+    with pytest.raises(UsageError, match="weights must be from 1 to 16"):
+        changed(server, "quantize:weights=0")
 
 
 def test_changes_of_devices_keep_other_changes_and_widen_the_interval() -> None:
