@@ -169,6 +169,15 @@ def _gpu(
     return GpuModel(tflops | ({"bf16": half} if bf16 else {}) | ({"fp8": fp8} if fp8 else {}), gbps, source)
 
 
+# Of GeForce cards NVIDIA's pages say the rates of FP32 and of memory. Where its white papers say more (3090,
+# 4090, 5090), FP16 accumulated in FP32 is twice as fast as FP32, TF32 as fast, FP8 four times.
+_PAGES = "NVIDIA's product pages; products by the ratios in its white papers"
+
+
+def _geforce(gbps: float, fp32: float, fp8: bool = True) -> GpuModel:
+    return _gpu(_PAGES, gbps, fp32, 2 * fp32, fp32, 4 * fp32 if fp8 else 0.0)
+
+
 # The longest key that is a part of the name, as words, counts: "NVIDIA H200 NVL" is no "H200".
 _SHEETS: Mapping[str, GpuModel] = {
     # Volta, Turing
@@ -219,6 +228,24 @@ _SHEETS: Mapping[str, GpuModel] = {
         "NVIDIA RTX Blackwell PRO white paper", 1792, 126, 503.8, 251.9, 1007.6
     ),
     "GeForce RTX 5090": _gpu("NVIDIA RTX Blackwell white paper", 1792, 104.8, 209.5, 104.8, 419),
+    "GeForce RTX 3060": _geforce(360, 12.7, fp8=False),
+    "GeForce RTX 3060 Ti": _geforce(448, 16.2, fp8=False),
+    "GeForce RTX 3070": _geforce(448, 20.3, fp8=False),
+    "GeForce RTX 3070 Ti": _geforce(608, 21.7, fp8=False),
+    "GeForce RTX 3080": _geforce(760, 29.8, fp8=False),
+    "GeForce RTX 3080 Ti": _geforce(912, 34.1, fp8=False),
+    "GeForce RTX 3090 Ti": _geforce(1008, 40, fp8=False),
+    "GeForce RTX 4060": _geforce(272, 15.1),
+    "GeForce RTX 4060 Ti": _geforce(288, 22.1),
+    "GeForce RTX 4070": _geforce(504, 29.1),
+    "GeForce RTX 4070 SUPER": _geforce(504, 35.5),
+    "GeForce RTX 4070 Ti": _geforce(504, 40.1),
+    "GeForce RTX 4070 Ti SUPER": _geforce(672, 44.1),
+    "GeForce RTX 4080": _geforce(717, 48.7),
+    "GeForce RTX 4080 SUPER": _geforce(736, 52.2),
+    "GeForce RTX 5070": _geforce(672, 30.9),
+    "GeForce RTX 5070 Ti": _geforce(896, 43.9),
+    "GeForce RTX 5080": _geforce(960, 56.3),
     # AMD: of MI250 and MI250X each of the two dies is a device of its own.
     "MI210": _gpu("AMD Instinct MI210 data sheet", 1638, 45.3, 181),
     "MI250": _gpu("AMD Instinct MI250 data sheet, one die of two", 1638, 45.3, 181),
@@ -259,6 +286,24 @@ _CHIPS: Mapping[str, tuple[int, float, str]] = {
     "RTX PRO 6000 Blackwell Server Edition": (188, 128, _RTX),
     "RTX PRO 6000 Blackwell Workstation Edition": (188, 128, _RTX),
     "GeForce RTX 5090": (170, 96, _RTX),
+    "GeForce RTX 3060": (28, 3, _PAGES),
+    "GeForce RTX 3060 Ti": (38, 4, _PAGES),
+    "GeForce RTX 3070": (46, 4, _PAGES),
+    "GeForce RTX 3070 Ti": (48, 4, _PAGES),
+    "GeForce RTX 3080": (68, 5, _GA102),
+    "GeForce RTX 3080 Ti": (80, 6, _PAGES),
+    "GeForce RTX 3090 Ti": (84, 6, _PAGES),
+    "GeForce RTX 4060": (24, 24, _PAGES),
+    "GeForce RTX 4060 Ti": (34, 32, _PAGES),
+    "GeForce RTX 4070": (46, 36, _PAGES),
+    "GeForce RTX 4070 SUPER": (56, 48, _PAGES),
+    "GeForce RTX 4070 Ti": (60, 48, _PAGES),
+    "GeForce RTX 4070 Ti SUPER": (66, 48, _PAGES),
+    "GeForce RTX 4080": (76, 64, _PAGES),
+    "GeForce RTX 4080 SUPER": (80, 64, _PAGES),
+    "GeForce RTX 5070": (48, 48, _PAGES),
+    "GeForce RTX 5070 Ti": (70, 48, _PAGES),
+    "GeForce RTX 5080": (84, 64, _PAGES),
     **dict.fromkeys(("MI210", "MI250"), (104, 8, _CDNA)),
     "MI250X": (110, 8, _CDNA),
     "MI300A": (228, 256, _CDNA),
@@ -273,18 +318,19 @@ def _with_chip(key: str, gpu: GpuModel) -> GpuModel:
 
 
 GPUS: Mapping[str, GpuModel] = {key: _with_chip(key, gpu) for key, gpu in _SHEETS.items()}
-# What follows a key and makes the name that of another, slower or faster, product, or of a slice of it.
-_ANOTHER = re.compile(
-    r"\bMIG\b|\bLaptop\b|\bMax-Q\b|\bMobile\b|\b(?:[345]0\d0) (?:Ti|D|SUPER)\b", re.IGNORECASE
-)
+# What makes a name that of another, slower or faster, product, or of a slice of it: anywhere; behind the key.
+_ANOTHER = re.compile(r"\bMIG\b|\bLaptop\b|\bMax-Q\b|\bMobile\b", re.IGNORECASE)
+_VARIANT = re.compile(r"\s+(?:Ti|D|SUPER)\b", re.IGNORECASE)
 
 
 def model_named(name: str) -> str:
     """The key of `GPUS` for a device name, such as `NVIDIA H100 80GB HBM3`; empty where it is not known."""
     if _ANOTHER.search(name):
         return ""
-    models = (key for key in GPUS if re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])", name))
-    return max(models, key=len, default="")
+    places = {key: re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])", name) for key in GPUS}
+    key = max((key for key, place in places.items() if place), key=len, default="")
+    place = places.get(key)
+    return key if place and not _VARIANT.match(name, place.end()) else ""
 
 
 def common_model(names: Sequence[str]) -> str:
