@@ -247,17 +247,18 @@ class LocalUpdates(ReductionEdit):
     assumes = "parameters are averaged all at once after the update, and ranks do not drift apart in between"
     source = (
         "post-local SGD (Lin et al., ICLR 2020) as PyTorch's PeriodicModelAverager does it: 1/k of an "
-        "averaging in each step, which is right for the mean step"
+        "averaging in each step, which is right for the mean step; with overlap CO2 (Sun et al., ICLR 2024)"
     )
     proof = "every 4 steps, gloo"
     effort = "code"
     training = "ranks that drift apart between averages: as many samples may teach less"
     every: int = key("steps from one averaging to the next", 4, least=1)
+    overlap: str = key("yes: steps go on while parameters are averaged", "", choices=("yes",))
     doubt: float = 0.15
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        return [cls(4), cls(16)]
+        return [cls(4), cls(16), cls(4, "yes")]
 
     def changed(self, reductions: GradientReductions) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
@@ -280,7 +281,12 @@ class LocalUpdates(ReductionEdit):
                 [self._averaging(reductions, backward)] if number in at_end else []
                 for number, backward in enumerate(reductions.passes)
             ],
+            ends_step=not self.overlap,
         )
+
+    def is_proven(self, graph: Graph) -> bool:
+        """No job was recorded before and after that averages beside its steps."""
+        return not self.overlap and super().is_proven(graph)
 
     def _averaging(self, reductions: GradientReductions, backward: Pass) -> Reduction:
         last = backward.parameters.num_bytes.size - 1
@@ -297,9 +303,15 @@ class LocalUpdates(ReductionEdit):
         )
 
     def describe(self) -> str:
-        return f"parameters averaged every {self.every} steps instead of gradients in each"
+        beside = ", beside the steps" if self.overlap else ""
+        return f"parameters averaged every {self.every} steps instead of gradients in each{beside}"
 
     def how(self) -> str:
+        if self.overlap:
+            return (
+                f"all-reduce a copy of the parameters with async_op=True every {self.every} steps, and apply "
+                "the average as an outer step once it has come, as CO2 does; look after accuracy"
+            )
         return (
             "post_localSGD_hook without gradient all-reduce, and PostLocalSGDOptimizer(optimizer, "
             f"PeriodicModelAverager(period={self.every})); look after accuracy"

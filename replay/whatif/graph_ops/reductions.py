@@ -559,12 +559,14 @@ def with_reductions(
     reductions: GradientReductions,
     wanted: Sequence[Sequence[Reduction]],
     awaited: Sequence[int] | None = None,
+    ends_step: bool = True,
 ) -> Graph:
     """The graph with other reductions in its backward passes.
 
     Args:
         wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
+        ends_step: whether a step waits for reductions that are called at its end.
     """
     editor, surroundings = GraphEditor(reductions.graph), surroundings_of(reductions)
     editor.gone |= recorded_reductions(reductions)
@@ -588,7 +590,8 @@ def with_reductions(
             reductions.graph, backward, around.issued, by_default, pass_wanted, inserted
         )
         editor.link_all(moved[reduction], target, kind)
-        for ready, last in zip(inserted.ready[inserted.at_end].tolist(), moved[inserted.at_end].tolist()):
+        at_end = inserted.at_end & ends_step
+        for ready, last in zip(inserted.ready[at_end].tolist(), moved[at_end].tolist()):
             editor.wait(ready, last)
     return editor.finish()
 

@@ -103,6 +103,13 @@ def test_local_updates_average_every_so_many_steps(one_bucket):
     assert parse_edit("local-updates:every=1").apply(one_bucket) is one_bucket
 
 
+def test_averages_beside_the_steps_cost_their_calls_alone(one_bucket):
+    edit = parse_edit("local-updates:every=4,overlap=yes")
+    assert steps_us(one_bucket, str(edit))[1] == pytest.approx(COMPUTE + AFTER + CALL / 4, abs=15)
+    assert not edit.is_proven(one_bucket)
+    assert parse_edit("local-updates:every=4").is_proven(one_bucket)
+
+
 def test_local_updates_wait_for_slow_ranks_only_when_they_average(tmp_path):
     graph = _built(tmp_path, late=400)
     expected = COMPUTE + 400 + AFTER + (WHOLE + CALL) / 4
