@@ -226,10 +226,8 @@ def _timed(graph: Graph, backward: Pass) -> Pass:
 def _fastest(graph: Graph, transfers: Ints) -> LinkCost:
     """What reductions cost at most where others were waited for: the bandwidth of the fastest."""
     duration_ns = graph.nodes.duration[transfers].astype(np.float64).clip(1)
-    fastest = transfers[[int(np.argmax(graph.nodes.bytes[transfers] / duration_ns))]]
-    return fit_line(
-        graph.nodes.bytes[fastest].astype(np.float64), graph.nodes.duration[fastest].astype(np.float64)
-    )
+    fastest = [int(np.argmax(graph.nodes.bytes[transfers] / duration_ns))]
+    return fit_line(graph.nodes.bytes[transfers[fastest]].astype(np.float64), duration_ns[fastest])
 
 
 def alternatives(reductions: GradientReductions) -> list[GradientReductions]:

@@ -123,7 +123,8 @@ def with_fabric(
     with_others = _with_ceilings(after, np.append(ceiling, background.sending.ceiling))
     expected = ends_of(begin, work, of_job.load, of_job.gbps) - begin
     # Faster than they can have been over these paths: they took others, and what is gained is not known.
-    explained = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
+    # What no link of the fabric limits takes as long over any path.
+    explained = (moves.moving > 0) & (expected > 0) & (expected <= REFUTED * moves.moving)
     duration = nodes.duration
     for _ in range(ROUNDS):
         taken = _beside(begin, work, with_others, background.sending) - begin
@@ -264,7 +265,9 @@ def _ceilings(communications: Communications, moves: _Moves, begin: Floats, befo
     for kind, part in zip(kinds, (speed / np.maximum(allowed, 1e-12)).tolist()):
         reached[kind] = max(part, reached.get(kind, 0.0))
     part = np.array([reached[kind] for kind in kinds])
-    ceiling: Floats = np.where((speed > 0) & (part < LIMITED), part * _alone(before), np.inf)
+    limited = (speed > 0) & (part < LIMITED)
+    ceiling = np.full(part.size, np.inf)
+    ceiling[limited] = part[limited] * _alone(before)[limited]
     return ceiling
 
 

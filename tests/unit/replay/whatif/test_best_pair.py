@@ -19,6 +19,7 @@ from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
 from tests.unit.replay.whatif.test_every_edit import NAMES, TABLES, job  # noqa: F401
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of durations that are no numbers
 TEXTS = sorted({text for texts in TABLES.values() for text in texts})
 
 
