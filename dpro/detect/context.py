@@ -22,6 +22,7 @@ from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
+from dpro.detect.stragglers.in_turn import find_turns
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
@@ -217,6 +218,16 @@ class Context:
         return find_late_ranks(
             self.usual_own_times, self.calls, aligned.counters, aligned.workers, doubtful=self.messages_unseen
         )
+
+    @cached_property
+    def turns(self) -> list[Finding]:
+        """Ranks that take turns, by their calls; on a crowded host they may take turns at a core."""
+        aligned = self.aligned[0]
+        if self.on_gpus or self.calls.is_empty() or aligned.steps.is_empty():
+            return []
+        crowded = {rank for crowd in self.crowds for rank in crowd.ranks}
+        found = find_turns(self.usual_own_times, self.calls, aligned.workers)
+        return [finding for finding in found if not {*finding.ranks} <= crowded]
 
     @cached_property
     def sends(self) -> Traffic:

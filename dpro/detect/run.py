@@ -37,7 +37,6 @@ from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
 from dpro.detect.stragglers.from_calls import NEGLIGIBLE, came_with, find_late_gpus, find_late_ranks
-from dpro.detect.stragglers.in_turn import find_turns
 from dpro.detect.stragglers.jitter import find_jitter
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
@@ -171,16 +170,6 @@ def _jitter(context: Context, _: ByDetector) -> list[Finding]:
     return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
-def _turns(context: Context, _: ByDetector) -> list[Finding]:
-    """Ranks that take turns; on a crowded host they may take turns at a core."""
-    aligned = context.aligned[0]
-    if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
-        return []
-    crowded = {rank for crowd in context.crowds for rank in crowd.ranks}
-    found = find_turns(context.usual_own_times, context.calls, aligned.workers)
-    return [finding for finding in found if not {*finding.ranks} <= crowded]
-
-
 def _input_bound(context: Context, _: ByDetector) -> list[Finding]:
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
@@ -206,6 +195,14 @@ def not_explained_by_uneven_data(context: Context, _: ByDetector, new: list[Find
 def doubted_for_uneven_stages(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that are a stage of its own with more work; with doubt where they may be."""
     return with_doubt(new, by_detector.get("uneven stages", []))
+
+
+def not_taken_in_turn(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that calls show to take turns: in few steps of deep windows one may always come last."""
+    in_turn = (
+        {rank for turns in context.turns for rank in turns.ranks} if Need.ALWAYS_ON in context.has else ()
+    )
+    return [finding for finding in new if finding.of_job or not {*finding.ranks} <= {*in_turn}]
 
 
 def not_found_by_operations(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
@@ -355,11 +352,14 @@ IN_WINDOWS = (
     ),
     Detector(
         "slow ranks", _slow_ranks, _GRAPH,
-        rules=(not_explained_by_uneven_data, doubted_for_uneven_stages, not_found_by_operations),
+        rules=(
+            not_explained_by_uneven_data, doubted_for_uneven_stages, not_found_by_operations,
+            not_taken_in_turn,
+        ),
     ),
     Detector(
         "masked ranks", _masked_ranks, _GRAPH,
-        rules=(not_explained_by_uneven_data, not_found_by_operations),
+        rules=(not_explained_by_uneven_data, not_found_by_operations, not_taken_in_turn),
     ),
     Detector("slow input", _slow_input, _GRAPH),
     Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
@@ -391,7 +391,7 @@ FROM_CALLS = (
     ),
     Detector("waiting for input", _input_bound, _ALWAYS_ON, unless=(windows_show_slow_input,)),
     Detector(
-        "turns", _turns, _ALWAYS_ON,
+        "turns", lambda context, _: context.turns, _ALWAYS_ON,
         unless=(windows_name_ranks, others_wait_for_ranks, timed_calls_show_a_slow_network),
     ),
     Detector(

@@ -23,6 +23,7 @@ from dpro.detect.run import (
     OF_THE_JOB,
     Detector,
     not_beside_a_larger_slowdown,
+    not_taken_in_turn,
     run_detectors,
 )
 
@@ -39,11 +40,16 @@ class Known(Context):
     """A context in which everything is known beforehand."""
 
     def __init__(
-        self, *, messages_unseen: bool = False, on_gpus: bool = False, late: Sequence[Finding] = ()
+        self,
+        *,
+        messages_unseen: bool = False,
+        on_gpus: bool = False,
+        late: Sequence[Finding] = (),
+        turns: Sequence[Finding] = (),
     ) -> None:
         super().__init__()
         self.__dict__ |= {"has": frozenset(Need), "messages_unseen": messages_unseen, "on_gpus": on_gpus}
-        self.__dict__ |= {"late_by_calls": list(late)}
+        self.__dict__ |= {"late_by_calls": list(late), "turns": list(turns)}
 
 
 def remaining(finds: dict[str, list[Finding]], context: Context) -> dict[str, list[Finding]]:
@@ -208,3 +214,13 @@ def test_no_ranks_code_is_named_for_a_wait_that_came_with_a_far_larger_slowdown_
     context = SimpleNamespace(slowdown=slowdown, usual_own_times=pl.DataFrame(rows))
     late = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, cost_ms * 1e6, (), cause)
     assert not_beside_a_larger_slowdown(context, {}, [late]) == [late] * kept
+
+
+def test_ranks_that_take_turns_are_not_named_by_a_few_deep_steps():
+    turns = finding("slow.host", (0, 1), kind="job")
+    new = [finding("slow.host", (0,)), finding("slow.host", (2,)), finding("slow.host", (), kind="job")]
+    assert not_taken_in_turn(Known(turns=[turns]), {}, new) == new[1:]
+    assert not_taken_in_turn(Known(), {}, new) == new
+    for name in ("slow ranks", "masked ranks"):
+        (detector,) = (detector for detector in DETECTORS if detector.name == name)
+        assert not_taken_in_turn in detector.rules
