@@ -91,7 +91,7 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
         return Check(
             "torch",
             LIMITED,
-            f"{python} did not import torch within {ASK_TORCH_S} s: this machine is busy, or its disk is slow",
+            f"{python} did not import torch within {ASK_TORCH_S} s: the machine is busy, or its disk slow",
             "try again when it is quiet; whether torch is there is not known",
         ), {}
     except (subprocess.SubprocessError, ValueError, IndexError):

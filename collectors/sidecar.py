@@ -7,6 +7,7 @@ stays light: it imports neither polars nor torch until the job has ended.
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from dpro.collectors.inside.names import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
-from dpro.collectors.launch.processes import LaunchedProcess, oom_kills, wait_for_any
+from dpro.collectors.launch.processes import LaunchedProcess, changes_in, oom_kills, wait_for_any
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
@@ -53,8 +54,9 @@ def attend(
     helper = 0
     absent: dict[str, int] = {}
     looks = count(1)
+    changes = changes_in(recording.raw)  # a process may end moments after it has begun to record
     while not job.ended():
-        wait_for_any([job, *ranks.values()], LOOK_S)
+        wait_for_any([job, *ranks.values()], LOOK_S, changes)
         _meet(recording, ranks)
         if not ranks:
             _note_absence(recording, job, next(looks), absent)
@@ -91,10 +93,11 @@ def _enough_waits(recording: Launch) -> bool:
 def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Begin to watch the processes of this host that have begun to record."""
     host = socket.gethostname()
-    for path in recording.raw.glob("*/facts.json"):
-        pid, _ = pid_and_image(path.parent.name)
-        if path.parent.name.rpartition("-")[0] == host and pid not in ranks:
-            ranks[pid] = LaunchedProcess(pid)
+    for folder in recording.raw.glob(f"{glob.escape(host)}-*/"):
+        with suppress(ValueError):  # another folder
+            pid, _ = pid_and_image(folder.name)
+            if folder.name.rpartition("-")[0] == host and pid not in ranks:
+                ranks[pid] = LaunchedProcess(pid)
     for pid, rank in ranks.items():
         if rank.ended():  # reads the exit status while it is there
             last = next_image(recording.raw, host, pid) - 1

@@ -6,6 +6,7 @@ only while it is a zombie), the wait status.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -19,6 +20,7 @@ from dpro.collectors.inside.kernel import START_TICKS, start_ticks, stat_fields
 from dpro.errors import InputError
 
 VMSTAT = Path("/proc/vmstat")
+_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = (
@@ -97,12 +99,30 @@ def oom_kills() -> int:
     return 0
 
 
-def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None:
-    """Sleep until one of the processes that still live ends, or the time is over."""
+def changes_in(folder: Path) -> int:
+    """A descriptor that can be read once this host has made something in a folder; -1 where there is none."""
+    libc = ctypes.CDLL(None)
+    descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    events = _IN_CREATE | _IN_MOVED_TO
+    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(folder), events) < 0:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float, changes: int = -1) -> None:
+    """Sleep until one of the processes that still live ends, a folder changes, or the time is over.
+
+    Args:
+        changes: of the folder, as from `changes_in`.
+    """
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]
-    for descriptor in descriptors:
+    for descriptor in (*descriptors, changes):
         if descriptor >= 0:
             poll.register(descriptor, select.POLLIN)
     blind = any(descriptor < 0 for descriptor in descriptors)  # no pidfd on kernels before 5.3
     poll.poll(1000 * min(timeout_s, 0.2 if blind else timeout_s))
+    if changes >= 0:
+        with suppress(BlockingIOError):
+            os.read(changes, 1 << 16)

@@ -52,6 +52,27 @@ def test_torchrun_keeps_its_exit_code_and_the_rank_its_own(tmp_path):
     assert run.table(WORKERS).filter(rank=1)["exit_code"].to_list() in ([5], [-1])
 
 
+@pytest.mark.slow
+def test_a_rank_that_ends_at_once_has_a_status(tmp_path):
+    body = """
+    import os, signal
+    train_step()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [
+        "sh",
+        "-c",
+        f"{' '.join(script(tmp_path, body))}; exit 3",
+    ]  # its parent asks for the status at once
+    statuses = []
+    for number in range(6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run, _ = record(folder, command)
+        statuses += run.table(WORKERS)["exit_signal"].to_list()
+    assert statuses == [signal.SIGKILL] * 6
+
+
 def test_text_of_the_job_that_no_file_can_hold_is_spelt_out(tmp_path):
     body = """
     import pathlib, threading
