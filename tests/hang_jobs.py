@@ -109,6 +109,15 @@ def kill_ranks(run: Path) -> None:
     for path in run.glob(".raw/*/*/facts.json"):
         with suppress(OSError, ValueError):
             pids.append(json.loads(path.read_text())["pid"])
-    for pid in pids:  # before their launcher gets to end those that are left
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    launchers = {parent for pid in pids if (parent := _parent_of(pid)) > 1}
+    # Launchers stand still meanwhile: else they end those that are left by another signal.
+    for number, targets in ((signal.SIGSTOP, launchers), (signal.SIGKILL, pids), (signal.SIGCONT, launchers)):
+        for pid in targets:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _parent_of(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0

@@ -241,6 +241,7 @@ def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
 
 TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended together
 KILLED_TOGETHER_NS = 5 * NS_PER_S  # the same where all were killed: launchers do that one by one
+AT_ONCE_NS = NS_PER_S // 4  # all were killed by one hand, though some had time to miss the first: none was first
 # What launchers, schedulers and users send to a job that is to end.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals that a process causes itself: where it was then is where it was stopped.
@@ -359,6 +360,9 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
     Ranks that lost a peer, or died after others had been ended from outside, are none. Where more than half
     of the job died together, the cause is outside of them, and no rank is returned.
     """
+    ended_ns = [row["ended_ns"] for row in rows if row["exit_signal"] == signal.SIGKILL]
+    if len(ended_ns) == num_ranks > 1 and max(ended_ns) - min(ended_ns) <= AT_ONCE_NS:
+        return set()
     unprompted = [row for row in rows if not lost_peer(row["error"])]
     if not unprompted:
         return {row["rank"] for row in rows[:1] if not 0 < asked_ns < _died_ns(row) + TOGETHER_NS}

@@ -303,6 +303,21 @@ def test_how_a_rank_ended_that_stood_still_comes_before_that_it_was_stuck(job):
     assert "its peers had waited for rank 2 for 60" in evidence_of(finding)
 
 
+@pytest.mark.parametrize(("other_s", "class_"), [(60.02, "hang.host"), (63, "dead.rank")])
+def test_ranks_that_are_killed_at_once_are_not_gone_by_themselves_though_one_missed_the_other(
+    other_s, class_
+):
+    job = Job(2)
+    for _ in range(3):
+        job.call(range(2), range(2))
+    job.call([0], range(2), OPEN)
+    for rank in range(2):
+        job.dump(rank, saved_s=59)
+    job.ended(0, other_s, number=9, error=LOST)
+    job.ended(1, 60, number=9)
+    assert named(job) == [(class_, (1,))]
+
+
 def test_two_ranks_that_both_died_after_standing_still_are_both_named(job):
     job.call([0, 3], WORLD, OPEN)
     saved(job, 60, 0, 3)
