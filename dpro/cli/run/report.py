@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -225,7 +224,7 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
     from dpro.analysis.report import make_report, markdown_of
     from dpro.serving.answers import sent_with_server
 
-    with needs_extra("dashboard") if html else nullcontext():
+    with needs_extra("dashboard"):
         from dpro.dashboards.loaded import Loaded
 
         if html is not None:
