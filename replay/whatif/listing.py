@@ -1,7 +1,7 @@
-"""All edits with their keys, for the command's help and for `docs/whatif.md`.
+"""All edits with their keys, for the command's help and for `docs/reference/edits.md`.
 
-In: the registry. Out: text. `python -m dpro.replay.whatif.listing docs/whatif.md` writes the generated part
-of the page again; a test holds the two together.
+In: the registry. Out: text. `python -m dpro.replay.whatif.listing docs/reference/edits.md` writes the
+generated part of the page again; a test holds the two together.
 """
 
 from __future__ import annotations

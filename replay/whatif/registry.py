@@ -3,9 +3,9 @@
 In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
 
 Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
-and its name in the list here: the parser, the command's help and `docs/whatif.md` follow. The list names
-modules and classes as text, and an edit is imported when it is asked for: importing all of them takes as long
-as to predict one.
+and its name in the list here: the parser, the command's help and `docs/reference/edits.md` follow. The list
+names modules and classes as text, and an edit is imported when it is asked for: importing all of them takes
+as long as to predict one.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ for _ in range({STEPS}):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 """
+LIMITS = "see docs/reference/recording-cost.md, Limits"
 MARKS = {"ready": "ok", "limited": "--", "missing": "!!"}
 
 
@@ -120,9 +121,7 @@ def recording(python: str) -> Check:
             what = f"a tiny job took longer than {JOB_S} s: this machine is busy"
             return Check("recording", LIMITED, what, "try again when it is quiet")
         except (subprocess.SubprocessError, DproError) as error:
-            return Check(
-                "recording", MISSING, f"a tiny job was not recorded: {error}", "see docs/recording.md, Limits"
-            )
+            return Check("recording", MISSING, f"a tiny job was not recorded: {error}", LIMITS)
         rows = opened.rows()
         steps, spans = rows[STEPS.name], rows[SPANS.name]
         if steps and spans:
@@ -130,9 +129,7 @@ def recording(python: str) -> Check:
                 "recording", READY, f"a tiny job was recorded: {steps} steps, {spans} spans in depth"
             )
         why = "; ".join(opened.manifest.warnings) or f"{steps} steps, {spans} spans"
-        return Check(
-            "recording", MISSING, f"a tiny job was not recorded: {why}", "see docs/recording.md, Limits"
-        )
+        return Check("recording", MISSING, f"a tiny job was not recorded: {why}", LIMITS)
 
 
 def _print(checks: list[Check]) -> None:

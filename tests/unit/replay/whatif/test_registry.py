@@ -16,7 +16,7 @@ from dpro.replay.whatif.grammar import keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
 from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, kind_named, parse_edit
 
-PAGE = Path(__file__).parents[4] / "docs" / "whatif.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "edits.md"
 edits = pytest.mark.parametrize("edit", all_kinds(), ids=EDITS)
 
 
@@ -63,7 +63,7 @@ def test_an_edit_says_all_that_a_user_must_know_of_it(edit):
 
 def test_the_page_about_edits_is_the_one_their_declarations_make():
     text = PAGE.read_text()
-    assert generate(text) == text, "run `python -m dpro.replay.whatif.listing docs/whatif.md`"
+    assert generate(text) == text, "run `python -m dpro.replay.whatif.listing docs/reference/edits.md`"
 
 
 @edits
