@@ -1,0 +1,110 @@
+"""The pages: each is in the site's navigation, links and anchors lead somewhere, and pages stay readable."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+FRONT = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "sample_traces/README.md"]
+# What they leave out is in docs/reference.
+SHORT = ["accuracy", "diagnosis", "performance", "recording", "tutorial", "whatif"]
+SOURCES = {".py", ".sh", ".toml", ".js", ".html"}
+_FENCE = re.compile(r"(?ms)^(```|~~~).*?^\1\s*$")
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_NAMED = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md")
+
+
+def prose(path: Path) -> str:
+    """Return a page without its blocks of code."""
+    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    return "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """Return the anchors of a page's headings, as the site makes them."""
+    seen: Counter[str] = Counter()
+    found = []
+    for title in re.findall(r"(?m)^#+ (.*)$", prose(path)):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
+        words = re.sub(r"[^\w\s-]", "", plain.encode("ascii", "ignore").decode()).strip().lower()
+        slug = re.sub(r"[-\s]+", "-", words)
+        found.append(f"{slug}_{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return frozenset(found)
+
+
+def broken(page: Path) -> list[str]:
+    """Return the links of a page that lead nowhere."""
+    found = []
+    for target in _LINK.findall(prose(page)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        outside = DOCS in page.parents and DOCS not in there.parents
+        if outside or not there.exists() or (anchor and anchor not in anchors(there)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_every_link_beside_the_site_leads_somewhere(name: str) -> None:
+    assert broken(ROOT / name) == []
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"(?m)^ *- [^:]+: (\S+\.md)$", navigation)
+    assert Counter(listed) == Counter(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+def test_every_page_that_code_and_text_name_exists() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [Path(name) for name in listed.stdout.splitlines()]
+    read = [path for path in paths if path.suffix in SOURCES or path.name in ("Makefile", *FRONT)]
+    lost = [
+        f"{path}: {name}"
+        for path in read
+        if (ROOT / path).is_file() and not (ROOT / path).is_symlink()
+        for name in _NAMED.findall((ROOT / path).read_text(encoding="utf-8", errors="replace"))
+        if not (ROOT / name).is_file()
+    ]
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_page_beside_its_reference_can_be_read_in_ten_minutes(name: str) -> None:
+    assert len((DOCS / f"{name}.md").read_text(encoding="utf-8").split()) <= 2000
+
+
+@pytest.mark.parametrize(("name", "lines"), [("README.md", 90), ("CHANGELOG.md", 200)])
+def test_what_a_visitor_reads_first_is_short(name: str, lines: int) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_install_lines_are_of_a_checkout() -> None:
+    """There is no release on an index."""
+    pages = [*PAGES, *(ROOT / name for name in FRONT)]
+    wrong = [page.name for page in pages if re.search(r"pip install \"?'?dpro", page.read_text("utf-8"))]
+    assert wrong == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# A `b` c\n\n[x](#a-b-c) [y](#none) [z](b.md)\n\n    [code](c.md)\n")
+    assert broken(tmp_path / "a.md") == ["#none", "b.md"]
