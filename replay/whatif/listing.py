@@ -45,16 +45,16 @@ def markdown() -> str:
     """All edits, for the page about them."""
     lines = []
     for family, names in FAMILIES.items():
-        lines += [f"### {family}", ""]
+        lines += [f"## {family}", ""]
         for edit in map(kind_named, names):
-            lines += [f"#### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
+            lines += [f"### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
             lines += [f"- `{key.name}={_default(key)}`: {_help(key)}" for key in own_keys(edit)]
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []
             lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
             lines += [f"- source: {edit.source}", f"- {proof_of(edit)}"]
             lines += [f"- in the training: {edit.training}"] if edit.training else []
             lines += [f"- for real ({EFFORTS[edit.effort]}): {parse_edit(edit.example).how()}", ""]
-    lines += ["### Selections", ""]
+    lines += ["## Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
     lines += [f"| `{key.name}=` | {_help(key)} |" for key in keys_of(NodeSelection).values()]
     return "\n".join(lines) + "\n"
