@@ -35,7 +35,7 @@ from dpro.replay.whatif.grammar import (
 
 NO_LIMIT = 1 << 20  # tokens
 # How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
-# logarithm: 90% of the rows of the tables of docs/serving.md are within 30%.
+# logarithm: 90% of the rows of the tables of docs/reference/accuracy-serving.md are within 30%.
 HARDWARE_ERROR = 0.16
 
 
