@@ -21,7 +21,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from dpro.analysis.mean_step import MeanStep, facts_of, legend
-from dpro.analysis.report import RunReport
+from dpro.analysis.report import RunReport, gain_cells
 from dpro.dashboards import needs
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.guard import hash_of
@@ -65,6 +65,7 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
+        cells=gain_cells,
         **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
@@ -100,9 +101,9 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
         yield "The slowest requests of the server, and what they waited for", lambda: _waits(loaded)
     yield "Step time", draw.steps
     yield "Where the mean step of each rank in deep windows goes", draw.breakdown
-    best = next((gain for gain in report.gains if gain.edits), None)  # the cost of a finding is no prediction
-    if best:
-        yield f"If {best.what}", lambda: draw.whatif(*best.edits)
+    if report.gains:
+        best = report.gains[0]
+        yield f"If {best.what()}", lambda: draw.whatif(*map(str, best.edits))
     yield "Step time of each rank", draw.heatmap
     yield "Which rank comes last to collectives", draw.waiting
     yield "Transfers by size, and the fitted lines", draw.collectives

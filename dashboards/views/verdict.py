@@ -17,7 +17,6 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import facts_of, legend
 from dpro.analysis.summary import (
     Gains,
-    Improvement,
     finding_info,
     gain_info,
     health_info,
@@ -35,6 +34,7 @@ from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, w
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.errors import DproError
+from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
@@ -171,60 +171,54 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 def _helpful(loaded: Loaded) -> Gains:
     """Return what would help, with intervals widened by the errors of changes that were tried."""
-    try:
-        findings = loaded.verdict[0]
-    except DproError:
-        findings = []
-    return what_helps(findings, loaded.as_tried(loaded.search[0])[0], loaded.baseline_ns)
+    return what_helps(loaded.as_tried(loaded.search[0])[0])
 
 
 def _gains(loaded: Loaded, link: Link) -> Any:
     helpful = _helpful(loaded)
     header = ["if", "speed-up", "step", "interval", "proof", "how"]
-    rows = [_gain(improvement, link) for improvement in helpful.rows[:BEST]]
+    rows = [_gain(gain, link) for gain in helpful.clear[:BEST]]
     drawn = (
         [table(header, rows, numbers_to=4)]
         if rows
         else [message("Nothing that was tried beats the noise of the steps.")]
     )
     within = [
-        html.Li([_edit_link(improvement, link), f": x{improvement.speedup:.2f}, {_interval(improvement)}"])
-        for improvement in helpful.within_noise
+        html.Li([_edit_link(gain, link), f": x{gain.speedup:.2f}, {_interval(gain)}"])
+        for gain in helpful.within_noise
     ]
     folded = [html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps"), html.Ul(within)]
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
-    if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.rows[:BEST]):
+    if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
         note += " A speed-up is of samples per second: a longer step may work on more of them."
     doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
     more = [html.Details(folded)] if within else []
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
 
 
-def _gain(row: Improvement, link: Link) -> list[Any]:
-    fixed = [html.Br(), html.Span(f"fixes {row.fixes}", className="note")] if row.fixes else []
+def _gain(gain: Prediction, link: Link) -> list[Any]:
     return [
-        html.Span([_edit_link(row, link), *fixed]),
-        f"x{row.speedup:.2f}",
-        format_duration(row.predicted_ns),
-        _interval(row),
-        row.block,
-        html.Span(row.how, className="how"),
+        _edit_link(gain, link),
+        f"x{gain.speedup:.2f}",
+        format_duration(gain.predicted_ns),
+        _interval(gain),
+        gain.block,
+        html.Span(gain.how(), className="how"),
     ]
 
 
-def _edit_link(row: Improvement, link: Link) -> Any:
-    if not row.edits:
-        return row.what
-    return dcc.Link(row.what, href=link.query(view="whatif", options={"edit": "\n".join(row.edits)}))
+def _edit_link(gain: Prediction, link: Link) -> Any:
+    edits = "\n".join(map(str, gain.edits))
+    return dcc.Link(gain.what(), href=link.query(view="whatif", options={"edit": edits}))
 
 
-def _interval(row: Improvement) -> str:
-    return " to ".join(map(format_duration, row.interval)) if row.interval else "not known"
+def _interval(gain: Prediction) -> str:
+    return f"{format_duration(gain.low_ns)} to {format_duration(gain.high_ns)}"
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
     trust = loaded.trust
-    doubts = interval_doubts(trust, _helpful(loaded).rows[:BEST])
+    doubts = interval_doubts(trust, _helpful(loaded).clear[:BEST])
     said = [*trust.reasons, *doubts, *trust.doubts, *trust.assumed]
     return [
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),

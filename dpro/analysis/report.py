@@ -24,8 +24,8 @@ from dpro.analysis.mean_step import (
     title_of,
 )
 from dpro.analysis.summary import (
+    PROOFS,
     Gains,
-    Improvement,
     health_info,
     interval_doubts,
     run_info,
@@ -35,6 +35,7 @@ from dpro.analysis.summary import (
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
+from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
 from dpro.words import printable, shortened
 
@@ -77,7 +78,7 @@ class RunReport:
         state: good, bad or unknown.
         mean_step: where the mean step in deep windows goes; None where none was recorded.
         unknown: faults that the run lacks the data to rule out.
-        gains: what would help: the fix of each finding, then what is proven, then what is not.
+        gains: what would help: what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
         of_step: the mean step in deep windows, replayed, which predictions start from; empty where nothing
             could be predicted.
@@ -92,8 +93,8 @@ class RunReport:
     facts: Pairs
     findings: Sequence[DescribedFinding]
     unknown: Sequence[str]
-    gains: Sequence[Improvement]
-    within_noise: Sequence[Improvement]
+    gains: Sequence[Prediction]
+    within_noise: Sequence[Prediction]
     of_step: str
     refused: Pairs
     tables: Sequence[ReportTable]
@@ -124,9 +125,9 @@ def make_report(analysis: Analysis) -> RunReport:
     state, verdict = health_info(
         findings, unknown, trust, analysis.end, limit_of_run(analysis), analysis.run.manifest.unrecorded
     )
-    gains, of_step, refused = _gains(analysis, findings)
+    gains, of_step, refused = _gains(analysis)
     if trust is not None:
-        doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])
+        doubts += interval_doubts(trust, gains.clear[:MAX_PREDICTIONS])
     return RunReport(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         in_short=lines_of(analysis.explanation),
@@ -139,7 +140,7 @@ def make_report(analysis: Analysis) -> RunReport:
         ],
         findings=[_described(finding, analysis) for finding in findings],
         unknown=unknown,
-        gains=gains.rows[:MAX_PREDICTIONS],
+        gains=gains.clear[:MAX_PREDICTIONS],
         within_noise=gains.within_noise,
         of_step=of_step,
         refused=refused,
@@ -164,14 +165,14 @@ def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
     return DescribedFinding(finding.title, meaning, finding.evidence, advice)
 
 
-def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str, Pairs]:
+def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
     """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
     try:
         predictions, refused = analysis.search
         base_ns = analysis.baseline_ns
     except DproError:
         return Gains([], []), "", []
-    helpful = what_helps(findings, predictions, base_ns)
+    helpful = what_helps(predictions)
     return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in refused]
 
 
@@ -296,19 +297,28 @@ def _mean_step_lines(mean: MeanStep) -> Iterator[str]:
 def _gain_lines(report: RunReport) -> Iterator[str]:
     if report.gains:
         yield f"The mean step in deep windows takes {_plain(report.of_step)} (replayed):"
-        rows = [[gain.what, *gain.cells] for gain in report.gains]
+        rows = [[gain.what(), *gain_cells(gain)] for gain in report.gains]
         yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
         yield ""
     else:
         yield "Nothing that was tried shortens the step by more than its noise."
     for gain in report.gains:
-        edits = "".join(f" ({_code('--edit ' + edit)})" for edit in gain.edits)
-        fixed = f", which fixes {_plain(gain.fixes)}" if gain.fixes else ""
-        yield f"- {_plain(gain.what)}{edits}{fixed}: {_plain(gain.how)}"
+        edits = "".join(f" ({_code(f'--edit {edit}')})" for edit in gain.edits)
+        yield f"- {_plain(gain.what())}{edits}: {_plain(gain.how())}"
     if report.within_noise:
-        within = [[gain.what, gain.cells[0], gain.cells[2]] for gain in report.within_noise]
+        within = [[gain.what(), *gain_cells(gain)[:3:2]] for gain in report.within_noise]
         title = f"{len(within)} more of ×1.00, or within the noise of the steps"
         yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
+
+
+def gain_cells(gain: Prediction) -> tuple[str, str, str, str]:
+    """Speed-up, step, interval and proof."""
+    return (
+        f"x{gain.speedup:.2f}",
+        f"{ms(gain.predicted_ns):.2f} ms",
+        f"{ms(gain.low_ns):.2f} to {ms(gain.high_ns):.2f} ms",
+        PROOFS.get(gain.block, "none: unproven"),
+    )
 
 
 def _titled(title: str) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """A run in a few facts and short tables: is it healthy, what is slow, what would help, how far to believe it.
 
-In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames; of what would
-help the fix of each finding first, then predictions that noise does not hide. Nothing is replayed or drawn,
-and names from traces are as they are: who shows them makes them harmless.
+In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames. Nothing is
+replayed or drawn, and names from traces are as they are: who shows them makes them harmless.
 """
 
 from __future__ import annotations
@@ -163,87 +162,33 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
 WIDE = 0.5  # of the predicted time on either side: a wider interval says little
 WORTH_SHOWING = 1.005  # speed-up: less is ×1.00
 MAX_ANCHORED = 0.2  # share of starts that are tied to the trace and hardly move under an edit
-INPUT = "the input pipeline"
-_FIXES = {  # class of a finding -> what to do
-    "slow.compute": "check the device's clocks, temperature, power cap and errors, and what else runs on it; "
-    "else move the rank to another device",
-    "slow.host": "see what the host does there (evidence above; `dpro record --stacks` shows the code)",
-    "slow.link": "test the link by itself, then its cable and ports; else place the ranks elsewhere",
-    "slow.nic": "test the port by itself, then its cable and settings; else move the ranks to another host",
-    "slow.fabric": "compare with the fabric's expected bandwidth; look for other jobs on it",
-    "slow.regression": "see what changed then (evidence above)",
-    "imbalance.stage": "distribute layers evenly over the stages: `dpro whatif RUN --edit balance`",
-    "imbalance.data": "distribute the input evenly over ranks, by its length",
-    "pauses": "see which steps and what works in them (evidence above)",
-}
-_REMEDIES = {  # class of a finding -> edits that undo it
-    "imbalance.stage": ["balance:over=stages"],
-    "imbalance.data": ["balance:over=sequences"],
-    "pauses": ["gc:every=100"],
-}
-_INPUT_FIX = "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True), or less work per sample"
-
-
-class Improvement(NamedTuple):
-    """Something that would help.
-
-    Attributes:
-        what: if this were so.
-        edits: what `--edit` accepts; empty where the cost of a finding is all that is known.
-        predicted_ns: the step then.
-        interval: low and high, ns; None where it is not known.
-        block: proven, unproven, bound, or `finding`: the cost that a detector found by replaying.
-        fixes: the finding that it fixes, as `slow.host: rank 1`; else empty.
-    """
-
-    what: str
-    edits: tuple[str, ...]
-    speedup: float
-    predicted_ns: float
-    interval: tuple[float, float] | None
-    block: str
-    how: str
-    fixes: str = ""
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Speed-up, step, interval and proof, as reports have them."""
-        low_high = " to ".join(f"{ms(bound):.2f}" for bound in self.interval or ())
-        proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
-        return (
-            f"x{self.speedup:.2f}",
-            f"{ms(self.predicted_ns):.2f} ms",
-            f"{low_high} ms" if low_high else "not known",
-            proof.get(self.block, "none: unproven"),
-        )
+PROOFS = {"proven": "real jobs, before and after"}  # by the block of a prediction
 
 
 class Gains(NamedTuple):
-    """What would help.
+    """What would help, of advice alone, in the order of the search.
 
     Attributes:
-        rows: the fix of each finding, then predictions in their order.
-        within_noise: predictions whose interval holds the step as it is, or that change hardly anything.
+        clear: predictions that stand out from the noise of the steps.
+        within_noise: those whose interval holds the step as it is, or that change hardly anything.
     """
 
-    rows: list[Improvement]
-    within_noise: list[Improvement]
+    clear: list[Prediction]
+    within_noise: list[Prediction]
 
 
-def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], base_ns: float) -> Gains:
+def what_helps(predictions: Sequence[Prediction]) -> Gains:
     """Sort out what would help.
 
     Args:
         predictions: as `dpro.replay.whatif.search` ranks them.
     """
-    faster = [prediction for prediction in predictions if prediction.speedup > 1]
-    advice = [prediction for prediction in faster if prediction.is_advice]
-    costly = [finding for finding in findings if finding.cost_ns > 0 and not finding.of_hang]
-    fixes = [_fix(finding, faster, base_ns) for finding in costly]
-    used = {row.edits for row in fixes if row.edits}
-    others = [prediction for prediction in advice if tuple(map(str, prediction.edits)) not in used]
-    clear = [_row(prediction) for prediction in others if stands_out(prediction)]
-    return Gains([*fixes, *clear], [_row(prediction) for prediction in others if not stands_out(prediction)])
+    advice = [prediction for prediction in predictions if prediction.speedup > 1 and prediction.is_advice]
+    clear = [stands_out(prediction) for prediction in advice]
+    return Gains(
+        [prediction for prediction, stands in zip(advice, clear) if stands],
+        [prediction for prediction, stands in zip(advice, clear) if not stands],
+    )
 
 
 def stands_out(prediction: Prediction) -> bool:
@@ -251,37 +196,7 @@ def stands_out(prediction: Prediction) -> bool:
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
 
 
-def _fix(finding: Finding, faster: Sequence[Prediction], base_ns: float) -> Improvement:
-    """The edit that undoes a finding, or its cost where there is no such edit."""
-    from_input = INPUT in (finding.cause, finding.component_id)
-    how = _INPUT_FIX if from_input else _FIXES.get(finding.class_, "see the evidence above")
-    wanted = [f"heal:rank={rank}" for rank in finding.ranks] if finding.component_kind == "rank" else []
-    wanted += ["hide-input"] if from_input else []
-    wanted += _REMEDIES.get(finding.class_, [])
-    for prediction in faster:
-        if len(prediction.edits) == 1 and str(prediction.edits[0]) in wanted:
-            row = _row(prediction)._replace(fixes=finding.title)
-            if prediction.is_advice:
-                return row if from_input else row._replace(how=how)
-            return row._replace(how=how, block="finding")  # what a rank costs
-    left = max(base_ns - finding.cost_ns, 1.0)
-    what = f"{finding.component} is no longer slow"
-    return Improvement(what, (), base_ns / left, left, None, "finding", how, finding.title)
-
-
-def _row(prediction: Prediction) -> Improvement:
-    return Improvement(
-        what=prediction.what(),
-        edits=tuple(map(str, prediction.edits)),
-        speedup=prediction.speedup,
-        predicted_ns=prediction.predicted_ns,
-        interval=(prediction.low_ns, prediction.high_ns),
-        block=prediction.block,
-        how=prediction.how(),
-    )
-
-
-def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
+def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str]:
     """Say why predictions are not to be relied on that the grade alone would not show."""
     said = []
     anchored = trust.coverage.starts_anchored
@@ -290,14 +205,12 @@ def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
             f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in "
             "predictions"
         )
-    for row in rows:
-        if row.interval is None:
-            continue
-        low, high = row.interval
-        if low <= 0:
-            said.append(f"the interval of “{row.what}” reaches 0")
-        elif max(high - row.predicted_ns, row.predicted_ns - low) > WIDE * row.predicted_ns:
-            said.append(f"the interval of “{row.what}” spans more than ±{WIDE:.0%}")
+    for prediction in predictions:
+        low_ns, predicted_ns, high_ns = prediction.low_ns, prediction.predicted_ns, prediction.high_ns
+        if low_ns <= 0:
+            said.append(f"the interval of “{prediction.what()}” reaches 0")
+        elif max(high_ns - predicted_ns, predicted_ns - low_ns) > WIDE * predicted_ns:
+            said.append(f"the interval of “{prediction.what()}” spans more than ±{WIDE:.0%}")
     return said
 
 

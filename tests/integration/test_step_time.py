@@ -76,20 +76,6 @@ def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
     assert stated in str(verdict.VIEW.sections["verdict-gains"](said.loaded, Link()))
 
 
-def test_what_a_finding_costs_is_what_its_fix_saves(said):
-    findings = said.of("diagnose")["findings"]
-    fixes = [gain for gain in said.report.gains if gain.fixes and not gain.edits]
-    for gain in fixes:
-        (cost,) = [
-            each["cost_ms_per_step"]
-            for each in findings
-            if gain.fixes == f"{each['class']}: {each['component']['kind']} {each['component']['id']}"
-        ]
-        assert float(gain.cells[1].split()[0]) == pytest.approx(
-            said.loaded.baseline_ns / NS_PER_MS - cost, abs=0.01
-        )
-
-
 def test_the_mean_step_of_a_rank_is_the_same_in_report_bar_and_dashboard(said):
     document = said.of("report")
     of_ranks = [each["duration_ms"] for each in document["steps"]]

@@ -241,7 +241,7 @@ def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
 
 TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended together
 KILLED_TOGETHER_NS = 5 * NS_PER_S  # the same where all were killed: launchers do that one by one
-AT_ONCE_NS = NS_PER_S // 4  # all were killed by one hand, though some had time to miss the first: none was first
+AT_ONCE_NS = NS_PER_S // 4  # all were killed by one hand, though some had time to miss another
 # What launchers, schedulers and users send to a job that is to end.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals that a process causes itself: where it was then is where it was stopped.

@@ -1,4 +1,4 @@
-"""What would help: fixes of findings first, noise apart, and intervals that say little."""
+"""What would help, what noise hides, and intervals that say little."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from dpro.analysis.summary import interval_doubts, shown_grade, what_helps
-from dpro.detect.findings import Finding
 from dpro.replay.fidelity.accuracy import TraceCoverage
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
@@ -22,11 +21,6 @@ def _prediction(edit: str, predicted: float, low: float, high: float) -> Predict
     return Prediction((parse_edit(edit),), ns, BASE / ns, low * MS, high * MS, **gain)
 
 
-def _finding(class_: str, kind: str, name: str, cost: float, cause: str = "") -> Finding:
-    ranks = (int(name),) if kind == "rank" else (0, 1)
-    return Finding(class_, kind, name, ranks, cost / 100, 1.0, cost * MS, ("seen",), cause)
-
-
 HEAL = _prediction("heal:rank=1", 95, 80, 110)
 GRAPHS = _prediction("cuda-graph", 90, 85, 95)
 UNCLEAR = _prediction("compile", 99, 90, 108)
@@ -34,45 +28,15 @@ SLOWER = _prediction("bucket:mb=1", 101, 95, 107)
 BOUND = _prediction("no-comm", 50, 45, 55)
 
 
-def test_the_fix_of_a_finding_comes_first_even_where_noise_hides_it():
-    found = [_finding("slow.compute", "rank", "1", 5)]
-    helpful = what_helps(found, [GRAPHS, HEAL, UNCLEAR, SLOWER, BOUND], BASE)
-    assert [row.edits for row in helpful.rows] == [("heal:rank=1",), ("cuda-graph",)]
-    assert helpful.rows[0].fixes == "slow.compute: rank 1"
-    assert "clocks" in helpful.rows[0].how
+def test_what_noise_hides_is_kept_from_what_is_clear_and_what_does_not_help_is_left_out():
+    helpful = what_helps([GRAPHS, HEAL, UNCLEAR, SLOWER, BOUND])
+    assert helpful == ([GRAPHS], [UNCLEAR])  # what a rank costs is no advice
 
 
-def test_what_noise_hides_is_apart_and_what_does_not_help_is_left_out():
-    helpful = what_helps([], [GRAPHS, HEAL, UNCLEAR, SLOWER, BOUND], BASE)
-    assert [row.edits for row in helpful.rows] == [("cuda-graph",)]
-    assert [row.edits for row in helpful.within_noise] == [("compile",)]  # what a rank costs is no advice
-
-
-def test_a_gain_that_rounds_to_nothing_is_apart_however_sure_it_is():
+def test_a_gain_that_rounds_to_nothing_is_within_noise_however_sure_it_is():
     tiny = _prediction("cuda-graph", 99.8, 99.7, 99.9)
     assert tiny.effect == "faster"
-    helpful = what_helps([], [tiny], BASE)
-    assert (helpful.rows, len(helpful.within_noise)) == ([], 1)
-
-
-def test_a_slow_input_pipeline_is_fixed_by_loading_ahead():
-    ahead = _prediction("hide-input", 80, 75, 85)
-    for finding in (
-        _finding("slow.host", "job", "the input pipeline", 20),
-        _finding("slow.host", "rank", "3", 20, "the input pipeline"),
-    ):
-        (row,) = what_helps([finding], [ahead], BASE).rows
-        assert (row.edits, row.how[:10]) == (("hide-input",), "DataLoader")
-
-
-def test_a_finding_without_an_edit_is_worth_its_cost():
-    (row,) = what_helps([_finding("slow.link", "link", "0-1", 20)], [], BASE).rows
-    assert (row.predicted_ns, row.interval, row.block) == (80 * MS, None, "finding")
-    assert row.speedup == pytest.approx(1.25)
-
-
-def test_a_hang_has_no_gain():
-    assert what_helps([_finding("hang.host", "rank", "1", 5)], [], BASE).rows == []
+    assert what_helps([tiny]) == ([], [tiny])
 
 
 class Fit:
@@ -93,8 +57,7 @@ class Fit:
     ],
 )
 def test_wide_intervals_and_those_that_reach_0_are_in_doubt(predicted, low, high, doubt):
-    rows = what_helps([], [_prediction("cuda-graph", predicted, low, high)], BASE).rows
-    doubts = interval_doubts(Fit(), rows)
+    doubts = interval_doubts(Fit(), [_prediction("cuda-graph", predicted, low, high)])
     assert len(doubts) == bool(doubt)
     assert all(doubt in line for line in doubts)
     assert shown_grade(Fit(), doubts) == ("fair" if doubt else "good")

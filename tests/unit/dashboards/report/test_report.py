@@ -71,7 +71,7 @@ def test_the_page_says_what_the_report_says_and_has_its_figures(tmp_path):
     report = make_report(loaded)
     parts = Parts(html_of(loaded, report))
     assert report.verdict in parts.text
-    assert report.gains[0].how in parts.text
+    assert report.gains[0].how() in parts.text
     for name in ("Step time", "Where the mean step of each rank in deep windows goes", "Timeline"):
         assert name in parts.text
     figures = [json.loads(script) for script in parts.scripts if script.startswith('{"data"')]
