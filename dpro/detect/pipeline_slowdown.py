@@ -35,6 +35,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.timeline import (
+    are_usual,
     changed_step_times,
     replay,
     replay_durations,
@@ -261,15 +262,18 @@ def _uneven_since(free: Graph, since: int) -> list[Finding]:
         return []
     columns = [
         free.nodes.duration,
-        *(_evened(free, ratios.filter(pl.col("stage") == stage)) for stage in stages),
+        *(_healed(free, ratios.filter(pl.col("stage") == stage)) for stage in stages),
+        _evened(free, since),
     ]
     steps = np.unique(free.nodes.step[free.nodes.step >= 0])
     times = replayed_steps(free, columns)[-int((steps >= since).sum()) :]
     if times.shape[0] < MIN_STEPS:
         return []
+    usual = are_usual(times[:, 0])
+    times = times[usual] if usual.sum() >= MIN_STEPS else times
     base, saved = times[:, 0], times[:, :1] - times[:, 1:]
     return [
-        _describe_stage(free, ratios.filter(pl.col("stage") == stage), base, saved[:, column])
+        _describe_stage(free, ratios.filter(pl.col("stage") == stage), base, saved[:, column], saved[:, -1])
         for column, stage in enumerate(stages)
         if clear_gain(saved[:, column], base)
     ]
@@ -334,7 +338,25 @@ def _stage_ratios(graph: Graph, since: int) -> pl.DataFrame:
     return longer.with_columns(ratio=pl.col("others") / pl.col("own")).sort("stage", "name")
 
 
-def _evened(graph: Graph, ratios: pl.DataFrame) -> Ints:
+def _evened(graph: Graph, since: int) -> Ints:
+    """Durations with the same computing spread evenly over the stages, that of slower ranks stays slower."""
+    nodes = graph.nodes
+    work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= since))
+    stage = {rank: place.stage for rank, place in graph.places.items()}
+    frame = pl.DataFrame({"node": work, "rank": nodes.rank[work], "name": nodes.name[work]}).with_columns(
+        duration=pl.Series(nodes.duration[work]),
+        stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64),
+    )
+    of_stage = pl.col("duration").mean().over("name", "stage")
+    even = frame.with_columns(
+        even=pl.col("duration") * (pl.col("duration").mean().over("name") / of_stage).fill_nan(1.0)
+    )
+    duration = nodes.duration.copy()
+    duration[even["node"].to_numpy()] = np.rint(even["even"].to_numpy()).astype(np.int64)
+    return duration
+
+
+def _healed(graph: Graph, ratios: pl.DataFrame) -> Ints:
     """Durations with one stage's computing scaled down to what other stages need."""
     nodes = graph.nodes
     stage = ratios["stage"][0]
@@ -346,10 +368,17 @@ def _evened(graph: Graph, ratios: pl.DataFrame) -> Ints:
     return duration
 
 
-def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Floats) -> Finding:
+def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Floats, even: Floats) -> Finding:
+    """The finding about a stage.
+
+    Args:
+        base: [T] ns of each step.
+        saved: [T] ns by which each is shorter with the stage as fast as the others.
+        even: [T] the same with the work of all spread evenly, which is what more work than others' costs.
+    """
     stage = int(ratios["stage"][0])
     ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
-    cost, step = float(saved.mean()), float(base.mean())
+    step, healed = float(base.mean()), float(saved.mean())
     evidence = [
         f"on stage {stage} every {graph.names[name]} takes {format_duration(own_ns)}, on the others "
         f"typically {format_duration(others_ns)}"
@@ -357,16 +386,18 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
         if own_ns - others_ns > 0.01 * others_ns
     ]
     evidence.append(
-        f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - cost)} "
+        f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - healed)} "
         f"instead of {format_duration(step)}"
     )
-    sure = confidence(saved, base)
+    sure, cost = confidence(saved, base), healed
     if len(ranks) == 1:
-        sure *= ONE_RANK if cost >= LITTLE * step else ONE_RANK_A_LITTLE
+        sure *= ONE_RANK if healed >= LITTLE * step else ONE_RANK_A_LITTLE
         evidence.append("one rank of the stage is recorded: a slow worker would look the same")
     else:
+        cost = min(max(float(even.mean()), 0.0), healed)
         evidence.append(
-            f"all {len(ranks)} ranks of the stage take as long: the work is uneven, no rank is at fault"
+            f"all {len(ranks)} ranks of the stage take as long: the work is uneven, no rank is at fault; "
+            f"spread evenly over the stages, the step takes {format_duration(step - cost)}"
         )
     return Finding(
         "imbalance.stage",
