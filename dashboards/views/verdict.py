@@ -266,7 +266,7 @@ def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
     ]
     items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
     title = f"The mean step of a rank in deep windows takes {format_ms(mean.duration_ms)}"
-    title += f" ({steps:,} steps of ranks)" if steps > 1 else ""
+    title += f" ({steps:,} steps over all ranks)" if steps > 1 else ""
     said = [facts(facts_of(mean))] if facts_of(mean) else []
     named: Any = {"role": "img", "aria-label": "; ".join(words)}
     bar = html.Div(cells, className="shares", style={"width": f"{100 * width:.3f}%"}, **named)

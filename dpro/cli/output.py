@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from dpro.selection import Selection
 
 NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off is the same."
+
+MIN_WIDTH = 40  # columns: a narrower terminal wraps lines itself
+_COPIED = "--edit "  # in lines that a user copies to the command line
+
+_WITH_UNIT = re.compile(r"(\d) (?=(?:[nmu]?s|[kMGT]?B(?:/s)?|%)\b)")
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # on the disk that is written to
 
@@ -113,13 +120,40 @@ def protocol_on_stdout() -> Iterator[None]:
         sys.stdout = spoken
 
 
+def wrapped(text: str, width: int) -> str:
+    """The text with its long lines wrapped at words, indented further; what may be copied is left whole."""
+    lines = []
+    for line in text.splitlines() or [""]:
+        if len(line) <= width or _COPIED in line:
+            lines.append(line)
+            continue
+        begin = " " * (len(line) - len(line.lstrip()) + 2)
+        together = _WITH_UNIT.sub("\\1\xa0", line)
+        parts = textwrap.wrap(
+            together, max(width, MIN_WIDTH), subsequent_indent=begin, break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        lines += [part.replace("\xa0", " ") for part in parts]
+    return "\n".join(lines)
+
+
 @cache
 def _console_class() -> type[Console]:
     from rich.console import Console
     from rich.segment import Segment
 
     class PrintableConsole(Console):
-        """A console of whose own control characters all, and of those in text none, reach the terminal."""
+        """A console of whose own control characters all, and of those in text none, reach the terminal.
+
+        On a terminal lines of text wrap at words.
+        """
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            if self.is_terminal and self.soft_wrap:
+                objects = tuple(
+                    wrapped(each, self.width) if isinstance(each, str) else each for each in objects
+                )
+            super().print(*objects, **options)
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None

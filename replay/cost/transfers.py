@@ -224,7 +224,8 @@ def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCo
 def unknown_latencies(graph: Graph) -> tuple[str, ...]:
     """A line for each operation and group whose latency the transfers do not show."""
     return tuple(
-        f"{op} in {group or 'unnamed group'}: sizes are too similar to show latency, which is taken to be 0"
+        f"{op} in {group or 'a group without a name'}: sizes are too similar to show latency, "
+        "which is taken to be 0"
         for (op, group), line in fit_costs(graph).items()
         if line.bandwidth_only
     )

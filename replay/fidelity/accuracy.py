@@ -40,6 +40,7 @@ from dpro.schema import STEPS
 from dpro.store import Manifest
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, ms
+from dpro.words import ranks_in_words
 
 # How good predictions from a run can be: each measured figure against its bars, and a score of them all.
 
@@ -112,13 +113,13 @@ def figures_of(
     )
     figures = [
         criterion("error of replayed steps", error, 1.0, 5.0),
-        criterion("median error of starts, of a step", half, 0.2, 5.0),
-        criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
+        criterion("median error of starts", half, 0.2, 5.0),
+        criterion("95th percentile of errors of starts", most, 2.0, 50.0),
         criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
         criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
-        criterion("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
+        criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
         criterion(
-            "smallest change that noise does not hide, of a step",
+            "noise of steps",
             _smallest_change(measured, error),
             10.0,
             50.0,
@@ -593,10 +594,10 @@ def _clocks_not_known(built: Built) -> list[str]:
     unsure = {rank for (rank, _), ns in uncertainty.items() if ns > NS_PER_MS}
     if unsure:
         worst = ms(max(uncertainty.values()))
-        reasons.append(f"the clocks of {len(unsure)} ranks are known only to {worst:.1f} ms")
+        reasons.append(f"clocks are known only to {worst:.1f} ms, those of {ranks_in_words(unsure)}")
     unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
     if unknown and (built.matching.rows["members"] > 1).any():
-        reasons.append(f"how far the clocks of {len(unknown)} ranks are off is unknown")
+        reasons.append(f"how far clocks are off is unknown, those of {ranks_in_words(unknown)}")
     return reasons
 
 

@@ -145,7 +145,7 @@ def _print_starts(document: ReplayDocument) -> None:
             f"{pairs.inferred} by inferred ones"
         )
     out.print(
-        f"  starts taken from the trace  {starts.anchored:.1%}, fitted to the draining of the device  "
+        f"  starts taken from the trace  {starts.anchored:.1%}, by when the device ran empty  "
         f"{starts.fitted:.1%}"
     )
 
@@ -170,7 +170,7 @@ def _print_communication(costs: Sequence[LinkCostDocument]) -> None:
         began = cost.latency_us
         latency = "" if began is None else f", {began:.0f} +- {cost.latency_error_us:.0f} us"
         fits = f"{cost.transfers} transfers within {cost.misfit:.0%}"
-        out.print(f"  {cost.op} in {cost.group or 'unnamed group'}: {speed}{latency} ({fits})")
+        out.print(f"  {cost.op} in {cost.group or 'a group without a name'}: {speed}{latency} ({fits})")
 
 
 def _print_path(path: Sequence[PathPart]) -> None:

@@ -330,7 +330,7 @@ class Algorithm(Edit):
                 ratio = self._ratio(graph, lines, kind, message, num_bytes) if by_table is None else by_table
                 answered.append((transfers, ratio))
             except Unanswerable as error:
-                refused.append(f"{kind[0]} in {kind[1] or 'unnamed group'}: {error}")
+                refused.append(f"{kind[0]} in {kind[1] or 'a group without a name'}: {error}")
         return answered, refused
 
     def _ratio(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import pty
 import resource
+import struct
 import subprocess
 import sys
+import termios
 import unicodedata
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import click
@@ -18,10 +22,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn, write_text
+from dpro.cli.output import (
+    console,
+    print_json,
+    progress,
+    speak_plainly,
+    stderr_console,
+    warn,
+    wrapped,
+    write_text,
+)
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
 from dpro.words import one_line, printable
+from tests.jobs import ROOT
 
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
 C1, OVERRIDE, HALF = "\x9b31m\x9d0;title\x9c", "\u202eexe.gpj\u2066", "\udcff"
@@ -184,3 +198,39 @@ def test_a_pipe_is_written_for_the_process_that_reads_it(tmp_path):
 def test_a_link_to_itself_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to("link")
     assert write_text(tmp_path / "link", "text").read_text() == "text"
+
+
+def test_long_lines_wrap_at_words_with_numbers_beside_their_units():
+    line = "  - on stage 3 every forward takes 140 ms, on the others 67.5 ms of 2.5 GB/s"
+    assert wrapped(line, 62).splitlines() == [
+        "  - on stage 3 every forward takes 140 ms, on the others",
+        "    67.5 ms of 2.5 GB/s",
+    ]
+    assert wrapped(line, 200) == line
+    assert wrapped("", 80) == ""
+
+
+def test_what_a_user_copies_and_words_that_are_too_long_stay_whole():
+    edit = f"         --edit 'scale:name={'x' * 90},factor=2'  (new code)"
+    assert wrapped(edit, 80) == edit
+    name = "void_" + "y" * 100
+    assert wrapped(f"  {name} takes long", 80).splitlines()[0].strip() == name
+
+
+def test_lines_wrap_on_a_terminal_alone(tmp_path):
+    read_end, write_end = pty.openpty()
+    command = [sys.executable, "-m", "dpro", "diagnose", str(ROOT / "sample_traces" / "slow_rank")]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    fcntl.ioctl(write_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
+    plain = os.environ | {"TERM": "xterm", "COLUMNS": "72"}
+    with subprocess.Popen(command, stdout=write_end, stderr=subprocess.DEVNULL, env=plain) as shown:
+        os.close(write_end)
+        text = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(read_end, 1 << 16):
+                text += part
+    assert shown.returncode == 0
+    lines = text.decode().splitlines()
+    assert all(len(line) <= 72 or max(map(len, line.split())) > 40 for line in lines)  # a long name
+    assert max(map(len, piped.splitlines())) > 100
+    assert " ".join(" ".join(lines).split()) == " ".join(piped.split())

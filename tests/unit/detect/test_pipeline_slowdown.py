@@ -64,8 +64,8 @@ def test_a_stage_with_more_work_is_uneven_and_no_rank_is_blamed(tmp_path):
     (finding,) = diagnosed(job, tmp_path)
     assert (finding.class_, finding.component_kind, finding.component_id) == ("imbalance.stage", "stage", "3")
     assert finding.ranks == (6, 7)
-    # Spread evenly each backward takes 23 ms: six of the last stage 9 ms less, three that drain 3 ms more. With
-    # equal stages up to six messages of 1 ms are on the critical path, too.
+    # Spread evenly each backward takes 23 ms: six of the last stage 9 ms less, three that drain 3 ms more.
+    # With equal stages up to six messages of 1 ms are on the critical path, too.
     assert (6 * 9 - 3 * 3 - 7) * MS < finding.cost_ns < (6 * 9 - 3 * 3) * MS
     # As fast as the others the six would save 12 ms each, but their work is there.
     assert any("as fast as the others" in line for line in finding.evidence)
