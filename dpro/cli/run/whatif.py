@@ -178,8 +178,12 @@ def whatif(
     analysis = analyse(run, network_table, device_tables)
     with progress("Trying edits") as report:
         answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report, selection=selection)
+    refused_alone = parsed and answer.document.refused and not answer.predictions
     if as_json:
         print_json(answer.document)
+    elif refused_alone:
+        for line in refused_in_words(answer.document.refused):
+            console().print(line)
     else:
         print_end(analysis.end)
         print_selection(selection)

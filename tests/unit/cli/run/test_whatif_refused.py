@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import what_if
+from dpro.cli import cli
 from dpro.cli.run.whatif import how_to_try, refused_in_words
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
@@ -14,6 +16,7 @@ from dpro.schema import BUCKETS, OPERATIONS
 from dpro.store import open_run, write_part
 from dpro.table import complete
 from tests.builders import gpu_job
+from tests.jobs import ROOT
 from tests.pipelines import Job
 from tests.recorded_pipelines import recorded
 
@@ -60,3 +63,11 @@ def test_changes_to_ddp_are_tried_on_jobs_with_ddp_only(tmp_path, source, tried)
     said = {name: how_to_try([Prediction(edit, 2e6, 1.5, 1e6, 3e6)], again) for name, edit in edits.items()}
     assert bool(said["bucket:mb=1"]) is bool(said["compress:to=bf16"]) is tried
     assert said["accumulate:steps=2"] == "dpro try accumulate:steps=2 -- COMMAND"
+
+
+def test_what_is_refused_alone_is_one_line():
+    asked = CliRunner().invoke(
+        cli, ["whatif", str(ROOT / "sample_traces" / "slow_rank"), "-e", "heal:rank=9"]
+    )
+    assert asked.exit_code == 1
+    assert asked.output == "not answered: heal:rank=9: rank 9 is not in the run, which has ranks 0, 1\n"
