@@ -77,9 +77,11 @@ class MoePipeline(ChunkedEdit):
         return "the run holds no all-to-all: no tokens are exchanged between experts"
 
     def find(self, graph: Graph) -> list[Segment]:
+        if not any(message.op in EXCHANGES for message in graph.messages):
+            return []
         order = Order(graph)
         fits = np.zeros(len(graph.messages), np.bool_)
-        for op in EXCHANGES if graph.messages else ():
+        for op in EXCHANGES:
             fits |= messages_fitting(graph, op, self.group, self.axis)
         awaited = [
             members
