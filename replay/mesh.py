@@ -52,6 +52,7 @@ _NO_GROUP = "no group"
 GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
 MIN_ACTIVATION_BYTES = 1 << 16  # of a reduction in a forward pass that is no loss, count or norm
+MIN_ACTIVATIONS = 0.1  # of what a group sums: less in forward passes is metrics, or statistics of a batch
 EXPERTS = "ep"
 BY = " x "  # between the names of axes
 _MAX_FILLED = 1 << 20  # ranks whose places are filled in
@@ -574,7 +575,7 @@ def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
         spans.select(launch_span_id="span_id", called_ns="start_ns"), on="launch_span_id", how="left"
     )
     steps = run.table(STEPS).filter(pl.col("rank") == spans["rank"][0]).select("step", step_ns="start_ns")
-    moments = calls.select("group_ranks", at=pl.coalesce("called_ns", "enqueued_ns")).sort("at")
+    moments = calls.select("group_ranks", "bytes_in", at=pl.coalesce("called_ns", "enqueued_ns")).sort("at")
     backward = spans.filter(is_backward()).select(at="start_ns").sort("at")
     if backward.height:
         in_step, first = (
@@ -586,7 +587,12 @@ def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
         forward = of_steps.filter(pl.col("at") < pl.col("backward_ns"))
     else:
         forward = moments if kind_of(run).trains is False else moments.clear()
-    used = {frozenset(members_of(text)) for text in forward["group_ranks"].unique()}
+    whole, early = (
+        frame.group_by("group_ranks").agg(pl.col("bytes_in").sum()) for frame in (moments, forward)
+    )
+    shares = early.join(whole, on="group_ranks", suffix="_whole")
+    shares = shares.filter(pl.col("bytes_in") >= MIN_ACTIVATIONS * pl.col("bytes_in_whole"))
+    used = {frozenset(members_of(text)) for text in shares["group_ranks"]}
     return [
         group._replace(ops=group.ops | {ACTIVATIONS}) if group.ranks in used else group for group in groups
     ]

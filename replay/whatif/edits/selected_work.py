@@ -15,6 +15,7 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_of
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.mesh import Mesh, axis_of_group, mesh_of_run, places_along
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.edits.parallelism.pipeline import computes
@@ -22,7 +23,7 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
-from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
@@ -426,12 +427,7 @@ def why_needed(graph: Graph, ranks: Collection[int]) -> str:
     if graph.run is None or _is_of_operations(graph):
         return ""
     calls = _calls_with_others(graph.run, ranks)
-    return (
-        _by_coordinates(graph.run.table(WORKERS), ranks)
-        or _by_names(calls)
-        or _by_kind(calls)
-        or _by_forward(graph.run, calls)
-    )
+    return _by_coordinates(mesh_of_run(graph.run), ranks) or _by_names(calls) or _by_kind(calls)
 
 
 def _is_of_operations(graph: Graph) -> bool:
@@ -441,20 +437,24 @@ def _is_of_operations(graph: Graph) -> bool:
         return False
 
 
-def _by_coordinates(workers: pl.DataFrame, ranks: Collection[int]) -> str:
+def _by_coordinates(mesh: Mesh, ranks: Collection[int]) -> str:
     """By ranks that stay and differ from one that goes in a single axis other than data parallelism."""
-    gone = workers.filter(pl.col("rank").is_in(list(ranks)))
-    stay = workers.filter(~pl.col("rank").is_in(list(ranks)))
     for axis, words in AXES.items():
-        other_axes = [other for other in ("dp", *AXES) if other != axis]
-        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *other_axes)
-        left = placed.join(stay.select(axis, *other_axes), on=other_axes, suffix="_left")
-        divided = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
-        if divided.height:
-            rank, other_place = divided.sort("rank").select("rank", axis).row(0)
-            place = f"{words} rank {other_place} ({axis})"
-            return f"rank {rank} is {place} of a model that other ranks hold the rest of"
+        places = places_along(mesh, axis)
+        for rank in sorted(set(ranks) & set(places)):
+            shares = (
+                other for other in places if other not in ranks and _axis_between(mesh, rank, other) == axis
+            )
+            if next(shares, -1) >= 0:
+                place = f"{words} rank {places[rank]} ({axis})"
+                return f"rank {rank} is {place} of a model that other ranks hold the rest of"
     return ""
+
+
+def _axis_between(mesh: Mesh, rank: int, other: int) -> str:
+    """The axis, or what is laid over the axes, in which alone two ranks differ."""
+    laid = (overlay.name for overlay in mesh.overlays for group in overlay.groups if {rank, other} <= group)
+    return next(laid, "") or axis_of_group(mesh, (rank, other))
 
 
 def _calls_with_others(run: Run, ranks: Collection[int]) -> pl.DataFrame:
@@ -496,23 +496,3 @@ def _by_kind(calls: pl.DataFrame) -> str:
 
 def _reduced(calls: pl.DataFrame) -> float:
     return float(calls.filter((pl.col("op") == "all_reduce") & (pl.col("bytes") > 0))["bytes"].sum())
-
-
-def _by_forward(run: Run, calls: pl.DataFrame) -> str:
-    """By all-reduces before the first backward operator of a step: those are of activations."""
-    reduced = calls.filter((pl.col("op") == "all_reduce") & (pl.col("bytes") > 0))
-    spans = run.table(SPANS, ["rank", "window", "kind", "name", "forward_thread", "start_ns"])
-    backward = spans.filter((pl.col("forward_thread") > 0) | (pl.col("name") == "dpro::backward"))
-    steps = run.table(STEPS, ["rank", "window", "step", "start_ns", "duration_ns"])
-    early = 0.0
-    for rank, window, begin, lasts in steps.select("rank", "window", "start_ns", "duration_ns").iter_rows():
-        here = (pl.col("rank") == rank) & (pl.col("window") == window)
-        starts = backward.filter(here, pl.col("start_ns").is_between(begin, begin + lasts))["start_ns"]
-        turn = starts.min() if starts.len() else begin
-        forward = reduced.filter(here, pl.col("at") >= begin, pl.col("at") < turn)
-        early += float(forward["bytes"].sum())
-    if early >= MIN_SHARE * _reduced(calls) and early > 0:
-        return (
-            "activations are reduced with it before the backward pass (all_reduce): it holds a part of layers"
-        )
-    return ""

@@ -9,11 +9,13 @@ from click.testing import CliRunner
 
 from dpro.analysis.graphs import fingerprint
 from dpro.cli import cli
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_text
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.kept import tables_written
 from dpro.replay.mesh import mesh_of_run, places_along, with_layout
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import Run
 from tests.builders import TinyRun
 from tests.jobs import ROOT
@@ -99,3 +101,10 @@ def test_commands_take_a_layout():
     assert "no reduction in the run is between data-parallel ranks" in answer(*asked, "--layout", "tp=2")
     with pytest.raises(UsageError, match="micro_batch is no axis"):
         answer("explain", SAMPLE, "--layout", "micro_batch=2")
+
+
+def test_a_rank_of_a_stated_axis_is_not_left_out(tmp_path):
+    run = with_layout(run_of(tmp_path, 4, (0, 1, 2, 3)), {"tp": 2})
+    graph = build_graph(run).graph
+    with pytest.raises(Unanswerable, match=r"rank 3 is tensor-parallel rank 1 \(tp\)"):
+        parse_edit("drop:rank=3").apply(graph)

@@ -59,12 +59,12 @@ def test_a_replica_that_holds_the_whole_model_can_be_left_out(call, tmp_path):
     [
         (
             {"op": "reduce_scatter", "bytes_in": 1 << 20, "bytes_out": 1 << 19},
-            "its own shard of the parameters",
+            "rank 1 is tensor-parallel rank 1",  # of sequences, too, between forward and backward
         ),
         ({"op": "all_gather", "bytes_in": 1 << 19, "bytes_out": 1 << 20}, "its own shard of them"),
         ({"op": "all_gather"}, "its own shard of them"),  # of no known size
         ({"op": "all_to_all", "bytes_in": 64, "bytes_out": 64}, "each holds its own part"),
-        ({"op": "all_reduce", "bytes_in": 1 << 20, "bytes_out": 1 << 20}, "a part of layers"),
+        ({"op": "all_reduce", "bytes_in": 1 << 20, "bytes_out": 1 << 20}, "rank 1 is tensor-parallel rank 1"),
         ({"op": "all_reduce", "bytes_in": 8, "bytes_out": 8, "group": "mesh_tp"}, "'mesh_tp' holds parts"),
         (
             {"op": "all_reduce", "bytes_in": 8, "bytes_out": 8, "group": "TENSOR_MODEL_PARALLEL_GROUP"},
