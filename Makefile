@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow nightly test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots gallery samples mutation clean
+.PHONY: help demo test test-slow nightly test-torch gpu gpu-wheels lint typecheck imports build release docs schema screenshots gallery samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ imports: $(VENV)/dev.stamp  ## which package may import which
 
 build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 	$(BIN)/python -m build --no-isolation
+
+release: $(VENV)/dev.stamp  ## build, try every command in fresh environments, say what to upload
+	$(BIN)/python -m tests.release
 
 docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
