@@ -2,7 +2,7 @@
 
     import dpro
     run = dpro.open("RUN")
-    run.findings, run.whatif("heal:rank=1"), run.plot.breakdown()
+    run.verdict, run.diagnose(), run.whatif("heal:rank=1"), run.plot.breakdown()
 
 Importing this package loads the standard library only; what is called imports what it needs.
 """

@@ -1,4 +1,4 @@
-"""A run in a notebook: its tables, graph, replay, findings and what-ifs as frames, and figures of them.
+"""A run in a notebook: its verdict, tables, graph, replay and what-ifs as frames, and figures of them.
 
 In: a path, as commands take it. Out: an `OpenedRun`, which computes what it is first asked for, and keeps it.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.summary import run_info
-from dpro.dashboards.loaded import Loaded
-from dpro.errors import DproError, UsageError, needs_extra
+from dpro.errors import DproError, UsageError, first_line, needs_extra
 from dpro.markup import table
 from dpro.opening import open_path
 from dpro.schema import TABLES
@@ -21,19 +22,35 @@ from dpro.selection import parse_selection
 from dpro.words import printable
 
 if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
     from dpro.dashboards.figures import Figures
     from dpro.replay.graph import Graph
     from dpro.replay.whatif.predict import Prediction
+    from dpro.store import Run
+    from dpro.verdict.verdict import Explanation
 
 
-class OpenedRun(Loaded):
-    """A run, and all that can be asked of it.
+def _asked(name: str, doc: str) -> Any:
+    """What the analysis of the run has by a name, computed once."""
+    return property(lambda run: getattr(run._analysis, name), doc=doc)
 
-    Besides what is declared here: `steps`, `spans`, `collectives`, `counters` and `workers` are its tables,
-    `timeline` is the replay of its graph, `trust` how far to believe predictions, `breakdown` where the time
-    of each step went.
-    """
+
+class OpenedRun:
+    """A run, and all that can be asked of it."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        """Nothing is read yet."""
+        self._analysis = analysis
+
+    steps = _asked("steps", "Table `steps`.")
+    spans = _asked("spans", "Table `spans`.")
+    collectives = _asked("collectives", "Table `collectives`.")
+    counters = _asked("counters", "Table `counters`.")
+    workers = _asked("workers", "Table `workers`.")
+    breakdown = _asked("breakdown", "Where the time of each step and rank went.")
+    mean_step = _asked("mean_step", "Where the mean step went.")
+    host = _asked("host", "What the hosts did.")
+    timeline = _asked("timeline", "The replay of the graph: when each node starts and ends.")
+    trust = _asked("trust", "How far to believe predictions.")
 
     def __repr__(self) -> str:
         """The verdict, as `dpro explain` prints it."""
@@ -41,16 +58,32 @@ class OpenedRun(Loaded):
 
     def _repr_html_(self) -> str:
         """The verdict, and what was recorded, for notebooks."""
-        lines = html.escape("\n".join(self._in_short()))
-        return f"<pre>{lines}</pre>" + table(self.run.label, run_info(self.run.manifest, self.steps))
+        lines, run = html.escape("\n".join(self._in_short())), self._analysis.run
+        return f"<pre>{lines}</pre>" + table(run.label, run_info(run.manifest, self.steps))
 
     def _in_short(self) -> list[str]:
         from dpro.verdict.words import lines_of
 
         try:
-            return [printable(line) for line in lines_of(self.explanation)]
+            return [printable(line) for line in lines_of(self.verdict)]
         except DproError as error:  # shown where it is opened, too
-            return [printable(f"{self.run.label}: {error}")]
+            return [printable(f"{self._analysis.run.label}: {error}")]
+
+    @property
+    def verdict(self) -> Explanation:
+        """What limits the job, who is at fault, and what to do first."""
+        return self._analysis.explanation
+
+    def diagnose(self) -> pl.DataFrame:
+        """What is slow or broken, costliest first, with evidence and cost."""
+        from dpro.analysis.summary import finding_info
+
+        return finding_info(self._analysis.verdict[0])
+
+    @property
+    def not_known(self) -> list[str]:
+        """What this run cannot show of what may be wrong."""
+        return self._analysis.verdict[1]
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the run, as `dpro.schema` declares it.
@@ -60,26 +93,29 @@ class OpenedRun(Loaded):
         """
         if name not in TABLES:
             raise UsageError(f"no table {name!r}; there are {', '.join(TABLES)}")
-        return self.run.table(TABLES[name])
+        return self._analysis.run.table(TABLES[name])
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """What a query of the run's tables gives, in the SQL of polars.
+
+        Args:
+            query: such as `select rank, avg(duration_ns) from steps group by rank`.
+
+        Raises:
+            UsageError: it is not understood.
+        """
+        named = [name for name in TABLES if re.search(rf"\b{name}\b", query, re.IGNORECASE)]
+        try:
+            return pl.SQLContext({name: self.table(name) for name in named}, eager=True).execute(query)
+        except pl.exceptions.PolarsError as error:
+            raise UsageError(f"{first_line(error)}; tables are {', '.join(TABLES)}") from error
 
     @property
     def graph(self) -> Graph:
         """The graph of all ranks, CPU threads and GPU streams."""
-        return self.built.graph
+        return self._analysis.built.graph
 
-    @property
-    def findings(self) -> pl.DataFrame:
-        """What is slow or broken, costliest first, with evidence and cost."""
-        from dpro.analysis.summary import finding_info
-
-        return finding_info(self.verdict[0])
-
-    @property
-    def not_known(self) -> list[str]:
-        """What this run cannot show of what may be wrong."""
-        return self.verdict[1]
-
-    def select(self, steps: str = "", ranks: str = "") -> Analysis:
+    def select(self, steps: str = "", ranks: str = "") -> OpenedRun:
         """Selected steps and ranks: tables, breakdown and mean step of these alone, as `dpro report --steps`.
 
         Args:
@@ -92,7 +128,7 @@ class OpenedRun(Loaded):
         """
         from dpro.analysis.selected import read_selection, select
 
-        return select(self, read_selection(steps, ranks, self.run))
+        return OpenedRun(select(self._analysis, read_selection(steps, ranks, self._analysis.run)))
 
     def whatif(self, *edits: str, steps: str = "") -> pl.DataFrame:
         """What edits together would make of the mean step; without any, what would help, best first.
@@ -111,8 +147,10 @@ class OpenedRun(Loaded):
         if edits:
             return gain_info([self.predict(*edits, steps=steps)])
         if not steps:
-            return gain_info(self.search[0])
-        search = what_if(self, calibrate=lambda edits: (list(edits), []), selection=parse_selection(steps))
+            return gain_info(self._analysis.search[0])
+        search = what_if(
+            self._analysis, calibrate=lambda edits: (list(edits), []), selection=parse_selection(steps)
+        )
         return gain_info(search.predictions)
 
     def predict(self, *edits: str, steps: str = "") -> Prediction:
@@ -130,19 +168,21 @@ class OpenedRun(Loaded):
         from dpro.replay.whatif.registry import parse_edit
 
         parsed = [parse_edit(edit) for edit in edits]
-        trust, baseline = of_steps(self, parse_selection(steps))
-        return predicted(self, parsed, trust, baseline)
+        trust, baseline = of_steps(self._analysis, parse_selection(steps))
+        return predicted(self._analysis, parsed, trust, baseline)
 
     @property
     def plot(self) -> Figures:
-        """Plotly figures of it.
+        """Plotly figures of the whole run; each takes `steps=` and `ranks=`.
 
         Raises:
             MissingExtra: plotly is not installed.
         """
         with needs_extra("dashboard"):
             from dpro.dashboards.figures import Figures
-        return Figures(self)
+            from dpro.dashboards.loaded import Loaded
+        analysis = self._analysis
+        return Figures(analysis if isinstance(analysis, Loaded) else Loaded(analysis.run))
 
 
 def open_run(run: str | os.PathLike[str]) -> OpenedRun:
@@ -151,4 +191,13 @@ def open_run(run: str | os.PathLike[str]) -> OpenedRun:
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
     """
-    return OpenedRun(open_path(run))
+    return OpenedRun(_analysis_of(open_path(run)))
+
+
+def _analysis_of(run: Run) -> Analysis:
+    """What figures and frames are taken from; without plotly it has no figures."""
+    try:
+        from dpro.dashboards.loaded import Loaded
+    except ImportError:
+        return Analysis(run)
+    return Loaded(run)

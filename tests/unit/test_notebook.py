@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import plotly.graph_objects as go
 import polars as pl
@@ -23,17 +24,38 @@ from tests.traces import write_rank
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> OpenedRun:
-    folder = tmp_path_factory.mktemp("run")
-    cpu_job().write(folder)
-    return dpro.open(folder)
+def path(tmp_path_factory) -> Path:
+    return cpu_job().write(tmp_path_factory.mktemp("run")).path
+
+
+@pytest.fixture(scope="module")
+def run(path) -> OpenedRun:
+    return dpro.open(path)
+
+
+def test_a_run_has_few_names_and_they_are_the_users(run):
+    names = {name for name in dir(run) if not name.startswith("_")}
+    assert len(names) <= 20
+    assert {"verdict", "diagnose", "whatif", "steps", "spans", "sql", "plot"} <= names
+    assert all(getattr(type(run), name).__doc__ for name in names)
+
+
+def test_tables_are_asked_in_sql(run):
+    rows = run.sql("SELECT rank, COUNT(*) AS n FROM Steps GROUP BY rank ORDER BY rank")
+    assert rows.rows() == [(rank, 4) for rank in range(3)]
+    joined = run.sql("select s.step from steps s join spans p on s.rank = p.rank where p.name = 'aten::mm'")
+    assert joined.height > 0
+    for query in ("select nothing from steps", "select 1 from nowhere", "no query"):
+        with pytest.raises(UsageError, match="tables are spans"):
+            run.sql(query)
 
 
 def test_a_run_has_its_tables_graph_replay_and_findings(run):
-    assert run.spans.height == run.run.rows()["spans"]
+    assert run.spans.height == run.table("spans").height > 0
     assert run.table("buckets").schema == BUCKETS.dtypes
     assert run.timeline.graph is run.graph
-    assert run.findings["component"].to_list() == ["rank 1"]
+    assert run.diagnose()["component"].to_list() == ["rank 1"]
+    assert run.verdict.faulty_ranks == [1]
     assert run.not_known == []
     assert "3 ranks" in repr(run).splitlines()[0]
     assert "FAULT  rank 1" in repr(run)
@@ -60,8 +82,8 @@ def test_names_of_a_run_are_text_and_nothing_else():
     assert "\x1b" not in html
 
 
-def test_predictions_are_those_of_the_command(run):
-    predictions = what_if(analyse(str(run.run.path)), calibrate=as_tried).document.predictions
+def test_predictions_are_those_of_the_command(run, path):
+    predictions = what_if(analyse(str(path)), calibrate=as_tried).document.predictions
     frame = run.whatif()
     assert frame["edit"].str.split("\n").to_list() == [each.edits for each in predictions]
     assert frame["predicted_ms"].to_list() == [each.predicted_ms for each in predictions]
@@ -70,11 +92,11 @@ def test_predictions_are_those_of_the_command(run):
     assert healed["speedup"] > 1
 
 
-def test_steps_and_ranks_are_selected_as_by_the_commands(run):
+def test_steps_and_ranks_are_selected_as_by_the_commands(run, path):
     some = run.select(steps="1", ranks="0,2")
     assert some.breakdown.select("step", "rank").rows() == [(1, 0), (1, 2)]
     healed = run.whatif("heal:rank=1", steps="1-2").row(0, named=True)
-    analysis, edits = analyse(str(run.run.path)), [parse_edit("heal:rank=1")]
+    analysis, edits = analyse(str(path)), [parse_edit("heal:rank=1")]
     found = what_if(analysis, edits, calibrate=as_tried, selection=parse_selection("1-2")).document
     assert healed["predicted_ms"] == found.predictions[0].predicted_ms
     searched = what_if(analysis, calibrate=as_tried, selection=parse_selection("1")).document
@@ -91,7 +113,6 @@ def test_a_folder_of_traces_opens_like_a_run(tmp_path):
     for rank in range(2):
         write_rank(tmp_path / "in", rank)
     imported = dpro.open(tmp_path / "in")
-    assert imported.run.source == tmp_path / "in"
     assert imported.spans["rank"].unique().sort().to_list() == [0, 1]
 
 
@@ -148,11 +169,11 @@ def test_a_path_that_is_nothing_is_an_error(tmp_path):
         dpro.open(tmp_path / "nowhere")
 
 
-def test_without_plotly_all_but_the_figures_is_there(run, monkeypatch):
+def test_without_plotly_all_but_the_figures_is_there(path, monkeypatch):
     for module in [name for name in sys.modules if name.startswith(("dpro.dashboards", "plotly"))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    again = dpro.open(run.run.path)
-    assert isinstance(again.findings, pl.DataFrame)
+    again = dpro.open(path)
+    assert isinstance(again.diagnose(), pl.DataFrame)
     with pytest.raises(MissingExtra, match=r"dpro-toolkit\[dashboard\]"):
         _ = again.plot

@@ -30,7 +30,7 @@ from dpro.analysis import graphs
 print("here", flush=True)
 graphs.LARGE = 1
 run = dpro.open(sys.argv[1])
-print(run.condensed is not None, run.trust.answerable)
+print(run._analysis.condensed is not None, run.trust.answerable)
 """
 
 

@@ -37,7 +37,7 @@ def test_a_run_elsewhere_opens_like_one_here_and_goes_by_its_url(store, tmp_path
     assert there.rows() == here.rows()
     assert there.label == "memory://bucket/run"
     assert info_document(Analysis(there)).run == "memory://bucket/run"
-    assert dpro.open("memory://bucket/run").findings["component"].to_list() == ["rank 1"]
+    assert dpro.open("memory://bucket/run").diagnose()["component"].to_list() == ["rank 1"]
 
 
 def test_it_is_copied_once_until_it_changes(store, tmp_path, monkeypatch):
