@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "report as HTML": "report {run} --html {out}/report.html",
     "report as Markdown": "report {run} --markdown {out}/report.md",
     "replay": "replay {run}",
-    "whatif": "whatif {run} --edit free-host",
+    "whatif": "whatif {run} --edit no-comm",
     "edits": "whatif --list",
     "diagnose": "diagnose {run}",
     "diff": "diff {run} {run}",
