@@ -38,6 +38,7 @@ APART, APART_STEPS = 1.1, 20
 TOGETHER = 1.5  # times what healing one rank saves, from which on those late with it are named with it
 SHORTEST_STRETCH = 5  # steps on each side of one, to say what came with it
 NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
+COSTS_NOTHING = 0.5  # confidence in a rank for which no other waits, however much slower it is
 PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
@@ -258,6 +259,8 @@ def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.D
     if cost < longer / 2:
         evidence.append(NEARLY_AS_LATE)
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
+    if cost < NEGLIGIBLE * cycle:
+        confidence = min(confidence, COSTS_NOTHING)
     severity = round(cost / cycle, 4) if cycle else 0.0
     return Finding(
         class_, "rank", str(rank), (rank,), severity, round(confidence, 3), cost, tuple(evidence), cause

@@ -93,6 +93,7 @@ def test_a_rank_that_costs_nothing_now_is_said_to():
     [finding] = [each for each in findings if each.component_id == "4"]
     assert finding.cost_ns == 0
     assert "none of it for rank 4 alone: it costs nothing now" in finding.evidence[1]
+    assert finding.confidence <= 0.5
 
 
 def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
