@@ -11,13 +11,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.pipeline.operations import WEIGHTS_NAMES, Links, recorded_links
 from dpro.replay.pipeline.schedules import (
     BACKWARD,
@@ -97,7 +98,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
         Unanswerable: ranks of a stage cannot be matched to those of the others.
     """
     slow = {(rank, kind): times for rank, kind, times in slowness.iter_rows()}
-    table = wanted.table
+    table, recorded = wanted.table, graph
     graph = dataclasses.replace(graph, names=_names(graph, table))
     draft = GraphEditor(graph)
     replaced = np.zeros(graph.num_nodes, np.bool_)
@@ -106,19 +107,49 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     draft.gone |= replaced | passed | late | _delays_of(graph, passed)
     link_ns = _link_times(graph, rows, passed, wanted.smaller)
     launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
-    borders = _borders(graph, rows, draft.gone)
+    nodes, edges = recorded.nodes, recorded.edges
+    columns = (rows, nodes.measured_start, nodes.kind, *edges.columns, recorded.messages)
+    borders = once(recorded, "borders of computes", columns, lambda: _borders(graph, rows, draft.gone))
+    pipes = once(recorded, "recorded pipes", (rows,), lambda: _recorded_pipes(rows))
     number = {name: place for place, name in enumerate(graph.names)}
     around = [number[label(chunk, batch)] for chunk, batch in zip(table.chunk.tolist(), table.batch.tolist())]
-    for (step, *_), pipe in _pipes(rows).group_by("step", "first", maintain_order=True):
+    for pipe in pipes:
         durations = np.rint(_durations(pipe, wanted, slow) + launch_ns).astype(np.int64)
-        nodes = _insert(draft, pipe, table, durations, np.array(around), number[WEIGHTS_NAMES[0]])
-        for rank, stage in sorted(set(zip(pipe["rank"].to_list(), pipe["stage"].to_list()))):
-            first, last = nodes[table.stage == stage][[0, -1]].tolist()
-            for source, target, kind, lag in borders[step, rank]:
+        computes = _insert(draft, pipe.rows, table, durations, np.array(around), number[WEIGHTS_NAMES[0]])
+        for rank, stage in pipe.places:
+            first, last = computes[table.stage == stage][[0, -1]].tolist()
+            for source, target, kind, lag in borders[pipe.step, rank]:
                 one, other = (last, target) if source < 0 else (source, first)
                 draft.link(one, other, kind, lag)
-        _hand_over(draft, nodes, table, link_ns)
+        _hand_over(draft, computes, table, link_ns)
     return draft.finish()
+
+
+class RecordedPipe(NamedTuple):
+    """The computes of one pipeline in one step.
+
+    Attributes:
+        rows: of `_pipes`.
+        places: each rank and its stage.
+        work: of forwards and of backwards, as `recorded_work`.
+    """
+
+    step: int
+    rows: pl.DataFrame
+    places: list[tuple[int, int]]
+    work: tuple[tuple[Floats, list[int]], ...]
+
+
+def _recorded_pipes(rows: pl.DataFrame) -> list[RecordedPipe]:
+    return [
+        RecordedPipe(
+            step,
+            pipe,
+            sorted(set(zip(pipe["rank"].to_list(), pipe["stage"].to_list()))),
+            tuple(recorded_work(pipe, kind) for kind in (FORWARD, BACKWARD)),
+        )
+        for (step, *_), pipe in _pipes(rows).group_by("step", "first", maintain_order=True)
+    ]
 
 
 def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
@@ -157,13 +188,12 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     return work_ns, [ranks[place_number] for place_number in range(len(work_ns))]
 
 
-def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
+def _durations(pipe: RecordedPipe, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
     """[N] ns of each piece of work."""
     table = wanted.table
-    ranks = dict(zip(pipe["stage"].to_list(), pipe["rank"].to_list()))
+    ranks = {stage: rank for rank, stage in pipe.places}
     work_ns = []
-    for kind in (FORWARD, BACKWARD):
-        work, held_by = recorded_work(pipe, kind)
+    for kind, (work, held_by) in zip((FORWARD, BACKWARD), pipe.work):
         even = work / np.array([slow.get((rank, kind), 1.0) for rank in held_by])[:, None]
         times = np.array([slow.get((ranks[stage], kind), 1.0) for stage in range(len(ranks))])
         work_ns.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
