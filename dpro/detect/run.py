@@ -222,6 +222,16 @@ def not_found_in_windows(_: Context, by_detector: ByDetector, new: list[Finding]
     ]
 
 
+def not_part_of_slow_input(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that wait for their data where deep windows show that all do, at no less cost.
+
+    Where the input limits all ranks, which of them waits longest is a matter of whose workers have a core.
+    """
+    of_all = [finding.cost_ns for finding in by_detector.get("slow input", []) if finding.of_job]
+    most_ns = max(of_all, default=0.0)
+    return [finding for finding in new if finding.cause != INPUT_PIPELINE or finding.cost_ns > most_ns]
+
+
 def not_late_by_messages(context: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that may be late because of messages from slow ranks, or over a slow network.
 
@@ -368,7 +378,10 @@ IN_WINDOWS = (
 FROM_CALLS = (
     Detector(
         "late ranks", lambda context, _: context.late_by_calls, _ALWAYS_ON,
-        rules=(not_found_in_windows, not_late_by_messages, not_beside_a_larger_slowdown),
+        rules=(
+            not_found_in_windows, not_part_of_slow_input, not_late_by_messages,
+            not_beside_a_larger_slowdown,
+        ),
     ),
     Detector(
         "late GPUs", _late_gpus, _ALWAYS_ON,

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,11 @@ from dpro.detect.run import (
     OF_THE_JOB,
     Detector,
     not_beside_a_larger_slowdown,
+    not_part_of_slow_input,
     not_taken_in_turn,
     run_detectors,
 )
+from dpro.detect.stragglers.causes import INPUT_PIPELINE
 
 NOT_OF_RUNS = ("dpro.detect.hang.",)  # a job that stands still is judged before any of these detectors runs
 ALL = (*DETECTORS, *OF_THE_JOB)
@@ -224,3 +227,15 @@ def test_ranks_that_take_turns_are_not_named_by_a_few_deep_steps():
     for name in ("slow ranks", "masked ranks"):
         (detector,) = (detector for detector in DETECTORS if detector.name == name)
         assert not_taken_in_turn in detector.rules
+
+
+def test_a_rank_that_waits_for_data_is_not_named_where_all_do_at_no_less_cost():
+    of_all = {"slow input": [replace(finding("slow.host", kind="job"), cost_ns=5e6)]}
+    waits, waits_longer = (
+        replace(finding("slow.host", (0,), cause=INPUT_PIPELINE), cost_ns=cost) for cost in (4e6, 6e6)
+    )
+    other = finding("slow.host", (2,))
+    assert not_part_of_slow_input(Known(), of_all, [waits, waits_longer, other]) == [waits_longer, other]
+    assert not_part_of_slow_input(Known(), {}, [waits]) == [waits]
+    (late,) = (detector for detector in DETECTORS if detector.name == "late ranks")
+    assert not_part_of_slow_input in late.rules
