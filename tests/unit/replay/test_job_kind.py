@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.job_kind import JobKind, kind_in_words, kind_of
 from dpro.replay.mesh import ACTIVATIONS, groups_of, mesh_of_run
 from dpro.replay.whatif.edit_sets import candidates
@@ -105,3 +107,36 @@ def test_sums_that_are_small_or_follow_a_backward_pass_are_of_no_activations(tmp
     reduced = cpu_job(2).write(tmp_path / "reduced")
     assert all(ACTIVATIONS not in group.ops for group in groups_of(reduced))
     assert [axis.name for axis in mesh_of_run(reduced).axes] != ["tp"]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("multirank/lightllm_h200_8r_deepep_cudagraph", JobKind(trains=False, graphs=True)),
+        ("multirank/nanogpt_h100_8r_rs_ag", JobKind(trains=True, compiled=True)),
+        ("multirank/param_dlrm_v100_8r", JobKind(trains=True, ddp=True)),
+        ("multirank/torchrec_v100_2r_kjt", JobKind(trains=False, ddp=True)),
+        ("single/h100_bert_pystack.json.gz", JobKind(trains=False)),
+        ("nsys/mfu_2gpu_before.sqlite.gz", JobKind(trains=False)),
+        ("single_hta/trace_diff__test__test.json.gz", JobKind(True, compiled=True, graphs=True, ddp=True)),
+        ("pp_timeline/megatronapp_pp4", JobKind(trains=True, chunks=4)),
+        ("straggler_parquet/trace-ST.parquet", JobKind(trains=True, chunks=1)),
+    ],
+)
+def test_kinds_of_real_jobs(traces, source, kind):
+    assert kind_of(open_quietly(traces / source)) == kind
+
+
+@pytest.mark.parametrize(
+    ("source", "edit", "why"),
+    [
+        ("multirank/lightllm_h200_8r_deepep_cudagraph", "accumulate:steps=2", "no backward pass"),
+        ("single_hta/trace_diff__test__test.json.gz", "compile", "has fused kernels"),
+        ("multirank/nanogpt_h100_8r_rs_ag", "bucket:mb=1", "no DistributedDataParallel"),
+        ("multirank/nanogpt_h100_8r_rs_ag", "compile", "has fused kernels"),
+    ],
+)
+def test_real_jobs_are_offered_nothing_foreign(traces, source, edit, why):
+    graph = build_graph(open_quietly(traces / source)).predictive
+    with pytest.raises(Unanswerable, match=why):
+        job_of(graph).under(parse_edit(edit))
