@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -19,6 +20,7 @@ from dpro.analysis.summary import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.run.whatif import HEADINGS, ROWS
+from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
@@ -157,8 +159,9 @@ def test_replay_and_whatif_speak_of_the_same_steps(source, num_steps, request):
     replay, whatif = (one_object(answer(command, run)) for command in ("replay", "whatif"))
     assert len(replay["steps"]) == num_steps
     assert replay["critical_path"]
-    total = sum(step["replayed_ms"] for step in replay["steps"])
-    assert whatif["baseline_ms"] == pytest.approx(total / num_steps, rel=1e-6)
+    replayed_ms = np.array([step["replayed_ms"] for step in replay["steps"]])
+    usual = replayed_ms[are_usual(replayed_ms)]  # on a busy machine a step may take twice as long
+    assert whatif["baseline_ms"] == pytest.approx(usual.mean(), rel=1e-6)
 
 
 def test_each_heading_of_predictions_is_there_once(request):
