@@ -8,6 +8,7 @@ and shared links reproduce the view.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -63,7 +64,7 @@ _LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-=[];'\\"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
     ("1 … 9 0 - = [ ] ; ' \\", "go to a view"),
-    ("n p", "the next view, the one before"),
+    ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),
     ("f m e", "timeline: zoom to the selection, ruler, fold"),
@@ -135,8 +136,16 @@ def view_of(link: Link) -> View:
     raise UsageError(f"no view {link.view!r}; there are {', '.join(view.name for view in VIEWS)}")
 
 
+def first_view(run: ShownRun, link: Link) -> View:
+    """Return the view of a link that names none: the hang of a run that hangs, else the verdict."""
+    with suppress(DproError):  # the verdict says it
+        if any(finding.of_hang for finding in run.loaded.hangs) and not _missing(run, link, hang.VIEW):
+            return hang.VIEW
+    return verdict.VIEW
+
+
 def _frame(runs: Runs) -> Component:
-    """Return the frame of all views: navigation, selection, choice of runs, help."""
+    """Return the frame of all views: navigation, choice of runs, selection, help."""
     selection = [
         html.Label(["steps", _entry("steps", "3-8,12")]),
         html.Label(["ranks", _entry("ranks", "0,2-3")]),
@@ -144,8 +153,9 @@ def _frame(runs: Runs) -> Component:
         html.Button("◐", id="theme", title="Dark or light (t)"),
         html.Button("?", id="help", title="Keys (?)"),
     ]
-    brand = [html.Strong("dpro"), html.Span(id="run")]
-    brand += [html.Span(id="live", className="live")] if runs.change else []
+    shown = [html.Span(id="run"), html.Div(id="runs")]
+    shown += [html.Span(id="live", className="live")] if runs.change else []
+    menu: Any = {"aria-haspopup": "dialog", "aria-controls": "more"}
     tick = dcc.Interval(id="tick", interval=TICK_MS, disabled=not runs.opened.lives)
     return html.Div(
         [
@@ -154,21 +164,21 @@ def _frame(runs: Runs) -> Component:
             *([tick, dcc.Store(id="version")] if runs.change else []),
             html.Header(
                 [
-                    html.Div(brand, className="brand"),
-                    html.Button("☰ views", id="menu", title="Views", **_collapsed()),
+                    html.Strong("dpro"),
                     html.Nav(id="nav"),
-                    html.Div(selection, className="selection"),
+                    html.Button("more ▾", id="menu", title="Views that this run has no data for", **menu),
+                    html.Div([html.Div(shown, className="shown"), *selection], className="selection"),
                 ]
             ),
             html.Main(
                 [
-                    html.Div(id="runs"),
                     html.H1(id="title"),
                     html.P(id="outside", role="status"),
                     html.Div(id="content"),
                 ]
             ),
             html.Div(id="tip", role="tooltip"),
+            html.Dialog(id="more"),
             html.Dialog(
                 [
                     html.H2("Keys"),
@@ -182,11 +192,6 @@ def _frame(runs: Runs) -> Component:
     )
 
 
-def _collapsed() -> Any:
-    """Return the accessibility attribute of a closed menu."""
-    return {"aria-expanded": "false", "aria-controls": "nav"}
-
-
 def _entry(name: str, placeholder: str) -> Component:
     return dcc.Input(id=name, type="text", placeholder=placeholder, debounce=True, autoComplete="off")
 
@@ -194,6 +199,7 @@ def _entry(name: str, placeholder: str) -> Component:
 def _register_navigation(app: Dash, runs: Runs) -> None:
     @app.callback(
         Output("nav", "children"),
+        Output("more", "children"),
         Output("steps", "value"),
         Output("ranks", "value"),
         Output("content", "children"),
@@ -211,15 +217,16 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
             raise PreventUpdate  # sections fill themselves; what is being typed stays
         try:
             link = parse_link(search or "")
-            view, run = view_of(link), runs.shown(link.run)
+            named, run = view_of(link) if link.view else None, runs.shown(link.run)
         except DproError as error:
             opened, chosen = runs.opened, _chosen(search)
             kept = (no_update, no_update, message(str(error)), "", "")
-            return _navigation(opened, chosen, ""), *kept, *_named(opened), _pickers(runs, chosen)
+            return *_navigation(opened, chosen, ""), *kept, *_named(opened), _pickers(runs, chosen)
+        view = named or first_view(run, link)
         why = _missing(run, link, view)
-        content, now = empty(why) if why else view.layout(), f"{view.name} {why}"
+        content, now = empty(why, view.title) if why else view.layout(), f"{view.name} {why}"
         return (
-            _navigation(run, link, view.name),
+            *_navigation(run, link, view.name),
             ranges_text(link.steps),
             ranges_text(ranges_of(link.ranks)),
             no_update if shown == now else content,
@@ -304,17 +311,20 @@ def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
     )
 
 
-def _navigation(run: ShownRun, link: Link, current: str) -> list[Component]:
-    """A link to each view that keeps the selection; those without anything to show are dimmed."""
+def _navigation(run: ShownRun, link: Link, current: str) -> tuple[list[Component], list[Component]]:
+    """A link to each view that keeps the selection, and the list of those with nothing to show, and why."""
     links: list[Component] = []
+    others: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
         why = _missing(run, link, view)
-        looks = ["current"] * (view.name == current) + ["empty"] * bool(why)
         address = link.query(view=view.name, options={})
-        links.append(
-            dcc.Link([html.Kbd(key), view.title], href=address, className=" ".join(looks), title=why)
-        )
-    return links
+        looks = "current" if view.name == current else ""
+        named = dcc.Link([html.Kbd(key), view.title], href=address, className=looks)
+        if why:
+            others += [html.Dt(named), html.Dd(why)]
+        else:
+            links.append(named)
+    return links, [html.H2("Views that this run has no data for"), html.Dl(others)] if others else []
 
 
 def _missing(run: ShownRun, link: Link, view: View) -> str:

@@ -18,7 +18,6 @@ from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.errors import UsageError
 from dpro.selection import Ranges, is_in_ranges, parse_ranges, quoted, ranges_of, ranges_text
 
-FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "run", "against", "steps", "ranks", "time", "theme")
 _MAX_RANKS = 1_000_000
 
@@ -28,6 +27,7 @@ class Link:
     """A view and its selection.
 
     Attributes:
+        view: its name; empty for the first view of the run.
         run: name of the run that is shown; empty for the one that was opened.
         against: name of the run that it is compared with; empty for none.
         steps: selected steps, ranges with first and last included; empty for all.
@@ -36,7 +36,7 @@ class Link:
         options: parameters of one view alone: its filter, its order, …
     """
 
-    view: str = FIRST
+    view: str = ""
     run: str = ""
     against: str = ""
     steps: Ranges = ()
@@ -49,7 +49,7 @@ class Link:
         """Return the link's query, `?…`, with some fields changed."""
         link = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         pairs = [
-            ("view", "" if link.view == FIRST else link.view),
+            ("view", link.view),
             ("run", link.run),
             ("against", link.against),
             ("steps", ranges_text(link.steps)),
@@ -96,7 +96,7 @@ def parse_link(query: str) -> Link:
     """
     given = dict(parse_qsl(query.removeprefix("?")))
     return Link(
-        view=given.get("view", FIRST),
+        view=given.get("view", ""),
         run=given.get("run", ""),
         against=given.get("against", ""),
         steps=parse_ranges(given.get("steps", ""), "steps"),

@@ -79,7 +79,12 @@ def view(
     """Return a view of panels in a grid, or of a single one; arguments as those of `View`."""
 
     def layout() -> Component:
-        framed = [panel(part.title, section(part.section, part.doing), wide=part.wide) for part in panels]
+        framed = [
+            panel(
+                "" if part.title == title else part.title, section(part.section, part.doing), wide=part.wide
+            )
+            for part in panels
+        ]
         return grid(*framed) if len(framed) > 1 else framed[0]
 
     sections = {part.section: part.fill for part in panels}
@@ -92,8 +97,9 @@ def changes(runs: Runs) -> list[Input]:
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
-    """Return a framed part of a view."""
-    return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
+    """Return a framed part of a view; one that the view's name says all of has no title."""
+    head = [html.H2(title)] if title else []
+    return html.Section([*head, *content], className="panel wide" if wide else "panel")
 
 
 def grid(*panels: Component) -> Component:
@@ -111,9 +117,9 @@ def message(text: str) -> Component:
     return html.P(text, className="message")
 
 
-def empty(why: str) -> Component:
-    """Return the content of a view that has nothing to show."""
-    return html.Section(html.Div(message(why), className="section"), className="panel wide")
+def empty(why: str, title: str = "") -> Component:
+    """Return the content of a view, or of a part of one, that has nothing to show."""
+    return panel(title, html.Div(message(why), className="section"), wide=True)
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:
@@ -192,7 +198,7 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
     """Compute a view's answer to a link; errors become messages."""
     try:
         link = parse_link(search or "")
-        if link.view != view:
+        if link.view not in (view, ""):  # without a name the page has the sections of the run's first view
             raise PreventUpdate
         return work(link)
     except DproError as error:

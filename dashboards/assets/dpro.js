@@ -28,23 +28,23 @@
     go({ theme: dark ? "light" : "dark" });
   }
 
-  function toggleHelp() {
-    const keys = document.getElementById("keys");
-    if (keys.open) keys.close();
-    else keys.showModal();
+  function toggle(name) {
+    const dialog = document.getElementById(name);
+    if (dialog.open) dialog.close();
+    else dialog.showModal();
   }
 
-  function toggleMenu() {
-    const open = document.querySelector("header").classList.toggle("open");
-    document.getElementById("menu").setAttribute("aria-expanded", open);
-  }
+  // The tabs of the views, and all links to views: those without data are in the menu.
+  const tabs = () => [...document.querySelectorAll("#nav a")];
+  const links = () => [...document.querySelectorAll("#nav a, #more a")];
 
   // Set the title of the page: the view comes first, since tabs are narrow.
   function titled() {
     const title = document.getElementById("title").textContent, run = document.getElementById("run").title;
     document.title = title ? `${title} · dpro: ${run}` : `dpro: ${run}`;
-    document.querySelector("header").classList.remove("open");
-    document.getElementById("menu").setAttribute("aria-expanded", false);
+    document.getElementById("more").close();
+    const current = document.querySelector("#nav a.current");
+    if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
   }
 
   const clear = () => go({ steps: null, ranks: null, time: null, span: null, find: null });
@@ -101,17 +101,17 @@
       unedited: (clicks) => { if (clicks) go({ edit: null }); return nothing(); },
       clear: () => { clear(); return nothing(); },
       theme: () => { toggleTheme(); return nothing(); },
-      menu: () => { toggleMenu(); return nothing(); },
+      menu: () => { toggle("more"); return nothing(); },
       titled: () => { setTimeout(titled, 0); return nothing(); },
-      help: () => { toggleHelp(); return nothing(); },
+      help: () => { toggle("keys"); return nothing(); },
     },
   });
 
-  // Go a number of views forward or back, cyclically.
+  // Go a number of tabs forward or back, cyclically; from a view of the menu to the first or the last.
   function step(by) {
-    const views = [...document.querySelectorAll("nav a")];
-    const at = views.findIndex((link) => link.classList.contains("current"));
-    if (at >= 0) views[(at + by + views.length) % views.length].click();
+    const views = tabs(), at = views.findIndex((link) => link.classList.contains("current"));
+    const from = at < 0 && by < 0 ? 0 : at;
+    if (views.length) views[(from + by + views.length) % views.length].click();
   }
 
   const keys = {
@@ -119,7 +119,7 @@
     p: () => step(-1),
     t: toggleTheme,
     x: clear,
-    "?": toggleHelp,
+    "?": () => toggle("keys"),
     r: () => { const pick = document.getElementById("pick-run"); if (pick) pick.focus(); },
     "/": () => (document.getElementById("filter") || document.getElementById("steps")).focus(),
   };
@@ -128,8 +128,7 @@
     const typing = event.target.closest("input, textarea, select");
     if (event.key === "Escape" && typing) event.target.blur();
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const views = [...document.querySelectorAll("nav a")];
-    const named = views.find((link) => link.querySelector("kbd").textContent === event.key);
+    const named = links().find((link) => link.querySelector("kbd").textContent === event.key);
     if (named) {
       named.click();
       return;
@@ -148,6 +147,12 @@
       const against = shown.get("against") === target.value ? null : shown.get("against");
       go({ run: target.value, against, time: null, span: null, open: null });
     } else if (target.id === "pick-against") go({ against: target.value });
+  });
+
+  // A click beside a dialog, or on a link in it, closes it.
+  document.addEventListener("click", ({ target }) => {
+    const open = target.closest("dialog");
+    if (open && (target === open || target.closest("a"))) open.close();
   });
 
   window.addEventListener("popstate", themed);

@@ -246,8 +246,8 @@ def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
     said = f"{finding.class_}: {verdict_in_words(finding)}"
     return [
         html.P([said, html.Span(f"; confidence {finding.confidence:.2f}")], className="health bad"),
+        html.P(f"Do: {advice_in_words(finding, workers)}", className="do"),
         html.Ul([html.Li(line) for line in finding.evidence]),
-        html.P(f"Do: {advice_in_words(finding, workers)}", className="note"),
     ]
 
 

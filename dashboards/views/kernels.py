@@ -180,7 +180,7 @@ def _layout() -> Component:
     return html.Div(
         [
             panel(
-                "Kernels; operators by their own time where no GPU was used",
+                "By name; operators by their own time where no GPU was used",
                 section("kernels-filter", "filter"),
                 section("kernels-table", "adding up"),
             ),

@@ -177,7 +177,7 @@ VIEW = view(
     NAME,
     "Layout",
     needs.layout,
-    Panel("Layout of the ranks", "layout-ranks", "finding the axes of the job", _layout_of),
+    Panel("Where each rank stands", "layout-ranks", "finding the axes of the job", _layout_of),
     tables={"ranks": _table},
     register=_register,
 )

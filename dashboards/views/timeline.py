@@ -139,7 +139,7 @@ def _layout() -> Component:
     return html.Div(
         [
             panel(
-                "Timeline",
+                "",
                 section("timeline-tools", "reading steps and clocks"),
                 html.Div(id="timeline", className="timeline"),
                 html.Div(id="timeline-legend"),

@@ -27,6 +27,10 @@ pytestmark = pytest.mark.usefixtures("searched_once")
 
 BEYOND = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 DRAWN = "dproTimeline.info && dproTimeline.data && dproTimeline.data.size > 0"
+CURRENT = "return document.querySelector(':is(#nav, #more) a.current').textContent"
+NAMES = "return [...document.querySelectorAll('{} a')].map(each => each.lastChild.textContent)"
+TABS = NAMES.format("#nav")
+ROOM = "const nav = document.querySelector('#nav'); return nav.clientWidth - nav.scrollWidth"
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"
 
 
@@ -42,7 +46,7 @@ def test_every_view_fills_without_a_complaint_and_without_a_network(browser, sam
     for view in VIEWS:
         browser.get(f"{sample}?view={view.name}")
         settle(browser)
-        assert browser.find_element("css selector", "nav a.current").text.endswith(view.title)
+        assert browser.execute_script(CURRENT).endswith(view.title)
         foreign = "return performance.getEntriesByType('resource').map(e => e.name)"
         assert {name for name in browser.execute_script(foreign) if not name.startswith(sample)} == set()
         assert complaints(browser) == []
@@ -52,6 +56,100 @@ def test_the_first_view_names_the_slow_rank(browser, sample):
     browser.get(sample)
     settle(browser)
     assert "rank 1: slow.host costs" in browser.find_element("css selector", ".health.bad").text
+
+
+def sized(browser, width):
+    """Give the page a size, whatever the size of its window."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def box(browser, selector):
+    """Where an element is: left, top, right, bottom, pixels."""
+    script = "const it = document.querySelector(arguments[0]).getBoundingClientRect();"
+    return browser.execute_script(f"{script} return [it.left, it.top, it.right, it.bottom]", selector)
+
+
+@pytest.fixture
+def offered(browser, repository):
+    """The address of a dashboard of a job that hangs and of other runs; windows get their size back."""
+    with served(offer([str(repository / "sample_traces" / "h200_hang")])) as address:
+        yield address
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_tabs_are_the_views_with_data_and_the_menu_says_why_others_have_none(browser, sample):
+    browser.get(f"{sample}?ranks=1")
+    settle(browser)
+    tabs = browser.execute_script(TABS)
+    assert {"Verdict", "Timeline", "Kernels"} <= set(tabs)
+    browser.find_element("id", "menu").click()
+    listed = browser.execute_script(NAMES.format("#more"))
+    assert sorted(tabs + listed) == sorted(view.title for view in VIEWS)
+    reasons = [each.text for each in browser.find_elements("css selector", "#more dd")]
+    assert len(reasons) == len(listed)
+    assert all(len(reason) > 30 for reason in reasons)
+    why = reasons[listed.index("Fabric")]
+    browser.find_element("partial link text", "Fabric").click()
+    wait(browser, "return document.querySelector('#content .message')")
+    assert browser.find_element("css selector", "#content .message").text == why
+    assert "ranks=1" in browser.current_url
+    assert not browser.find_element("id", "more").is_displayed()
+    browser.get(f"{sample}?view=serving")
+    wait(browser, "return document.querySelector('#content .message')")
+    assert browser.execute_script(TABS) == tabs
+    assert browser.execute_script(CURRENT).endswith("Serving")
+    assert complaints(browser) == []
+
+
+def test_tabs_are_one_row_no_title_is_doubled_and_content_begins_near_the_top(browser, offered):
+    sized(browser, 1440)
+    for view, content in (("timeline", "#timeline canvas"), ("heatmap", ".panel"), ("verdict", ".panel")):
+        browser.get(f"{offered}?view={view}")
+        settle(browser)
+        wait(browser, f"return document.querySelector('#content {content}')")
+        assert box(browser, f"#content {content}")[1] <= 140
+        assert len({tab.rect["y"] for tab in browser.find_elements("css selector", "#nav a")}) == 1
+        assert browser.execute_script(ROOM) >= 0
+        headings = [each.text for each in browser.find_elements("css selector", "#content h2")]
+        assert not {other.title for other in VIEWS} & set(headings)
+    assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_job_that_hangs_is_shown_as_that_first_with_what_to_do(browser, offered, width):
+    sized(browser, width)
+    browser.get(offered)
+    settle(browser)
+    assert browser.execute_script(CURRENT).endswith("Hang")
+    assert browser.find_element("css selector", ".do").text.startswith("Do: ")
+    assert box(browser, ".do")[3] < 450
+    browser.find_element("partial link text", "Verdict").click()
+    wait(browser, "return document.querySelector('#verdict-short')")
+    assert browser.execute_script(CURRENT).endswith("Verdict")
+    assert complaints(browser) == []
+
+
+def test_nothing_is_cut_off_in_a_narrow_window(browser, offered):
+    sized(browser, 390)
+    for view in ("goodput", "serving"):  # the last tab, and a view of the menu
+        browser.get(f"{offered}?view={view}")
+        settle(browser)
+        assert browser.execute_script(BEYOND) <= 0
+        for part in browser.find_elements("css selector", "header > *, .selection > *, .shown > *"):
+            assert part.rect["x"] >= 0, part.text
+            assert part.rect["x"] + part.rect["width"] <= 390, part.text
+        menu = box(browser, "#menu")
+        if view != "serving":
+            left, _, right, _ = box(browser, "#nav a.current")
+            assert box(browser, "#nav")[0] <= left < right <= box(browser, "#nav")[2] + 1
+        browser.find_element("id", "menu").click()
+        left, top, right, bottom = box(browser, "#more")
+        assert left >= 0
+        assert right <= 390
+        assert top >= menu[3]
+        assert bottom <= 900
+    assert complaints(browser) == []
 
 
 @pytest.mark.slow
@@ -197,11 +295,12 @@ def test_keys_reach_every_view(browser, sample):
     body = browser.find_element("css selector", "body")
     for key, view in zip("1234567890-=[];'\\", VIEWS, strict=True):
         body.send_keys(key)
-        wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({view.title!r})")
-    body.send_keys("n")
-    wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({VIEWS[0].title!r})")
-    body.send_keys("p")
-    wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({VIEWS[-1].title!r})")
+        wait(browser, f"{CURRENT}.endsWith({view.title!r})")
+    first, *_, last = browser.execute_script(TABS)
+    assert last != VIEWS[-1].title
+    for key, title in (("n", first), ("p", last), ("n", first)):
+        body.send_keys(key)
+        wait(browser, f"{CURRENT}.endsWith({title!r})")
     assert complaints(browser) == []
 
 

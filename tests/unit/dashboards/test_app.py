@@ -101,18 +101,38 @@ def navigate(app, query: str, shown: str | None = None) -> dict[str, Any]:
 
 
 def dimmed(page) -> list[str]:
-    """The views that are dimmed in the navigation."""
-    links = [each["props"] for each in page["nav"]["children"]]
-    return [each["children"][1] for each in links if "empty" in each["className"]]
+    """The views that the menu lists, since the run has no data for them."""
+    return [link["children"][1] for link in in_menu(page)]
 
 
-def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, stepless, loaded):
+def in_menu(page) -> list[dict[str, Any]]:
+    """The links in the menu, each of which has its reason."""
+    listed = page["more"]["children"][1]["props"]["children"] if page["more"]["children"] else []
+    assert all(why["props"]["children"] for why in listed[1::2])
+    return [name["props"]["children"]["props"] for name in listed[::2]]
+
+
+def tabs(page) -> list[str]:
+    return [each["props"]["children"][1] for each in page["nav"]["children"]]
+
+
+def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_verdict(app, hung):
+    assert navigate(hung, "")["title"]["children"] == "Hang"
+    assert "its host code is stuck" in ask(hung, "hang-verdict", "")
+    assert navigate(hung, "?view=verdict")["title"]["children"] == "Verdict"
+    assert navigate(app, "")["title"]["children"] == "Verdict"
+    address = navigate(hung, "")["nav"]["children"][0]["props"]["href"]
+    assert address == "?view=verdict"
+
+
+def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app, stepless, loaded):
     page = navigate(stepless, "?view=telemetry")
     assert dimmed(page) == [
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
         "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput", "Serving",
     ]  # fmt: skip
-    assert page["nav"]["children"][8]["props"]["className"] == "current empty"
+    assert tabs(page) == ["Verdict", "Steps × ranks"]
+    assert [link["children"][1] for link in in_menu(page) if link["className"] == "current"] == ["Telemetry"]
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
@@ -128,7 +148,9 @@ def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, ste
         "Serving",
     ]
     assert dimmed(navigate(app, "")) == without
-    assert dimmed(navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")) == []
+    recorded = navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")
+    assert dimmed(recorded) == []
+    assert tabs(recorded) == [view.title for view in VIEWS]
 
 
 def test_a_section_of_another_view_is_left_alone(app):
