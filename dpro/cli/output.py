@@ -151,7 +151,7 @@ def _console_class() -> type[Console]:
         def print(self, *objects: Any, **options: Any) -> None:
             if self.is_terminal and self.soft_wrap:
                 objects = tuple(
-                    wrapped(each, self.width) if isinstance(each, str) else each for each in objects
+                    wrapped(text, self.width) if isinstance(text, str) else text for text in objects
                 )
             super().print(*objects, **options)
 

@@ -226,8 +226,8 @@ class Context:
         if self.on_gpus or self.calls.is_empty() or aligned.steps.is_empty():
             return []
         crowded = {rank for crowd in self.crowds for rank in crowd.ranks}
-        found = find_turns(self.usual_own_times, self.calls, aligned.workers)
-        return [finding for finding in found if not {*finding.ranks} <= crowded]
+        turns = find_turns(self.usual_own_times, self.calls, aligned.workers)
+        return [finding for finding in turns if not {*finding.ranks} <= crowded]
 
     @cached_property
     def sends(self) -> Traffic:

@@ -199,10 +199,10 @@ def doubted_for_uneven_stages(_: Context, by_detector: ByDetector, new: list[Fin
 
 def not_taken_in_turn(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that calls show to take turns: in few steps of deep windows one may always come last."""
-    in_turn = (
-        {rank for turns in context.turns for rank in turns.ranks} if Need.ALWAYS_ON in context.has else ()
-    )
-    return [finding for finding in new if finding.of_job or not {*finding.ranks} <= {*in_turn}]
+    if Need.ALWAYS_ON not in context.has:
+        return new
+    in_turn = {rank for turns in context.turns for rank in turns.ranks}
+    return [finding for finding in new if finding.of_job or not {*finding.ranks} <= in_turn]
 
 
 def not_found_by_operations(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:

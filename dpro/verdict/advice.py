@@ -20,8 +20,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.job_kind import kind_of
-from dpro.replay.whatif.edit import EFFORTS
+from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
@@ -511,7 +510,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if bubble >= 1.1:
         half = 1 / (1 - (1 - 1 / bubble) / 2)
         ways = [("microbatches", "twice as many micro-batches per step, which halves the bubble")]
-        if kind_of(facts.analysis.run).chunks <= 1:
+        if kind_of_job(facts.job.graph).chunks <= 1:
             two = "interleave two chunks of layers per stage, which halves the bubble"
             ways.insert(0, ("interleave", two))
         for kind, do in ways:

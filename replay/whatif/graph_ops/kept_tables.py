@@ -63,7 +63,7 @@ def with_kept_tables(graph: Graph) -> Graph:
         return graph
 
     def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
-        of_run = {one.name: getattr(run, one.name) for one in dataclasses.fields(run)}
+        of_run = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
         return KeptRun(**of_run), dict(graph.facts)
 
     kept, facts = once(graph, ("kept tables", tables_written(run)), (run,), begin)

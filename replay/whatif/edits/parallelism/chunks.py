@@ -727,12 +727,10 @@ def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> l
         place = (message.group, tuple(member.rank for member in members), message.op == ALL_TO_ALL)
         out = -1 if message.op == DISPATCH else open_.pop(place, -1)
         segment = None if out < 0 else _segment(graph, order, awaited[out : number + 1])
-        if segment is None and message.op != COMBINE:
-            open_[place] = number
-        elif segment is None:
-            continue
-        else:
+        if segment is not None:
             segments.append(segment)
+        elif message.op != COMBINE:
+            open_[place] = number
     return segments
 
 
