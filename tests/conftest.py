@@ -62,6 +62,15 @@ def _copied_code(kept: Path, to: Path) -> None:
             place.rename(to / file.name)
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without imports and graphs, but with machine code of loops: processes else compile it anew."""
+    cache = tmp_path / "cache"
+    _copied_code(Path(os.environ["DPRO_CACHE"]) / "loops", cache / "loops")
+    monkeypatch.setenv("DPRO_CACHE", str(cache))
+    return cache
+
+
 @pytest.fixture(scope="module")
 def searched_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The search of what would help a run is made once: it is most of what many commands do."""

@@ -15,9 +15,7 @@ from tests.reference.hanging_jobs import run_job
 
 
 @pytest.fixture
-def diagnose(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
-
+def diagnose(empty_cache):
     def run(folder: Path, *options: str) -> Result:
         done = CliRunner().invoke(cli, ["diagnose", str(folder), *options], catch_exceptions=False)
         assert done.exit_code == 0, done.output

@@ -79,8 +79,7 @@ def test_no_verdict_contradicts_itself(verdicts):
         assert sum(verdict.shares.values()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_large_run_is_explained_as_any_other(monkeypatch, tmp_path):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_a_large_run_is_explained_as_any_other(monkeypatch, empty_cache):
     whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     monkeypatch.setattr(graphs, "LARGE", 0)
     by_rank = explain(Analysis(open_run(SAMPLES / "slow_rank")))

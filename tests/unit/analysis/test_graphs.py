@@ -26,8 +26,7 @@ from tests.builders import cpu_job
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Run:
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def run(empty_cache, tmp_path, monkeypatch) -> Run:
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     return cpu_job().write(tmp_path / "run")
 

@@ -13,8 +13,7 @@ from tests.reference.training_records import Recording, write_run
 
 
 @pytest.mark.slow
-def test_rank_that_is_late_by_messages_over_a_slow_network_is_not_blamed(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_rank_that_is_late_by_messages_over_a_slow_network_is_not_blamed(tmp_path, empty_cache):
     windows = tuple((first, 2) for first in range(5, 40, 12))
     job = Job("tp_pp", 16, 40, noise="10%", seed=9070, fault="network", how="rank", severity=5.0, victim=1,
               windows=windows)  # fmt: skip
@@ -25,8 +24,7 @@ def test_rank_that_is_late_by_messages_over_a_slow_network_is_not_blamed(tmp_pat
     assert found == [("slow.nic", "rank", "1")]
 
 
-def test_rank_that_is_late_by_messages_of_a_slow_rank_is_not_blamed_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_rank_that_is_late_by_messages_of_a_slow_rank_is_not_blamed_beside_it(tmp_path, empty_cache):
     windows = tuple((first, 2) for first in range(5, 80, 12))
     job = Job("tp_pp", 16, 80, noise="5%", seed=31046, fault="compute", severity=1.5, victim=15, since=40,
               windows=windows)  # fmt: skip

@@ -42,8 +42,7 @@ def condense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["gpu", "fabric"])
-def run(request, tmp_path, monkeypatch) -> Run:
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def run(request, empty_cache, tmp_path) -> Run:
     made = gpu_job().write(tmp_path / "run") if request.param == "gpu" else None
     found = made or crossing_pairs(tmp_path / "run", 2000).run
     assert found is not None
@@ -75,8 +74,7 @@ def test_a_prediction_is_shown_where_the_path_that_it_changes_is_too_large(run, 
     assert "changes-figure" not in shown
 
 
-def test_what_a_large_run_loads_on_its_fabric_needs_no_whole_graph(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_what_a_large_run_loads_on_its_fabric_needs_no_whole_graph(empty_cache, tmp_path, monkeypatch):
     run = crossing_pairs(tmp_path / "run", 2000).run
     assert run is not None
     whole = Loaded(run).traffic

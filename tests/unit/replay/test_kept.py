@@ -31,8 +31,7 @@ HEALTHY = Path(__file__).parents[3] / "sample_traces" / "healthy"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Run:
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def run(empty_cache, tmp_path, monkeypatch) -> Run:
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     return cpu_job().write(tmp_path / "run")
 
@@ -110,12 +109,11 @@ FACTS = [
 
 
 @pytest.mark.parametrize("fact", FACTS)
-def test_what_is_read_of_a_recorded_job_is_what_was_found(fact, tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_what_is_read_of_a_recorded_job_is_what_was_found(fact, empty_cache, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     run = open_run(HEALTHY)
     found = fact(loaded(run))
-    assert list((tmp_path / "cache").rglob("*.fact"))
+    assert list(empty_cache.rglob("*.fact"))
     as_read = fact(loaded(run))
     pairs = zip(found, as_read, strict=True) if isinstance(found, list) else [(found, as_read)]
     assert all(equal(one, other) for one, other in pairs)
@@ -136,8 +134,7 @@ def answer(built: Built, trust: Trust, text: str) -> object:
         return str(error)
 
 
-def test_predictions_from_kept_facts_are_those_without(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_predictions_from_kept_facts_are_those_without(empty_cache, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     run = open_run(HEALTHY)
     without = [answer(*make_graph(run), text) for text in EDITS]

@@ -26,8 +26,7 @@ from tests.ddp import ddp_job
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def run(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     ddp_job(num_steps=4).build(tmp_path / "run")
     return tmp_path / "run"

@@ -46,8 +46,9 @@ def test_the_last_shard_condenses_the_ranks_of_a_large_run(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("large", [1, 10**9])
-def test_an_import_with_an_executor_condenses_the_ranks_of_a_large_run(tmp_path, monkeypatch, large):
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+def test_an_import_with_an_executor_condenses_the_ranks_of_a_large_run(
+    empty_cache, tmp_path, monkeypatch, large
+):
     monkeypatch.setattr(import_, "_executor", threads)
     monkeypatch.setattr(graphs, "LARGE", large)
     for rank in range(2):
