@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
@@ -49,6 +50,7 @@ TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls bec
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
 FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
+OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
 _UNFUSED_ATTENTION = r"(?i)softmax(?!.*(nll|log|loss))"
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
 
@@ -81,12 +83,22 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         limit: what limits the job, one of `limits`.
     """
     wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
+    if facts.beside_others:
+        wanted = [_of_a_moment(advice) for advice in wanted]
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     first = _FIRST.get(limit, ())
     ranked = sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
     # A rank at fault is always named, whatever limits the job.
     healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
     return [*ranked[: MAX_ADVICE - len(healing)], *healing]
+
+
+def _of_a_moment(advice: Advice) -> Advice:
+    """The same for other moments: what else runs on the host will not be what it was."""
+    if advice.gain_low is None or advice.gain_high is None:
+        return advice
+    least, most = OF_A_MOMENT
+    return replace(advice, gain_low=advice.gain_low**least, gain_high=advice.gain_high**most)
 
 
 def _merit(advice: Advice) -> float:

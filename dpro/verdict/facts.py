@@ -20,6 +20,7 @@ from dpro.analysis.mean_step import PARTS, mean_steps
 from dpro.arrays import Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
+from dpro.detect.machine.oversubscribed import crowds_of, is_shared
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.steps.breakdown import recorded_steps, within_stretches
@@ -110,6 +111,13 @@ class JobFacts:
         except DproError:
             return []
         return [finding for finding in findings if finding.confidence >= STUDIED_CONFIDENCE]
+
+    @cached_property
+    def beside_others(self) -> bool:
+        """Whether processes of other jobs used cores for which ranks waited."""
+        analysis = self.analysis
+        crowds = crowds_of(analysis.steps, analysis.counters, analysis.workers)
+        return any(is_shared(crowd, analysis.counters) for crowd in crowds)
 
     @cached_property
     def stretches(self) -> pl.DataFrame:

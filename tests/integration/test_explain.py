@@ -17,7 +17,7 @@ from dpro.verdict.verdict import explain
 from tests.commands import dpro
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
-LABELS = ("LIMIT", "FAULT", "TRY", "NOT", "UNSURE")
+LABELS = ("LIMIT", "FAULT", "TRY", "NOT", "UNSURE", "MORE")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def explain(run: str, as_json: bool) -> None:
     TRY     what a person can do, with the range of what it would gain (all: dpro whatif)
     NOT     what looks like a remedy and is none
     UNSURE  what limits these answers
+    MORE    the commands behind it
 
     \b
     dpro explain RUN
@@ -41,3 +42,4 @@ def explain(run: str, as_json: bool) -> None:
         return
     for line in lines_of(explanation):
         click.echo(line)
+    click.echo(f"MORE   {' | '.join(f'dpro {command} RUN' for command in ('report', 'diagnose', 'whatif'))}")

@@ -103,7 +103,7 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
         f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for "
         f"{' to '.join(waits)} of a step of {format_duration(crowd.step_ns)}, in {crowd.steady:.0%} of the "
         f"latest {crowd.steps} steps",
-        *_telemetry(counters, crowd.cores),
+        *_telemetry(counters, crowd),
         "no rank is at fault: start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give "
         "the job more cores (the CPU limit of its cgroup; what else runs on the host)",
     ]
@@ -114,21 +114,30 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
     )  # fmt: skip
 
 
-def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
+def is_shared(crowd: Crowd, counters: pl.DataFrame) -> bool:
+    """Return whether other processes use the cores for which the ranks wait, as far as that was counted."""
+    cores = _typical(counters.filter(pl.col("host") == crowd.host), "cpus")
+    return bool(cores) and crowd.cores < MAX_SHARED * cores
+
+
+def _typical(counters: pl.DataFrame, name: str) -> float:
+    """Return the median of a counter; 0 where it was not sampled."""
+    values = counters.filter(pl.col("counter") == name)["value"]
+    return float(np.median(values.to_numpy())) if values.len() else 0.0
+
+
+def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> list[str]:
     """Return the number of cores, and of threads that are ready to run, where they were sampled."""
-
-    def typical(name: str) -> float | None:
-        values = counters.filter(pl.col("counter") == name)["value"]
-        return float(np.median(values.to_numpy())) if values.len() else None
-
-    cores, limit, ready = (typical(name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads"))
+    cores, limit, ready = (
+        _typical(counters, name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads")
+    )
     lines = []
-    if ready is not None and cores:
+    if ready and cores:
         lines.append(f"the host has {cores:.0f} cores, and typically {ready:.0f} threads are ready to run")
-    if cores and np.isfinite(used):
-        others = ": other processes use the rest" if used < MAX_SHARED * cores else ""
-        lines.append(f"the ranks' processes compute on {used:.1f} of {cores:.0f} cores{others}")
-    if limit is not None and cores and limit < cores:
+    if cores and np.isfinite(crowd.cores):
+        others = ": other processes use the rest" if is_shared(crowd, counters) else ""
+        lines.append(f"the ranks' processes compute on {crowd.cores:.1f} of {cores:.0f} cores{others}")
+    if 0 < limit < cores:
         lines.append(f"the job's cgroup may use {limit:g} of them")
     return lines
 

@@ -69,6 +69,19 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
 
 
+def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
+    run = launches_of([("mul", 60, 10)] * 50)
+    alone = explained(run, tmp_path / "alone")
+    monkeypatch.setattr(JobFacts, "beside_others", True)
+    beside = explained(run, tmp_path / "beside")
+    assert kinds(beside) == kinds(alone)
+    for advice, before in zip(beside.advice, alone.advice, strict=True):
+        assert advice.gain_low == pytest.approx(before.gain_low**0.5)
+        assert advice.gain_high == pytest.approx(before.gain_high**1.5)
+    assert any("of that moment" in line for line in beside.unsure)
+    assert not any("of that moment" in line for line in alone.unsure)
+
+
 def test_a_run_of_one_cuda_graph_is_not_advised_to_use_graphs(tmp_path):
     run = TinyRun()
     for step in range(3):

@@ -13,6 +13,7 @@ from dpro.detect.machine.oversubscribed import (
     CONTENTION,
     crowds_of,
     find_crowded_hosts,
+    is_shared,
     not_crowding,
     with_throttling,
 )
@@ -63,6 +64,14 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
     assert "the ranks' processes compute on 0.6 of 2 cores: other processes use the rest" in said
     assert "cgroup may use 1.5 of them" in said
     assert "OMP_NUM_THREADS" in said
+
+
+@pytest.mark.parametrize(("cpu_ms", "shared"), [(30.0, True), (80.0, False)])
+def test_other_processes_have_the_cores_that_the_ranks_do_not_compute_on(cpu_ms, shared):
+    steps, counters, workers = tables({0: 30.0, 1: 50.0}, cpu_ms={0: cpu_ms, 1: cpu_ms})
+    (crowd,) = crowds_of(steps, counters, workers)
+    assert is_shared(crowd, counters) is shared
+    assert not is_shared(crowd, counters.filter(pl.col("counter") != "cpus"))
 
 
 @pytest.mark.parametrize(
