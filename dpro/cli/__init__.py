@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro._version import __version__
-from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, speak_plainly
+from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, paged, speak_plainly
 from dpro.errors import DproError, InternalError, MissingExtra, UsageError, first_line
 from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
@@ -56,6 +56,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Commands that answer at once: what is longer than a terminal goes through a pager.
+PAGED = {
+    *("explain", "info", "report", "replay", "whatif", "plan", "topology", "ledger", "diagnose"),
+    *("goodput", "serving", "diff", "history", "recipe"),
+}
 REPLAY = ("numba", "scipy")  # libraries that any analysis may come to need
 # After this many new objects garbage is looked for. Libraries make a hundred thousand while they are loaded,
 # and none of it is garbage: with the 700 of Python that takes 50 ms.
@@ -91,6 +96,8 @@ class LazyGroup(click.Group):
             near = get_close_matches(args[0], COMMANDS, n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{meant}")
+        if args and args[0] in PAGED and "--json" not in args and not ctx.resilient_parsing:
+            ctx.with_resource(paged())
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

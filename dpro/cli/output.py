@@ -11,13 +11,14 @@ import errno
 import io
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 import click
 
@@ -107,6 +108,35 @@ def drop_output() -> None:
 def _own_stream(stream: TextIO) -> TextIO:
     """What a console writes to, which sees to its text itself."""
     return stream.stream if isinstance(stream, _Printable) else stream
+
+
+class _Screen(io.StringIO):
+    """What is to appear on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def paged() -> Iterator[None]:
+    """Text that is longer than the terminal goes through the user's pager, as git's does.
+
+    It is held back meanwhile. Where stdin or stdout is no terminal nothing changes.
+    """
+    if sys.stdout is None or sys.stdin is None or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        yield
+        return
+    terminal, screen = sys.stdout, _Screen()
+    sys.stdout = cast(TextIO, _Printable(screen))
+    try:
+        yield
+    finally:
+        sys.stdout = terminal
+        text = screen.getvalue()
+        if text.count("\n") < shutil.get_terminal_size().lines:
+            _own_stream(terminal).write(text)
+        else:
+            click.echo_via_pager(text.removesuffix("\n"), color=True)
 
 
 @contextmanager

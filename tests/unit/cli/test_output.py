@@ -234,3 +234,33 @@ def test_lines_wrap_on_a_terminal_alone(tmp_path):
     assert all(len(line) <= 72 or max(map(len, line.split())) > 40 for line in lines)  # a long name
     assert max(map(len, piped.splitlines())) > 100
     assert " ".join(" ".join(lines).split()) == " ".join(piped.split())
+
+
+def shown_on_a_terminal(rows: int, *arguments: str) -> list[str]:
+    """What a command shows on a terminal of so many rows, whose pager puts `:` before each line."""
+    child, end = pty.fork()
+    if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
+        os.execve(
+            sys.executable, [sys.executable, "-m", "dpro", *arguments],
+            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/"},
+        )  # fmt: skip
+    text = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(end, 1 << 16):
+            text += part
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(end)
+    return text.decode().splitlines()
+
+
+def test_what_is_longer_than_the_terminal_goes_through_the_pager(capfd):
+    plain = shown_on_a_terminal(200, "recipe", "slurm")
+    assert len(plain) > 5
+    assert not any(line.startswith(":") for line in plain)
+    assert shown_on_a_terminal(5, "recipe", "slurm") == [f":{line}" for line in plain]
+
+
+def test_json_never_goes_through_a_pager():
+    (line,) = shown_on_a_terminal(1, "ledger", "--json")
+    assert json.loads(line)["schema_version"]
