@@ -22,6 +22,7 @@ from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.schema import SPANS
+from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, without_tensor_cores
 from dpro.verdict.causes import cause_of
@@ -273,10 +274,13 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
     manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
     missing = manifest.world_size - len(manifest.ranks)
     left_out = facts.ends.height - counted
+    stepped = facts.analysis.steps["rank"].unique()
+    stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
+        f"no step is known of ranks {ranges_text(ranges_of(stepless))}": len(stepless) > 0,
         "one step: whether it persists is not known": counted == 1,
         f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "

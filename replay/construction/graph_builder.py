@@ -124,9 +124,10 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(by_place, (spans, moved, steps, syncs, needs))
     done()
     views: list[RankView] = []
-    for rank, window in places:
-        own_steps = steps_in(steps_of, rank, window)
-        views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
+    stepped = steps.height > 0
+    for place in places:
+        own_steps = steps_in(steps_of, *place)
+        views.append(make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, stepped))
         done()
     positions = positions_in_steps(map(call_order, views))
     rank_graphs: list[RankGraph] = []

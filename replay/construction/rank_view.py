@@ -66,7 +66,8 @@ class RankView:
         rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
         main_tid: the thread that drives the training loop.
         step_start, step_number: [T] steps of the rank in this window.
-        steps_end: ns, end of the last of them.
+        steps_end: ns, end of the last of them; where there are none 0, if all of the window is one step, and -1,
+            if the run has steps and none is in it.
         begin, finish: ns, the window's extent on this rank.
     """
 
@@ -116,14 +117,19 @@ class RankView:
     def step_of(self, time: Ints) -> Ints:
         """Step that contains each time: -1 before the first, -2 after the last."""
         if self.step_start.size == 0:
-            return np.zeros(time.size, np.int64)
+            return np.full(time.size, -2 if self.steps_end < 0 else 0)
         place = np.searchsorted(self.step_start, time, side="right") - 1
         step = np.where(place >= 0, self.step_number[np.maximum(place, 0)], -1)
         return np.where(time >= self.steps_end, -2, step)
 
 
 def make_rank_view(
-    rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame
+    rank: int,
+    window: int,
+    spans: pl.DataFrame,
+    matched: pl.DataFrame,
+    steps: pl.DataFrame,
+    stepped: bool = False,
 ) -> RankView:
     """Make the arrays of one rank in one window.
 
@@ -131,6 +137,7 @@ def make_rank_view(
         spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
         matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `asked_after_ns`,
             `payload` and `message`.
+        stepped: whether the run has steps, so that what is in none of them is in no step.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     if not _is_sorted(*(spans[name].to_numpy() for name in ("start_ns", "end", "span_id"))):
@@ -172,7 +179,7 @@ def make_rank_view(
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
-        steps_end=int(step_end.max()) if step_end.size else 0,
+        steps_end=int(step_end.max()) if step_end.size else -stepped,
         begin=begin,
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},

@@ -114,10 +114,11 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
     spans_of, moved_of, syncs_of, steps_of = map(by_place, (spans, matched.moved, syncs, steps))
     by_code = Names(names)
     views, parts = [], []
+    stepped = run.num_rows(STEPS) > 0
     for window in matched.windows:
         place = (matched.rank, window)
         own_steps = steps_in(steps_of, *place)
-        view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps)
+        view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, stepped)
         views.append(view)
         parts.append(build_rank_graph(view, syncs_of(*place), needs(*place), by_code, None))
     bare = _put_together(parts, views, matched.moved, (*names.to_list(), "(no span)", "(rendezvous)"))

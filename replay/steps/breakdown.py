@@ -119,8 +119,8 @@ def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str
 def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Find the steps that windows with spans hold.
 
-    An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. A rank
-    without steps is given one per window.
+    An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. Where no rank
+    has steps, each window is one.
 
     Args:
         spans: table `spans`.
@@ -134,8 +134,8 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
     windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
-    stepless = windows.join(lasting, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
-    stretches = pl.concat([deep.select(columns), undivided.select(columns), stepless.select(columns)])
+    whole = (windows.clear() if lasting.height else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
+    stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
 
 

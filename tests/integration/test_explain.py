@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -87,6 +88,21 @@ def test_a_large_run_is_explained_as_any_other(monkeypatch, empty_cache):
     assert by_rank.limit.gain == pytest.approx(whole.limit.gain, rel=0.02)
     assert by_rank.faulty_ranks == whole.faulty_ranks
     assert [advice.kind for advice in by_rank.advice] == [advice.kind for advice in whole.advice]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, monkeypatch, large):
+    run = shutil.copytree(SAMPLES / "slow_rank", tmp_path / "run")
+    next((run / "steps").glob("rank00001*")).unlink()
+    whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
+    if large:
+        monkeypatch.setattr(graphs, "LARGE", 0)
+    verdict = explain(Analysis(open_run(run)))
+    assert (verdict.steps, verdict.step_ms) == (whole.steps, pytest.approx(whole.step_ms, rel=0.01))
+    assert "no step is known of ranks 1" in verdict.unsure
+    assert verdict.limit.kind == "input"  # what rank 0 waits for has no step to be compared in
+    for command in ("whatif", "diagnose", "report", "replay"):
+        assert dpro(command, run, "--json").returncode == 0
 
 
 def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
