@@ -62,7 +62,9 @@ def serve(
     say(address)
     work = shown.follow if shown.lives else shown.loaded.warm
     threading.Thread(target=work, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the file with the token is removed
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the file with the token is removed
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has the latter ignored
+            signal.signal(number, signal.default_int_handler)
     try:
         with way_in(address) as file:
             if browser:

@@ -19,6 +19,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpro.errors import InputError
+from dpro.words import is_utf8
+
+
+def refuse_undecodable(folder: Path) -> None:
+    """Refuse a path that is not UTF-8, which no reader of tables takes.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not is_utf8(str(folder.resolve())):
+        raise InputError(f"{folder}: the path is not UTF-8, as that of a run has to be; rename what is not")
 
 
 def refuse_link(folder: Path) -> None:

@@ -20,11 +20,13 @@ import polars as pl
 
 from dpro.documents import DocumentPart, plain
 from dpro.errors import InputError, first_line
-from dpro.folders import refuse_link, written_whole
-from dpro.limits import MAX_RANKS, read_small
+from dpro.folders import refuse_link, refuse_undecodable, written_whole
+from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS, read_small
 from dpro.panics import panics_as
 from dpro.schema import TABLES, conform
 from dpro.table import SchemaError, Table
+from dpro.units import format_bytes
+from dpro.words import is_utf8
 
 FORMAT_VERSION = 2  # 1: `group_ranks` are lists
 MANIFEST = "manifest.json"
@@ -196,6 +198,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     folder = Path(path)
     if not folder.exists():
         raise InputError(f"{folder}: no such file or folder")
+    refuse_undecodable(folder)
     for name in TABLES:
         refuse_link(folder / name)
     manifest = folder / MANIFEST
@@ -206,7 +209,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 def part_files(run: Path, table: Table, named: str = "") -> list[Path]:
     """The files of a table in order of their names; folders, pipes and devices are not looked into."""
-    return [path for path in sorted((run / table.name).glob(f"{named}*.parquet")) if path.is_file()]
+    paths = sorted((run / table.name).glob(f"{named}*.parquet"))
+    return [path for path in paths if path.is_file() and is_utf8(path.name)]
 
 
 def holds_tables(folder: Path) -> bool:
@@ -316,6 +320,7 @@ def _read_manifest(path: Path) -> Manifest:
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
     """All parts at once, which takes a fifth of the time of one by one; None where one is not as declared."""
     with suppress(InputError, SchemaError), _readable(parts[0].parent):
+        _row_count(parts)
         frame = pl.scan_parquet(parts, glob=False).collect()
         if frame.schema == table.dtypes:
             return conform(table, frame)
@@ -323,6 +328,7 @@ def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
 
 
 def _read_part(table: Table, part: Path) -> pl.DataFrame:
+    _row_count([part])
     with _readable(part):
         frame = pl.read_parquet(part, glob=False)
     declared = [name for name in frame.columns if name in table.columns]
@@ -336,6 +342,7 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
     """Some columns of all parts at once; parts of older formats may lack some, which get their default."""
     schema = {name: table.dtypes[name] for name in columns}
     try:
+        _row_count(parts)
         with _readable(parts[0].parent):
             frame = pl.scan_parquet(
                 parts, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
@@ -370,8 +377,19 @@ def _readable(part: Path) -> Iterator[None]:
 
 
 def _row_count(parts: list[Path]) -> int:
+    """The rows of parts, read from their footers.
+
+    Raises:
+        InputError: they cannot be read, or hold more than a table of their size does.
+    """
     with _readable(parts[0]):
-        return int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
+        count = int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
+        stored_bytes = sum(part.stat().st_size for part in parts)
+    if count > max(MIN_ROWS, MAX_ROWS_PER_BYTE * stored_bytes):
+        raise InputError(
+            f"{parts[0]}: says that it holds {count:,} rows in {format_bytes(stored_bytes)}, as no table does"
+        )
+    return count
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -24,6 +24,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a name can be written as UTF-8; one that was read from a disk may hold other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def from_json(text: str | bytes) -> Any:
     """The value of a JSON text, with halves of surrogate pairs spelt out: no table and no file can hold them.
 

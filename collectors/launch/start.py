@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -40,7 +40,7 @@ from dpro.collectors.launch.recording import (
     write_copy,
 )
 from dpro.errors import DproError, UsageError
-from dpro.folders import lock, locked, written_whole
+from dpro.folders import lock, locked, refuse_undecodable, written_whole
 from dpro.words import one_line
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
@@ -124,12 +124,13 @@ def launch(
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
+    refuse_undecodable(run)
     run = run.resolve()
     claim(run)
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
     recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
-    with locked(run):  # of launchers that begin together one is the first
+    with _recordable(run), locked(run):  # of launchers that begin together one is the first
         refuse_other_jobs(run, command)
         make_raw(recording)
         marker = prepare(recording, command, options)
@@ -142,13 +143,20 @@ def launch(
 
 def claim(run: Path) -> None:
     """Make the run directory, or join the launchers that record into it now; refuse anything else."""
-    try:
+    with _recordable(run):
         run.mkdir(parents=True, exist_ok=True)
         occupied = any(path.name not in (MARKERS, RAW) for path in run.iterdir())
         others = launches(run)
         if (occupied or others) and not any(map(is_locked, others)) and not _is_of_this_job(run):
             raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
         keep_others_out(run, run / RAW)
+
+
+@contextmanager
+def _recordable(run: Path) -> Iterator[None]:
+    """What goes wrong in a run directory before the job begins, in one line that names it."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
 

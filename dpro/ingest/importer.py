@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, MissingExtra, UsageError, first_line
+from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
 from dpro.ingest.formats import REQUEST_LOGS, Registry, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
@@ -123,11 +124,13 @@ def import_sources(
 
 
 def refuse_existing(run: Path) -> None:
-    """Refuse a run directory that has something in it.
+    """Refuse a run directory that has something in it, or that no reader would take.
 
     Raises:
         UsageError: it exists and is not empty.
+        InputError: its path is not UTF-8.
     """
+    refuse_undecodable(run)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UsageError(f"{run}: exists already; choose another output or remove it")
 

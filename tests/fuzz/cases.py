@@ -70,8 +70,8 @@ def of_a_format(random: Random, number: int, folder: Path) -> Commands:
 
 
 def of_a_run(random: Random, number: int, folder: Path) -> Commands:
-    """A run whose manifest or some of whose tables are changed."""
-    run = folder / "run"
+    """A run whose manifest or some of whose tables are changed, or missing, or whose path is no text."""
+    run = folder / (os.fsdecode(b"run\xff") if number % 50 == 24 else "run")
     if number % 2:
         (folder / "in").mkdir()
         for rank in range(2):
@@ -81,6 +81,9 @@ def of_a_run(random: Random, number: int, folder: Path) -> Commands:
         copied(SLOW_RANK, run)
     parts = sorted(run.glob("*/*.parquet"))
     for path in [run / "manifest.json"] if number % 4 < 2 else random.sample(parts, random.choice((1, 1, 3))):
+        if number % 10 in (3, 6):
+            path.unlink()
+            continue
         content = path.read_bytes()
         way = random.choice((by_content(content), by_content(content), of_bytes, cut))
         path.write_bytes(way(random, content))

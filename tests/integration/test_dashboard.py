@@ -347,7 +347,7 @@ def test_the_path_of_a_run_runs_no_script_and_injected_ones_are_refused(browser,
         assert any("Content Security Policy" in said for said in complaints(browser))
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(repository, tmp_path, by):
     run, files = tmp_path / "run", tmp_path / "files"
     files.mkdir()

@@ -319,6 +319,26 @@ def test_full_disk_ends_the_recording_and_not_the_job_and_what_was_written_can_b
     assert b"not written whole" in later.stdout
 
 
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_no_job_begins_where_its_run_has_no_room(tmp_path):
+    _, full = on_a_disk_of(
+        4,
+        tmp_path,
+        ["sh", "-c", "head -c 1M /dev/zero > disk/full"],
+        [*RECORD, "-o", "disk/run", "--", "touch", str(tmp_path / "begun")],
+    )
+    assert full.returncode == 2
+    assert full.stderr.decode().endswith("disk/run: cannot record there (No space left on device)\n")
+    assert not (tmp_path / "begun").exists()
+
+
+def test_no_job_begins_where_no_reader_would_take_the_path_of_its_run(tmp_path):
+    done = complete([*RECORD, "-o", os.fsdecode(b"run\xff"), "--", "touch", "begun"], tmp_path)
+    assert done.returncode == 1
+    assert b"the path is not UTF-8" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
 def test_disk_that_is_full_from_the_start_is_a_run_that_says_so(tmp_path):

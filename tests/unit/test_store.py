@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,32 @@ def test_what_is_no_file_is_not_read_as_a_part(tmp_path):
     assert run.table(STEPS)["step"].to_list() == run.table(STEPS, ["step"])["step"].to_list() == [3]
     assert run.rows()["steps"] == 1
     assert [part.height for part in run.part_by_part(STEPS, ["step"])] == [1]
+
+
+def test_a_part_that_holds_more_rows_than_its_bytes_can_is_refused(tmp_path, monkeypatch):
+    write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"rank": [0], "step": [3]}))
+    rows = conform(STEPS, pl.DataFrame({"rank": [1] * 200_000, "step": [1] * 200_000}))
+    rows.write_parquet(tmp_path / "steps" / "rank00001.parquet", compression="zstd")
+    run = open_run(tmp_path)
+    assert run.rows()["steps"] == 200_001
+    monkeypatch.setattr("dpro.store.MIN_ROWS", 1000)
+    for read in (lambda: run.table(STEPS), lambda: run.table(STEPS, ["step"]), run.rows):
+        with pytest.raises(InputError, match=r"rank00001.parquet: says that it holds 200,000 rows in"):
+            read()
+
+
+def test_a_run_whose_path_no_reader_takes_is_refused(tmp_path):
+    write_manifest(folder := tmp_path / "run\udcff", Manifest(world_size=1, ranks=[0]))
+    with pytest.raises(InputError, match="the path is not UTF-8"):
+        open_run(folder)
+
+
+def test_a_part_whose_name_dpro_never_wrote_is_not_read(tmp_path):
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"rank": [0], "step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    shutil.copy(tmp_path / "steps" / "rank00000.parquet", tmp_path / "steps" / "rank\udcff.parquet")
+    assert open_run(tmp_path).table(STEPS).height == 1
 
 
 def test_a_manifest_of_gigabytes_is_not_read(tmp_path):
