@@ -150,23 +150,23 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
 
 
 def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
-    """Operators of the thread that runs most of the forward pass; without operators, the busiest stream."""
-    spans = spans.select(
-        "kind",
-        "name",
-        "start_ns",
-        "pid",
-        "tid",
-        "stream",
-        "forward_thread",
-        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
-    )
-    operators = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0))
-    lane = ["pid", "tid"] if operators.height else ["stream"]
-    work = operators if operators.height else spans.filter(pl.col("kind") == "kernel")
-    busiest = work.group_by(lane).len().sort("len", *lane, descending=[True] + [False] * len(lane)).head(1)
-    return work.join(busiest.select(lane), on=lane, how="semi").sort(
-        "start_ns", "end_ns", descending=[False, True], maintain_order=True
+    """Operators of the thread that runs most of the forward pass; without operators, the busiest stream.
+
+    Returns:
+        `name`, `start_ns`, `end_ns`, in order.
+    """
+    work = (pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0)
+    lane = ["pid", "tid"]
+    if not spans.select(work.any()).item():
+        work, lane = pl.col("kind") == "kernel", ["stream"]
+    rows = spans.lazy()  # what is filtered is not copied with all its columns
+    counts = rows.filter(work).group_by(lane).len()
+    busiest = counts.sort("len", *lane, descending=[True] + [False] * len(lane)).head(1).collect()
+    return (
+        rows.filter(work, *(pl.col(name) == busiest[name].first() for name in lane))
+        .select("name", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+        .sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
+        .collect()
     )
 
 

@@ -125,9 +125,9 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     done()
     views: list[RankView] = []
     stepped = steps.height > 0
-    for place in places:
-        own_steps = steps_in(steps_of, *place)
-        views.append(make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, stepped))
+    for rank, window in places:
+        of_place = (spans_of(rank, window), moved_of(rank, window), steps_in(steps_of, rank, window))
+        views.append(make_rank_view(rank, window, *of_place, stepped))
         done()
     positions = positions_in_steps(map(call_order, views))
     rank_graphs: list[RankGraph] = []

@@ -41,7 +41,7 @@ TINY = {
     "diagnosis.jobs": ["--only", "no such job", "--json"],
     "diagnosis.large": ["--ranks", "32", "--rounds", "1", "--json"],
     "diagnosis.operations": ["--cases", "1", "--json"],
-    "goodput": ["--campaigns", "1", "--minutes", "0.5", "--json"],
+    "goodput": ["--campaigns", "2", "--minutes", "0.5", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
     "serving": ["--data", ".", "--json"],
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
