@@ -66,8 +66,8 @@ class RankView:
         rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
         main_tid: the thread that drives the training loop.
         step_start, step_number: [T] steps of the rank in this window.
-        steps_end: ns, end of the last of them; without any 0 if all of the window is one step, -1 if the run has
-            steps and the window none.
+        steps_end: ns, end of the last of them; without any 0 if all of the window is one step, -1 if the run
+            has steps and the window none.
         begin, finish: ns, the window's extent on this rank.
     """
 
