@@ -101,7 +101,7 @@ STAGES = (
          "dark"),
     ),
     Stage("torch versions", 25, ("make", "test-torch")),
-    Stage("fuzz", 30, (*PYTEST, "-m", "slow", "tests/fuzz")),
+    Stage("fuzz", 60, (*PYTEST, "-m", "slow", "tests/fuzz")),
     Stage(
         "slow tests",
         70,

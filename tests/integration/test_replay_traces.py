@@ -434,8 +434,9 @@ def test_the_search_on_a_real_job_is_repeatable_and_its_edits_can_be_typed(jobs,
     for prediction in predictions:
         assert prediction.low_ns <= prediction.predicted_ns <= prediction.high_ns
         assert all(parse_edit(str(edit)) == edit for edit in prediction.edits)
-    if name == SLEEP_1S:
-        assert str(predictions[0].edits[0]) == "heal:rank=2"
+    if name == SLEEP_1S:  # what a slow rank costs is a bound: it is listed, and is no advice
+        gains = {str(prediction.edits[0]): prediction.speedup for prediction in predictions}
+        assert gains["heal:rank=2"] > 3
 
 
 def test_without_communication_what_one_rank_does_is_nothing_to_the_others(jobs):

@@ -167,7 +167,7 @@ for batch in DataLoader(Disk()):
 @pytest.mark.slow
 def test_workers_that_read_ahead_are_measured_to_help(tmp_path):
     code, document, stderr = tried(
-        tmp_path, ["workers:count=3"], SLEEPING, "--repeats", "1", launcher=[sys.executable]
+        tmp_path, ["workers:count=3"], SLEEPING, "--repeats", "2", launcher=[sys.executable]
     )
     assert code == 0, stderr
     assert document["verdict"] == "faster"
