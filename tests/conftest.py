@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,11 +62,21 @@ def _copied_code(kept: Path, to: Path) -> None:
             place.rename(to / file.name)
 
 
+@pytest.fixture(scope="session")
+def make_cache() -> Callable[[Path], Path]:
+    """Makes a cache without imports and graphs, but with machine code of loops, else compiled anew."""
+
+    def make(cache: Path) -> Path:
+        _copied_code(Path(os.environ["DPRO_CACHE"]) / "loops", cache / "loops")
+        return cache
+
+    return make
+
+
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache without imports and graphs, but with machine code of loops: processes else compile it anew."""
-    cache = tmp_path / "cache"
-    _copied_code(Path(os.environ["DPRO_CACHE"]) / "loops", cache / "loops")
+def empty_cache(make_cache: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Such a cache, which commands and processes of the test have."""
+    cache = make_cache(tmp_path / "cache")
     monkeypatch.setenv("DPRO_CACHE", str(cache))
     return cache
 

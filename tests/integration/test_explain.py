@@ -60,6 +60,7 @@ def verdicts(traces) -> list[tuple[dict, object]]:
     return [(expert, explain(analyse(str(traces / expert["source"])))) for expert in experts]
 
 
+@pytest.mark.slow
 def test_verdicts_on_real_traces_are_those_of_an_expert(verdicts):
     agreed = defaultdict(list)
     for expert, verdict in verdicts:
@@ -69,6 +70,7 @@ def test_verdicts_on_real_traces_are_those_of_an_expert(verdicts):
         assert 100 * sum(agreed[check]) / len(agreed[check]) >= bar, check
 
 
+@pytest.mark.slow
 def test_no_verdict_contradicts_itself(verdicts):
     for _, verdict in verdicts:
         assert verdict.limit is not None

@@ -57,7 +57,7 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(served, tmp_path_factory) -> dict[str, Any]:
+def answers(served, tmp_path_factory, make_cache) -> dict[str, Any]:
     """The answers of one session with the server: the tools, and each call by its name."""
     calls = {name: (name, arguments) for name, (_, arguments) in ASKED.items()}
     calls |= {f"selected {name}": (name, arguments) for name, (_, arguments) in SELECTED.items()}
@@ -80,7 +80,8 @@ def answers(served, tmp_path_factory) -> dict[str, Any]:
         command=sys.executable,
         args=["-m", "dpro", "mcp", str(served)],
         # All variables: those of BLAS decide the last digits of fits.
-        env=os.environ | {"DPRO_CACHE": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"DPRO_CACHE": str(make_cache(tmp_path_factory.mktemp("cache"))), "PYTHONPATH": str(ROOT)},
     )
 
     async def ask() -> dict[str, Any]:

@@ -84,6 +84,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_operations_of_a_real_pipeline_show_its_layout_its_bubbles_and_what_changes_would_do(tmp_path):
     # A job that waits for cores is refused, as it should be: so much time that nothing explains.
     for attempt in range(MAX_ATTEMPTS):
