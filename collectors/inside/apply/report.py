@@ -20,11 +20,23 @@ from ..recorder import Recorder
 
 SETTLED_AT_STEP = 5  # every change that can be made has been made by then
 # In this order changes are made to one and the same thing: what is compiled can be run under autocast.
-FAMILIES = (
-    *("probes.compress", "probes.precision"),
-    *("environment", "host", "data", "repeat", "waits", "optimizers", "accumulate", "ddp", "reduction"),
-    *("modules.sharded", "modules.recompute", "modules.compiling", "modules.precision"),
-)
+FAMILIES = {  # with the function that makes them, and its module
+    "probes.compress": "probes.measure_codecs",
+    "probes.precision": "probes.measure_sensitivities",
+    "environment": "host.check_variable",
+    "host": "host.change_host",
+    "data": "arguments.change_loaders",
+    "repeat": "waits.return_batches_again",
+    "waits": "waits.return_values_late",
+    "optimizers": "arguments.change_optimizers",
+    "accumulate": "accumulate.install",
+    "ddp": "arguments.change_ddp",
+    "reduction": "reduction.install",
+    "modules.sharded": "modules.prefetch",
+    "modules.recompute": "modules.recompute",
+    "modules.compiling": "modules.compile_model",
+    "modules.precision": "modules.lower_precision",
+}
 
 _OURS = __name__.rpartition(".apply.")[0]
 
@@ -106,7 +118,7 @@ def install(recorder: Recorder) -> None:
         for report in reports:
             report.forget()
 
-    asked = sorted(recorder.config["apply"], key=lambda change: FAMILIES.index(change["family"]))
+    asked = sorted(recorder.config["apply"], key=lambda change: [*FAMILIES].index(change["family"]))
     for change in asked:
         report = ChangeReport(change["edit"], save)
         reports.append(report)
@@ -116,8 +128,16 @@ def install(recorder: Recorder) -> None:
 
 
 def _install(change: dict[str, Any], report: ChangeReport, recorder: Recorder) -> None:
-    family = import_module(f".{change['family']}", __package__)
-    family.install(report, recorder, change["arguments"])
+    family_of(change["family"])(report, recorder, change["arguments"])
+
+
+def family_of(name: str) -> Callable[[ChangeReport, Recorder, dict[str, Any]], None]:
+    """The function that makes changes of a family."""
+    module, _, function = FAMILIES[name].rpartition(".")
+    made: Callable[[ChangeReport, Recorder, dict[str, Any]], None] = getattr(
+        import_module(f".{module}", __package__), function
+    )
+    return made
 
 
 def place() -> str:
