@@ -190,8 +190,7 @@ def _described(given: dict[str, Any]) -> TopologyFile:
     """
     from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
     from dpro.topology.file import FILE, read
-    from dpro.topology.infiniband import read_ibnetdiscover
-    from dpro.topology.slurm import read_slurm
+    from dpro.topology.importers import read_ibnetdiscover, read_slurm
 
     named = [name for name in _SOURCES if given[name] is not None]
     if len(named) != 1:
@@ -222,7 +221,7 @@ def _described(given: dict[str, Any]) -> TopologyFile:
 
 def _host(given: dict[str, Any], gbit: float) -> HostEntry:
     from dpro.topology.file import HostEntry
-    from dpro.topology.inside import read_inside
+    from dpro.topology.importers import read_inside
 
     if given["inside"]:
         return read_inside(given["inside"], "host")
@@ -233,7 +232,7 @@ def _with_inside(fabric: TopologyFile, xml: Path) -> TopologyFile:
     """The topology with the inside of its hosts, whose ports stay as they are cabled."""
     from msgspec.structs import replace as changed
 
-    from dpro.topology.inside import read_inside
+    from dpro.topology.importers import read_inside
 
     inside = read_inside(xml, "host")
     hosts = [
