@@ -15,8 +15,7 @@ from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from dpro.check.answer import CheckDocument, HostVerdict
-    from dpro.check.expected import RunBandwidth
+    from dpro.check.answer import CheckDocument, HostVerdict, RunBandwidth
 
 # Exit codes: 1 and 2 are of errors.
 NOT_PASSED = 3  # a host or a link is not PASS; where there are suspects, one of them
@@ -98,7 +97,7 @@ def check(as_json: bool, **given: Any) -> None:
 
     The exit code is 0 where all is PASS, else 3; or 4 where there are suspects, and only others are not PASS.
     """
-    from dpro.check.run import check_hosts
+    from dpro.check.answer import check_hosts
 
     options = _options(given)
     with stderr_console().status("") as status:
@@ -124,7 +123,7 @@ def _options(given: dict[str, Any]) -> Any:
         UsageError: the hosts are not named once, or not all suspects are among them.
         InputError: the run or the finding names none.
     """
-    from dpro.check.run import TESTS, CheckOptions
+    from dpro.check.answer import TESTS, CheckOptions
     from dpro.topology.hostlist import expand
 
     named = [name for name in ("hosts", "hostfile", "run", "finding") if given[name]]
@@ -193,7 +192,7 @@ def _expected(run: Path | None, tests: tuple[str, ...]) -> RunBandwidth | None:
     if run is None or "network" not in tests:
         return None
     try:
-        from dpro.check.expected import run_bandwidth
+        from dpro.check.answer import run_bandwidth
 
         return run_bandwidth(run)
     except DproError as error:
