@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from dpro.cli.options import MAX_PID
-from dpro.cli.run.offered import copies, is_live
+from dpro.cli.run.dashboard import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import (
