@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import captures, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
-from .names import IMPORTED
+from .files import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, preemption, requests, stacks, starting

@@ -46,10 +46,9 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
-from .files import identity_of, is_own, is_still, write_whole
+from .files import identity_of, image_folder, is_own, is_still, next_image, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
-from .names import image_folder, next_image
 from .torch_internals import default_store, is_within_backward, sequence_number
 
 SECOND_S = 1.0

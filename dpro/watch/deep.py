@@ -28,7 +28,7 @@ import msgspec
 from dpro.collectors.attach import training
 from dpro.collectors.convert.calls import BACKENDS
 from dpro.collectors.convert.recorded import Readers
-from dpro.collectors.inside.names import SHOWN
+from dpro.collectors.inside.files import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.documents import Document

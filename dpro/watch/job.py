@@ -15,7 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, process_facts
-from dpro.collectors.inside.names import WANTED
+from dpro.collectors.inside.files import WANTED
 from dpro.collectors.launch.recording import RAW, Launch, is_locked, launches
 from dpro.collectors.liveness import job_lives
 from dpro.folders import written_whole

@@ -24,7 +24,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
-from dpro.collectors.inside.names import SHOWN
+from dpro.collectors.inside.files import SHOWN
 from dpro.detect.findings import Finding
 from dpro.detect.run import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY

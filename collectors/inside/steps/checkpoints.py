@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import records
-from ..names import CHECKPOINTS
+from ..files import CHECKPOINTS
 from ..recorder import Recorder, identity
 
 LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
