@@ -33,7 +33,7 @@ def install(launch: str) -> None:
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()
     if recorder.config.get("apply"):
-        from .apply.report import install as apply
+        from .apply import install as apply
 
         recorder.call(apply, recorder)  # first: what a change costs belongs to the step that it is in
     if recorder.config.get("pretend"):

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..recorder import Recorder
-from .report import ChangeReport, place
+from . import ChangeReport, place
 
 Bound = inspect.BoundArguments
 Settings = dict[str, Any]

@@ -19,7 +19,7 @@ import torch
 
 from ..recorder import Recorder, identity
 from ..torch_internals import backend_configs
-from .report import ChangeReport, place
+from . import ChangeReport, place
 
 OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
 

@@ -28,7 +28,7 @@ from ..torch_internals import (
     has_compiled,
     is_fsdp_root,
 )
-from .report import ChangeReport
+from . import ChangeReport
 
 KNOWN_AT_STEP = 2
 

@@ -22,8 +22,8 @@ from ..calls.buckets import of_ddp
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, is_within_backward
+from . import ChangeReport
 from .modules import WRAPPER, change_outermost
-from .report import ChangeReport
 
 BEGINS_AT_STEP, STEPS = 4, 3  # DDP's buckets are final by then; before the first deep window of `dpro try`
 REPEATS = 2

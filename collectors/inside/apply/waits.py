@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..recorder import Recorder
 from ..torch_internals import loader_iterator
-from .report import ChangeReport
+from . import ChangeReport
 
 LATE_FROM_STEP = 2
 LATE_CODE = "keep losses on the GPU and read them every N steps"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro.collectors.inside.apply import report
+from dpro.collectors.inside import apply
 from dpro.errors import UsageError
 from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, parse_edit
 from dpro.trial.changes import (
@@ -20,9 +20,9 @@ EXAMPLES = [row.example for row in CHANGES.values()] + [VARIABLE_EXAMPLE]
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_example_is_a_change_that_its_family_makes(example):
     change = parse_change(example)
-    assert change.family in report.FAMILIES
+    assert change.family in apply.FAMILIES
     pytest.importorskip("torch")
-    assert callable(report.family_of(change.family))
+    assert callable(apply.family_of(change.family))
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
