@@ -105,8 +105,7 @@ def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawin
 
 
 def _write(drawn: Drawing, form: str, path: Path) -> None:
-    from dpro.export.chrome import write_chrome
-    from dpro.export.perfetto import write_perfetto
+    from dpro.export.formats import write_chrome, write_perfetto
 
     with whole_file(path) as place:
         {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, place)
