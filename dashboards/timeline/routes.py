@@ -21,8 +21,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, UNKNOWN, RankLanes
-from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes, wait_ns
-from dpro.dashboards.timeline.replayed import PATH
+from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import path_note
