@@ -29,8 +29,7 @@ from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.launch.absence import why_no_steps
-from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.errors import DproError

@@ -34,7 +34,7 @@ from dpro.detect.findings import Finding
 from dpro.documents import Document
 from dpro.errors import DproError, Unanswerable
 from dpro.units import ms
-from dpro.watch.tail import OPEN_NS, ProcessTail
+from dpro.watch.job import OPEN_NS, ProcessTail
 
 MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
 SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later

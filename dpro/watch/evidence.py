@@ -24,8 +24,7 @@ from dpro.collectors.attach import stacks
 from dpro.collectors.convert.calls import BACKENDS, message_rows, with_group_ranks, with_known_ranks
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.tables import counters
-from dpro.collectors.launch.ownership import ensure_mine
-from dpro.collectors.launch.recording import launches
+from dpro.collectors.launch.recording import ensure_mine, launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
 from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.findings_log import FOLDER, FindingsLog
@@ -35,7 +34,7 @@ from dpro.errors import DproError, InputError
 from dpro.ingest.flight_recorder import read_dump
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, conform
 from dpro.schema.members import GROUP_RANKS
-from dpro.watch.tail import ProcessTail, heartbeats_of, steps_of, workers_of
+from dpro.watch.job import ProcessTail, heartbeats_of, steps_of, workers_of
 from dpro.words import from_json
 
 MAX_NODES = 8  # whose files are read

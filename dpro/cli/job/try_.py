@@ -179,7 +179,7 @@ def try_(
 
 
 def _made(folder: Path) -> Path:
-    from dpro.collectors.launch.ownership import ensure_mine
+    from dpro.collectors.launch.recording import ensure_mine
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

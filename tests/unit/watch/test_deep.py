@@ -16,7 +16,7 @@ from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch import deep
 from dpro.watch.deep import SETTLED_S, DeepState, DeepWatch, DeepWatchPhase, looked, next_state, saved_windows
-from dpro.watch.tail import OPEN_NS, ProcessTail
+from dpro.watch.job import OPEN_NS, ProcessTail
 
 SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, ("evidence",))
 

@@ -11,7 +11,7 @@ from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
 from dpro.detect.hang.find import find_hangs
 from dpro.watch.evidence import Snapshot
-from dpro.watch.tail import ProcessTail
+from dpro.watch.job import ProcessTail
 
 S = 10**9
 
