@@ -269,7 +269,7 @@ def runs_of(given: Sequence[str]) -> list[str]:
     Raises:
         InputError: of a folder no run can be opened.
     """
-    from dpro.cli.run.dashboard import runs_in, why_not
+    from dpro.cli.dashboard import runs_in, why_not
 
     paths: list[str] = []
     for path in given:
@@ -290,7 +290,7 @@ def opened(path: str, until: ExitStack) -> Run:
         InputError: as `dpro.opening.open_path`.
     """
     from dpro.cli.analysis import open_quietly
-    from dpro.cli.run.dashboard import is_live
+    from dpro.cli.dashboard import is_live
 
     if is_url(path) or not is_live(Path(path)):
         return open_quietly(path)

@@ -9,8 +9,8 @@ from weakref import ref
 
 import pytest
 
-from dpro.cli.run import dashboard
-from dpro.cli.run.dashboard import latest_in, load, names_of, offer, runs_in
+from dpro.cli import dashboard
+from dpro.cli.dashboard import latest_in, load, names_of, offer, runs_in
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
 from dpro.dashboards.runs import KEPT, OfferedRun, Runs, ShownRun

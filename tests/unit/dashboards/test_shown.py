@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dpro.cli.run.dashboard import copies, is_live, load
+from dpro.cli.dashboard import copies, is_live, load
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, RecordingCopy

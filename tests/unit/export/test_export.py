@@ -13,7 +13,7 @@ import pytest
 
 from dpro.analysis.answers.replay import replay_document
 from dpro.cli.analysis import analyse
-from dpro.cli.run.export import drawing_of
+from dpro.cli.export import drawing_of
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
 from dpro.export.counters import QUANTITIES, quantity_of, readable_unit, sampled_counters, within

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpro.cli.job.watch import _seen
+from dpro.cli.watch import _seen
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.run.diff import diff
+from dpro.cli.diff import diff
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))

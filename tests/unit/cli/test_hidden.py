@@ -12,13 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.job.watch import WEBHOOK, check_outlets, outlet_options, start_watcher
+from dpro.cli.watch import WEBHOOK, check_outlets, outlet_options, start_watcher
 from dpro.errors import UsageError
 
 URL = "https://hooks.example/T0/secret"
 SHOW = r"""
 import os, pathlib, sys
-from dpro.cli.job.watch import hide
+from dpro.cli.watch import hide
 hidden = hide(sys.argv[1])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dpro.cli.job.watch import check_outlets, hook_rules, outlet_options, start_watcher
 from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import share
+from dpro.cli.watch import check_outlets, hook_rules, outlet_options, start_watcher
 from dpro.errors import UsageError
 from dpro.limits import MAX_RANKS
 

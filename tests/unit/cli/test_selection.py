@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli.analysis import analyse
-from dpro.cli.run.diff import diff
-from dpro.cli.run.export import drawing_of, export
-from dpro.cli.run.replay import replay
-from dpro.cli.run.report import report
-from dpro.cli.run.whatif import whatif
+from dpro.cli.diff import diff
+from dpro.cli.export import drawing_of, export
+from dpro.cli.replay import replay
+from dpro.cli.report import report
+from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
 from dpro.export.slices import FINDINGS
 from dpro.selection import Selection

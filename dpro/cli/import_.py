@@ -166,7 +166,7 @@ def _executor(name: str) -> Iterator[Executor | None]:
 
 def _say_what_was_imported(run: Run, as_json: bool) -> None:
     from dpro.analysis.answers.info import contents_document
-    from dpro.cli.run.info import rows_in_words, unclassified_in_words
+    from dpro.cli.info import rows_in_words, unclassified_in_words
 
     document = contents_document(run)
     if as_json:

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis import graphs
-from dpro.cli import cli
-from dpro.cli.run import import_
+from dpro.cli import cli, import_
 from tests.traces import write_rank
 
 

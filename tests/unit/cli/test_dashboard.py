@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.run.dashboard import dashboard
+from dpro.cli.dashboard import dashboard
 from dpro.errors import InputError, MissingExtra, UsageError
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.run.report import report
+from dpro.cli.report import report
 from dpro.errors import UsageError
 from tests.builders import cpu_job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.cli.run.plan import SCHEDULES
+from dpro.cli.plan import SCHEDULES
 from dpro.replay.pipeline import schedules
 from tests.commands import dpro
 

@@ -13,7 +13,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
 from dpro.analysis.unanswered import why_no_window
 from dpro.cli import cli
-from dpro.cli.run.info import in_words
+from dpro.cli.info import in_words
 from dpro.collectors.convert.process import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
