@@ -381,15 +381,11 @@ def _panels(loaded: Loaded, link: Link) -> Any:
     return [*chosen, *([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
 
 
-def _layout() -> Component:
-    return section("matrix-panels", "building the graph")
-
-
 VIEW = View(
     NAME,
     "Matrix",
     needs.pairs,
-    _layout,
+    lambda: section("matrix-panels", "building the graph"),
     {"matrix-panels": _panels},
     {
         "pairs": _pairs_of,

@@ -201,22 +201,6 @@ def _analysed(path: Path, _changed_ns: int) -> Analysis:
     return Analysis(open_path(path))
 
 
-def _runs(_asked: NoArguments, folders: Sequence[Path]) -> RunsDocument:
-    return RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders))
-
-
-def _edits(_asked: NoArguments, _folders: Sequence[Path]) -> EditsDocument:
-    return EditsDocument(edits=[EditExample(*row) for row in help_rows()])
-
-
-def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
-    return info_document(_analysis(asked.run, folders))
-
-
-def _explain(asked: OfRun, folders: Sequence[Path]) -> Explanation:
-    return _analysis(asked.run, folders).explanation
-
-
 def _report(asked: OfReport, folders: Sequence[Path]) -> ServerReport:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
@@ -242,14 +226,6 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     return what_if(analysis, edits, asked.budget, calibrate=as_tried, selection=selection).document
 
 
-def _sensitivity(asked: OfRun, folders: Sequence[Path]) -> SensitivityDocument:
-    return sensitivity_of(_analysis(asked.run, folders))
-
-
-def _pareto(asked: OfRun, folders: Sequence[Path]) -> ParetoDocument:
-    return pareto_of(_analysis(asked.run, folders))
-
-
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
     place = readable(asked.run, folders)
     if holds_traces(place):
@@ -270,13 +246,23 @@ def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
 
 
 TOOLS: dict[str, Tool] = {
-    "runs": Tool("List the runs that can be asked about.", NoArguments, RunsDocument, _runs),
-    "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
+    "runs": Tool(
+        "List the runs that can be asked about.",
+        NoArguments,
+        RunsDocument,
+        lambda _, folders: RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders)),
+    ),
+    "info": Tool(
+        "What a run holds and what it lacks.",
+        OfRun,
+        InfoDocument,
+        lambda asked, folders: info_document(_analysis(asked.run, folders)),
+    ),
     "explain": Tool(
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",
         OfRun,
         Explanation,
-        _explain,
+        lambda asked, folders: _analysis(asked.run, folders).explanation,
     ),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, ServerDiagnosis, _diagnose
@@ -299,15 +285,23 @@ TOOLS: dict[str, Tool] = {
         WhatIfDocument,
         _what_if,
     ),
-    "edits": Tool("List the edits that `whatif` accepts, by example.", NoArguments, EditsDocument, _edits),
+    "edits": Tool(
+        "List the edits that `whatif` accepts, by example.",
+        NoArguments,
+        EditsDocument,
+        lambda *_: EditsDocument(edits=[EditExample(*row) for row in help_rows()]),
+    ),
     "sensitivity": Tool(
         "How much faster network, kernels, host and input have to be until something else is the limit.",
         OfRun,
         SensitivityDocument,
-        _sensitivity,
+        lambda asked, folders: sensitivity_of(_analysis(asked.run, folders)),
     ),
     "pareto": Tool(
-        "Time against memory, of larger batches and recomputed activations.", OfRun, ParetoDocument, _pareto
+        "Time against memory, of larger batches and recomputed activations.",
+        OfRun,
+        ParetoDocument,
+        lambda asked, folders: pareto_of(_analysis(asked.run, folders)),
     ),
     "diff": Tool("What explains that run B is slower than run A.", OfTwoRuns, DifferenceDocument, _diff),
 }
