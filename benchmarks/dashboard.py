@@ -25,7 +25,7 @@ import polars as pl
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpro.analysis.report import make_report
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.links import Link
 from dpro.dashboards.report import html_of

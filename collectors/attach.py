@@ -25,9 +25,8 @@ from msgspec import UNSET, UnsetType
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
 from dpro.collectors.inside import tracebacks
 from dpro.collectors.inside.kernel import lives
-from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.processes import environment_of
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launch_on, launches
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, launch_on, launches
 from dpro.collectors.liveness import is_running
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError

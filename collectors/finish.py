@@ -20,18 +20,16 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro._version import __version__
-from dpro.collectors.convert.endings import Ending, ending, exited, first_error
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
 from dpro.collectors.convert.recorded import Readers, RecordedProcess, attempts, processes, unreadable
 from dpro.collectors.convert.served import add_logged, write_engines
-from dpro.collectors.convert.tables import convert_samples
+from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
+from dpro.collectors.inside.files import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.launch.absence import why_no_steps
-from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.errors import DproError

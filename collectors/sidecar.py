@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from dpro.collectors.inside.names import image_folder, next_image, pid_and_image
+from dpro.collectors.inside.files import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
 from dpro.collectors.launch.processes import LaunchedProcess, changes_in, oom_kills, wait_for_any
 from dpro.collectors.launch.recording import Launch

@@ -17,8 +17,7 @@ from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.figure import Tracks, make_tracks
-from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
-from dpro.dashboards.timeline.replayed import BackgroundResult, make_replayed
+from dpro.dashboards.timeline.measured import MAX_UNASKED, BackgroundResult, MeasuredLanes, make_replayed
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import identity_of, time_of_day
 from dpro.detect.hang.records import with_known_state

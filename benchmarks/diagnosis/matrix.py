@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from benchmarks.diagnosis.cases import Case, draw
 from benchmarks.diagnosis.rules import own_work, relative, twice, write_kineto
-from dpro.cli.run.diagnose import diagnose
+from dpro.cli.diagnose import diagnose
 from dpro.store import open_run
 from tests.reference.training_jobs import Job, Log, run_job
 from tests.reference.training_records import write_run

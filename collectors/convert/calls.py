@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert.recorded import saved
-from dpro.collectors.inside.names import FATAL, STALL
+from dpro.collectors.inside.files import FATAL, STALL
 from dpro.collectors.inside.tracebacks import ThreadTraceback, parse
 from dpro.folders import written_whole
 from dpro.members import members_text

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.collectors.convert.recorded import saved
-from dpro.collectors.inside.names import PRETENDED
+from dpro.collectors.inside.files import PRETENDED
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
 

@@ -15,8 +15,8 @@ import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess, latest_lines
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import ENGINE, ENGINES
-from dpro.collectors.inside.names import REQUESTS as LINES
+from dpro.collectors.inside.files import ENGINE, ENGINES
+from dpro.collectors.inside.files import REQUESTS as LINES
 from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS, kind_of_batch
 from dpro.store import part_files, write_part

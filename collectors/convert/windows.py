@@ -20,7 +20,7 @@ from dpro.collectors.convert.calls import messages_in_window
 from dpro.collectors.convert.pretended import with_pretended_calls
 from dpro.collectors.convert.recorded import Readers, RecordedProcess
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import PRETENDED
+from dpro.collectors.inside.files import PRETENDED
 from dpro.errors import DproError
 from dpro.schema import (
     COLLECTIVES,

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import captures, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
-from .names import IMPORTED
+from .files import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, preemption, requests, stacks, starting
@@ -33,7 +33,7 @@ def install(launch: str) -> None:
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()
     if recorder.config.get("apply"):
-        from .apply.report import install as apply
+        from .apply import install as apply
 
         recorder.call(apply, recorder)  # first: what a change costs belongs to the step that it is in
     if recorder.config.get("pretend"):

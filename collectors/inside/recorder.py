@@ -25,30 +25,31 @@ who it is and how far it came.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
 import platform
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
-from .files import identity_of, is_own, is_still, write_whole
-from .imports import AwaitedModules
+from .files import identity_of, image_folder, is_own, is_still, next_image, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
-from .names import image_folder, next_image
-from .store import JobStore
-from .torch_internals import is_within_backward, sequence_number
+from .torch_internals import default_store, is_within_backward, sequence_number
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -432,3 +433,86 @@ def _address(properties: Any) -> str:
     except (AttributeError, TypeError, ValueError):
         return ""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+EXIT_S = 0.2  # how long the end of the job waits for a question, at most
+Answer = TypeVar("Answer")
+
+
+class JobStore:
+    """The store that the job's processes met in, asked by threads of ours.
+
+    It answers questions at once, or None where there is no store, or it is gone: torch complains on stderr
+    when one that is gone is asked, so that is done once at most.
+    """
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._asking = threading.Lock()
+
+    def ask(self, question: Callable[[Any], Answer]) -> Answer | None:
+        """Put a question to the store, which must not be one to wait for."""
+        with self._asking:
+            if self.gone or not dist.is_available() or not dist.is_initialized():
+                return None
+            try:
+                store = default_store()
+                return question(store) if store is not None else None
+            except (RuntimeError, ValueError):
+                self.gone = True
+                return None
+
+    def leave(self) -> None:
+        """Ask no more: an answer that came while the interpreter ends would abort the process."""
+        self.gone = True
+        if self._asking.acquire(timeout=EXIT_S):
+            self._asking.release()
+
+
+class AwaitedModules:
+    """A finder that finds what the others find, and learns when it is loaded; nothing is imported for it.
+
+    An action is called with the module, in the thread that has imported it, when its code has run. What no
+    job imports costs nothing but a look at a table in each import.
+    """
+
+    def __init__(self) -> None:
+        self._actions: dict[str, list[Callable[[Any], None]]] = {}
+        self._asking: set[str] = set()
+
+    def add(self, name: str, action: Callable[[Any], None]) -> None:
+        """Call an action when a module has been imported, at once where it is there.
+
+        Args:
+            action: gets the module; must not raise.
+        """
+        if name in sys.modules:
+            action(sys.modules[name])
+            return
+        self._actions.setdefault(name, []).append(action)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders say, of a module that is awaited; None of any other."""
+        if name not in self._actions or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(name)
+        execute = getattr(getattr(spec, "loader", None), "exec_module", None)
+        if spec is None or execute is None:
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if module.__name__ == name:  # else another one that has the same loader
+                for action in self._actions.pop(name, ()):
+                    action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+        return spec

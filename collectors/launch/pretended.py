@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro.collectors.inside.names import MAIL, WAITS
+from dpro.collectors.inside.files import MAIL, WAITS
 from dpro.collectors.launch.recording import Launch
 from dpro.errors import UsageError
 

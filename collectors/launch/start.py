@@ -26,16 +26,17 @@ from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.inside.kernel import host_clock, name_of
-from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.recording import (
     COPY,
     INJECT,
     MARKERS,
+    PRIVATE,
     RAW,
     Launch,
     is_locked,
+    keep_others_out,
     launches,
     write_copy,
 )

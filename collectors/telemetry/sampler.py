@@ -20,12 +20,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.inside.names import pid_and_image
+from dpro.collectors.inside.files import pid_and_image
 from dpro.collectors.launch.processes import close_descriptors
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.telemetry.connections import by_peer, established, inodes_of
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
-from dpro.collectors.telemetry.node import find_cgroup, find_ports, read_node, read_node_rarely, read_process
+from dpro.collectors.telemetry.node import (
+    by_peer,
+    established,
+    find_cgroup,
+    find_ports,
+    inodes_of,
+    read_node,
+    read_node_rarely,
+    read_process,
+)
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 

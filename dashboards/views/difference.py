@@ -150,10 +150,6 @@ def _ranks(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _contributions(loaded: Loaded, link: Link) -> pl.DataFrame:
-    return difference_info(_difference(loaded, link)[0])
-
-
 def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     by_rank = _difference(loaded, link)[0].by_rank
     return pl.DataFrame({"rank": list(by_rank), "delta_ms": list(by_rank.values())})
@@ -166,7 +162,10 @@ VIEW = view(
     Panel("This run and the other", "difference-summary", _DOING, _summary, wide=True),
     Panel("What explains it", "difference-waterfall", _DOING, _waterfall, wide=True),
     Panel("Work of each rank, taken for itself", "difference-ranks", _DOING, _ranks, wide=True),
-    tables={"contributions": _contributions, "ranks": _rank_table},
+    tables={
+        "contributions": lambda loaded, link: difference_info(_difference(loaded, link)[0]),
+        "ranks": _rank_table,
+    },
 )
 
 

@@ -19,8 +19,20 @@ from numpy.typing import NDArray
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
-from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
+from dpro.dashboards.page import (
+    NUMBERED,
+    Panel,
+    RankOrder,
+    choices,
+    csv_link,
+    draw_groups,
+    graph,
+    in_browser,
+    message,
+    order_choice,
+    order_of,
+    view,
+)
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
 from dpro.errors import DproError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash import Dash, Input, dcc, html
+from dash import Input, dcc, html
 from dash.development.base_component import Component
 
 from dpro.classify import classify
@@ -19,7 +19,6 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
-from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
@@ -192,10 +191,6 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _runs: Runs) -> None:
-    in_browser(app, "filter", Input("filter", "value"))
-
-
 VIEW = View(
     NAME,
     "Kernels",
@@ -203,7 +198,7 @@ VIEW = View(
     _layout,
     {"kernels-filter": _filter, "kernels-table": _table, "kernels-roofline": _roofline},
     {"roofline": _reached, "kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},
-    _register,
+    lambda app, _: in_browser(app, "filter", Input("filter", "value")),
 )
 
 

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash import Dash, Input, State, html
+from dash import Input, State, html
 
 from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
-from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.detect.findings import Finding
@@ -169,15 +168,13 @@ def _table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return place_info(loaded.mesh).join(values, on="rank", how="left").drop("row", "column")
 
 
-def _register(app: Dash, _runs: Runs) -> None:
-    in_browser(app, "place", Input("layout-figure", "clickData"), State("layout-figure", "figure"))
-
-
 VIEW = view(
     NAME,
     "Layout",
     needs.layout,
     Panel("Where each rank stands", "layout-ranks", "finding the axes of the job", _layout_of),
     tables={"ranks": _table},
-    register=_register,
+    register=lambda app, _: in_browser(
+        app, "place", Input("layout-figure", "clickData"), State("layout-figure", "figure")
+    ),
 )

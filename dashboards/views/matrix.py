@@ -22,8 +22,21 @@ from numpy.typing import NDArray
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
-from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
+from dpro.dashboards.page import (
+    NUMBERED,
+    RankOrder,
+    View,
+    choices,
+    csv_link,
+    draw_groups,
+    empty,
+    graph,
+    grid,
+    order_choice,
+    order_of,
+    panel,
+    section,
+)
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
@@ -368,15 +381,11 @@ def _panels(loaded: Loaded, link: Link) -> Any:
     return [*chosen, *([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
 
 
-def _layout() -> Component:
-    return section("matrix-panels", "building the graph")
-
-
 VIEW = View(
     NAME,
     "Matrix",
     needs.pairs,
-    _layout,
+    lambda: section("matrix-panels", "building the graph"),
     {"matrix-panels": _panels},
     {
         "pairs": _pairs_of,

@@ -16,8 +16,18 @@ from dash.development.base_component import Component
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.order import BY_NUMBER, KEY, orders_of
-from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
+from dpro.dashboards.page import (
+    BY_NUMBER,
+    KEY,
+    View,
+    changes,
+    choices,
+    csv_link,
+    in_browser,
+    orders_of,
+    panel,
+    section,
+)
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, SIDES, RankLanes

@@ -1,14 +1,19 @@
-"""What `dpro check` answers.
+"""The whole of `dpro check`, from names of hosts to its answer.
 
-In: what workers measured, and what their exchanges showed. Out: a verdict for each host with its evidence.
+In: names of hosts, what is to be tried, and what workers measure. Out: a `CheckDocument`: a verdict for each
+host with its evidence.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dpro.check.expected import RunBandwidth
+import numpy as np
+
 from dpro.check.search import (
     MIN_SLOW,
     MIN_SLOW_OF_TWO,
@@ -18,9 +23,11 @@ from dpro.check.search import (
     PeerFigures,
     Reduced,
     peers_of,
+    search_network,
 )
-from dpro.check.workers import CPU, HostToCheck, Unit
+from dpro.check.workers import CPU, WORK_S, HostToCheck, HostWorkers, Say, Unit, take_turns
 from dpro.documents import Document, DocumentPart
+from dpro.errors import DproError, Unanswerable
 
 PASS, SLOW, FAIL = "PASS", "SLOW", "FAIL"
 UNITS = {
@@ -322,3 +329,162 @@ def _against_run(seen: Seen, reduced: Reduced) -> tuple[list[str], list[str]]:
     slower = f"an all-reduce over all hosts is slower than the run's: {compared}"
     why = run.why_incomparable(hosts, devices, reduced.num_bytes)
     return ([], [f"{slower}; {why}"]) if why else ([slower], [])
+
+
+# What a run says that an all-reduce between its hosts takes, by its own communication curve. What was
+# recorded while a host was slow is as slow: it is what the job had, not what the hosts can do.
+
+MIN_SAMPLES = 20  # all-reduces that a curve follows from, to be held against hosts
+MAX_MISFIT = 0.1  # median distance of these from the curve
+
+
+class RunBandwidth(NamedTuple):
+    """What an all-reduce of a run reaches.
+
+    Attributes:
+        gbps: bus bandwidth as in the NCCL tests, 1e9 bytes/s.
+        num_bytes: of the largest that was recorded.
+        num_ranks: of its group.
+        hosts: of its group.
+        num_samples: all-reduces that the curve follows from.
+        misfit: median distance of these from it, as a share of their time.
+    """
+
+    gbps: float
+    num_bytes: int
+    num_ranks: int
+    hosts: frozenset[str] = frozenset()
+    num_samples: int = 0
+    misfit: float = 1.0
+
+    def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
+        """Why an all-reduce that is slower than this shows nothing; empty where it does show something."""
+        if {host.partition(".")[0] for host in hosts} != {host.partition(".")[0] for host in self.hosts}:
+            return "the run's was between other hosts"
+        if num_devices != self.num_ranks:
+            return f"the run's was of {self.num_ranks} ranks, this one of {num_devices} devices"
+        if num_bytes < self.num_bytes:
+            return "the run's moved more bytes"
+        if self.num_samples < MIN_SAMPLES or self.misfit > MAX_MISFIT:
+            return (
+                f"the run's curve is uncertain: {self.num_samples} all-reduces, which are {self.misfit:.0%} "
+                "off it"
+            )
+        return ""
+
+
+def run_bandwidth(run: Path) -> RunBandwidth:
+    """The bus bandwidth of the largest all-reduces between hosts, by the curve of their group.
+
+    Raises:
+        Unanswerable: the run has none, or no deep windows.
+    """
+    from dpro.analysis.analysis import Analysis
+    from dpro.opening import open_path
+    from dpro.replay.cost.transfers import fit_costs, messages_by_kind
+
+    analysis = Analysis(open_path(run))
+    host = dict(analysis.workers.select("rank", "host").iter_rows())
+    try:
+        graph = analysis.built.graph
+    except DproError as error:
+        raise Unanswerable(f"{run}: no communication to compare with: {error}") from error
+    bandwidths = []
+    nodes, costs = graph.nodes, fit_costs(graph)
+    for kind, numbers in messages_by_kind(graph).items():
+        of_kind = np.isin(nodes.message, numbers)
+        num_bytes, num_ranks = int(nodes.bytes[of_kind].max(initial=0)), graph.messages[numbers[0]].num_ranks
+        hosts = {host.get(int(rank), "") for rank in np.unique(nodes.rank[of_kind])}
+        if kind[0] == "all_reduce" and kind in costs and num_bytes > 0 and len(hosts) > 1:
+            ns = float(costs[kind].time_ns(num_bytes))
+            gbps, cost = 2 * (num_ranks - 1) / num_ranks * num_bytes / ns, costs[kind]
+            samples, misfit = cost.num_samples, float(cost.misfit)
+            bandwidths.append(RunBandwidth(gbps, num_bytes, num_ranks, frozenset(hosts), samples, misfit))
+    if not bandwidths:
+        raise Unanswerable(f"{run}: no all-reduce between hosts was recorded to compare with")
+    return max(bandwidths, key=lambda bandwidth: (bandwidth.num_ranks, bandwidth.num_bytes))
+
+
+# The whole check: each host by itself, then the network between them. Hosts that do not answer are `FAIL`,
+# and left out of what follows. What is slow is tried again, and the better figure counts.
+
+TESTS = ("compute", "disk", "network")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What is to be checked.
+
+    Attributes:
+        suspects: names of those that the check is to confirm.
+        launcher: as `dpro.check.workers.HostWorkers` takes it.
+        python: that has torch, on the hosts.
+        interface: of the network; empty for that of the default route.
+        timeout_s: for an exchange that does not end.
+        disk: a folder that each host writes to; empty for no test of disks.
+        tests: which of `TESTS`.
+        of_run: an all-reduce of a run; None without one.
+    """
+
+    names: Sequence[str]
+    suspects: frozenset[str]
+    launcher: str
+    python: str
+    interface: str
+    timeout_s: float
+    disk: str
+    tests: Sequence[str]
+    of_run: RunBandwidth | None
+
+
+def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
+    """Check hosts."""
+    begin_s = time.monotonic()
+    say(f"starting workers on {len(options.names)} hosts")
+    workers = HostWorkers(
+        options.names, options.launcher, options.python, options.interface, options.timeout_s, say
+    )
+    seen = Seen(options.names, options.suspects, of_run=options.of_run)
+    try:
+        seen.hosts = dict(workers.hosts)
+        if "compute" in options.tests:
+            _alone(workers, seen, {"do": "compute"}, say)
+        if options.disk:
+            _alone(workers, seen, {"do": "disk", "folder": options.disk}, say)
+        if "network" in options.tests and len(workers.hosts) > 1:
+            seen.network = search_network(workers, sorted(workers.hosts))
+        seen.failed |= workers.failed
+    finally:
+        workers.close()
+    return check_document(seen, time.monotonic() - begin_s)
+
+
+def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Say) -> None:
+    """Have each device do something, and those that are slow once more.
+
+    Hosts that share a machine take turns; a disk is tried by one device of each host.
+    """
+    units = [unit for unit in workers.units() if unit.device == 0 or command["do"] != "disk"]
+    names = _take(workers, seen, command, units, say)
+    if again := slow_units(seen, names):
+        _take(workers, seen, command, again, say)
+
+
+def _take(
+    workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Say
+) -> set[str]:
+    """Take figures of some devices; return what they are of."""
+    names: set[str] = set()
+    turns = list(take_turns({unit.host: workers.hosts[unit.host] for unit in units}))
+    for number, hosts in enumerate(turns):
+        turn = f" ({number + 1} of {len(turns)}: hosts share machines)" if len(turns) > 1 else ""
+        say(f"{command['do']}{turn}")
+        now = [unit for unit in units if unit.host in hosts and unit.host not in workers.failed]
+        for unit, answer in workers.ask(dict.fromkeys(now, command), WORK_S).items():
+            if "error" in answer:
+                seen.failed.setdefault(unit.host, f"{command['do']}: {answer['error']}")
+            for what in answer.keys() - {"number", "error"}:
+                figures = seen.figures.setdefault(what, {})
+                figures[unit] = max(float(answer[what]), figures.get(unit, 0.0))
+                names.add(what)
+    return names

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse
+from dpro.cli.diagnose import print_diagnosis
 from dpro.cli.output import json_option, print_json, stderr_console
-from dpro.cli.run.diagnose import print_diagnosis
 from dpro.errors import DproError
 from dpro.units import ms
 

@@ -234,16 +234,14 @@ def _print_outlook(outlook: OutlookDocument) -> None:
         out.print("These gain nothing:" if gaining else "No change that was tried gains anything:")
     for change in others:
         _print_change(change)
-    if not outlook.stages.get("every") and not any("checkpoint:" in edit for edit in _edits(changes)):
+    if not outlook.stages.get("every") and not any(
+        "checkpoint:" in edit for change in changes for edit in change.edits
+    ):
         out.print(
             "The job saved no checkpoint, so that a failure loses all its steps: --edit "
             "checkpoint:every=200,stall=5 says what saving would give, if training stands 5 s for each"
         )
     out.print("Unproven for this job: docs/goodput.md has how far such predictions were from real jobs.")
-
-
-def _edits(changes: Sequence[GoodputPrediction]) -> list[str]:
-    return [edit for change in changes for edit in change.edits]
 
 
 def _print_change(change: GoodputPrediction) -> None:
@@ -269,7 +267,7 @@ def runs_of(given: Sequence[str]) -> list[str]:
     Raises:
         InputError: of a folder no run can be opened.
     """
-    from dpro.cli.run.offered import runs_in, why_not
+    from dpro.cli.dashboard import runs_in, why_not
 
     paths: list[str] = []
     for path in given:
@@ -290,7 +288,7 @@ def opened(path: str, until: ExitStack) -> Run:
         InputError: as `dpro.opening.open_path`.
     """
     from dpro.cli.analysis import open_quietly
-    from dpro.cli.run.offered import is_live
+    from dpro.cli.dashboard import is_live
 
     if is_url(path) or not is_live(Path(path)):
         return open_quietly(path)

@@ -35,7 +35,7 @@ def mcp(folders: tuple[Path, ...], timeout_s: float) -> None:
     are those of `--json`. They only read, and only in the folders named here: paths and links that lead
     elsewhere are refused. Traces of other tools are imported into the user's cache. It ends with its client.
     """
-    from dpro.mcp_server.folders import named_folders
+    from dpro.mcp_server.tools import named_folders
 
     served = named_folders(folders)
     if sys.stdin.isatty():

@@ -5,7 +5,8 @@ In: a tool's name and its arguments. Out: a document. Nothing is written but the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,9 +37,9 @@ from dpro.analysis.answers.whatif import (
 from dpro.analysis.graphs import ranks_built_once
 from dpro.analysis.selected import read_selection, select
 from dpro.documents import Document, DocumentPart
-from dpro.errors import UsageError
-from dpro.mcp_server.folders import readable, runs_in
+from dpro.errors import InputError, UsageError
 from dpro.opening import holds_traces, open_path
+from dpro.remote import is_url
 from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.grammar import with_paths
 from dpro.replay.whatif.listing import help_rows
@@ -200,22 +201,6 @@ def _analysed(path: Path, _changed_ns: int) -> Analysis:
     return Analysis(open_path(path))
 
 
-def _runs(_asked: NoArguments, folders: Sequence[Path]) -> RunsDocument:
-    return RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders))
-
-
-def _edits(_asked: NoArguments, _folders: Sequence[Path]) -> EditsDocument:
-    return EditsDocument(edits=[EditExample(*row) for row in help_rows()])
-
-
-def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
-    return info_document(_analysis(asked.run, folders))
-
-
-def _explain(asked: OfRun, folders: Sequence[Path]) -> Explanation:
-    return _analysis(asked.run, folders).explanation
-
-
 def _report(asked: OfReport, folders: Sequence[Path]) -> ServerReport:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
@@ -241,14 +226,6 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     return what_if(analysis, edits, asked.budget, calibrate=as_tried, selection=selection).document
 
 
-def _sensitivity(asked: OfRun, folders: Sequence[Path]) -> SensitivityDocument:
-    return sensitivity_of(_analysis(asked.run, folders))
-
-
-def _pareto(asked: OfRun, folders: Sequence[Path]) -> ParetoDocument:
-    return pareto_of(_analysis(asked.run, folders))
-
-
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
     place = readable(asked.run, folders)
     if holds_traces(place):
@@ -269,13 +246,23 @@ def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
 
 
 TOOLS: dict[str, Tool] = {
-    "runs": Tool("List the runs that can be asked about.", NoArguments, RunsDocument, _runs),
-    "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
+    "runs": Tool(
+        "List the runs that can be asked about.",
+        NoArguments,
+        RunsDocument,
+        lambda _, folders: RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders)),
+    ),
+    "info": Tool(
+        "What a run holds and what it lacks.",
+        OfRun,
+        InfoDocument,
+        lambda asked, folders: info_document(_analysis(asked.run, folders)),
+    ),
     "explain": Tool(
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",
         OfRun,
         Explanation,
-        _explain,
+        lambda asked, folders: _analysis(asked.run, folders).explanation,
     ),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, ServerDiagnosis, _diagnose
@@ -298,15 +285,124 @@ TOOLS: dict[str, Tool] = {
         WhatIfDocument,
         _what_if,
     ),
-    "edits": Tool("List the edits that `whatif` accepts, by example.", NoArguments, EditsDocument, _edits),
+    "edits": Tool(
+        "List the edits that `whatif` accepts, by example.",
+        NoArguments,
+        EditsDocument,
+        lambda *_: EditsDocument(edits=[EditExample(*row) for row in help_rows()]),
+    ),
     "sensitivity": Tool(
         "How much faster network, kernels, host and input have to be until something else is the limit.",
         OfRun,
         SensitivityDocument,
-        _sensitivity,
+        lambda asked, folders: sensitivity_of(_analysis(asked.run, folders)),
     ),
     "pareto": Tool(
-        "Time against memory, of larger batches and recomputed activations.", OfRun, ParetoDocument, _pareto
+        "Time against memory, of larger batches and recomputed activations.",
+        OfRun,
+        ParetoDocument,
+        lambda asked, folders: pareto_of(_analysis(asked.run, folders)),
     ),
     "diff": Tool("What explains that run B is slower than run A.", OfTwoRuns, DifferenceDocument, _diff),
 }
+
+
+# Which paths a server may read: those below the folders that its user named. Whatever leads out of them is
+# refused: a path, a link anywhere below it, a URL. A run that is not finished is refused too, since reading
+# it would write into it.
+
+MAX_LISTED = 200  # runs
+MAX_DEPTH = 6  # below a folder, where runs are searched for
+
+
+def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """The folders that may be read, links followed; the working directory where none is named.
+
+    Raises:
+        UsageError: one of them is no folder.
+    """
+    named = tuple(Path(folder).resolve() for folder in folders or (".",))
+    for folder in named:
+        if folder.is_file():
+            raise UsageError(f"{folder}: is a file; name its folder, {folder.parent}")
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder")
+    return named
+
+
+def readable(path: str, folders: Sequence[Path]) -> Path:
+    """The path of a run, of traces, or of a file that an edit names, links followed.
+
+    Args:
+        folders: as `named_folders` returns them.
+
+    Raises:
+        InputError: it does not exist, leads out of the folders, or is a run that is not finished.
+    """
+    if is_url(path):
+        raise InputError(f"{path}: is a URL; only what lies in {_named(folders)} is read")
+    try:
+        places = [(folder / path).resolve() for folder in folders]
+        allowed = [place for place in places if _is_below(place, folders)]
+        existing = [place for place in allowed if place.exists()]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: is no path ({error})") from error
+    if not allowed:
+        raise InputError(f"{path}: leads out of {_named(folders)}")
+    if not existing:
+        raise InputError(f"{path}: no such file or folder in {_named(folders)}")
+    for link in _links(existing[0]):
+        if not _is_below(link.resolve(), folders):
+            raise InputError(f"{path}: its link {link.name} leads out of {_named(folders)}")
+    _ensure_finished(existing[0])
+    return existing[0]
+
+
+def runs_in(folders: Sequence[Path]) -> list[str]:
+    """Run directories below the folders, sorted; of many the first."""
+    from dpro.store import is_run
+
+    runs: list[str] = []
+    for folder in folders:
+        for place, below, _ in os.walk(folder):
+            path = Path(place)
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            if is_run(path):
+                runs.append(place)
+                below.clear()
+            elif len(path.relative_to(folder).parts) >= MAX_DEPTH:
+                below.clear()
+            if len(runs) >= MAX_LISTED:
+                return sorted(runs)
+    return sorted(runs)
+
+
+def _ensure_finished(path: Path) -> None:
+    from dpro.collectors.launch.recording import launches
+
+    if path.is_dir() and any(launch.marker.exists() for launch in launches(path)):
+        raise InputError(f"{path}: is still being recorded or not finished; `dpro info {path}` finishes it")
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Links below a path, and below the folders that they lead to."""
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        top = waiting.pop()
+        if top in seen or not top.is_dir():
+            continue
+        seen.add(top)
+        for place, folders, files in os.walk(top):
+            for name in (*folders, *files):
+                entry = Path(place) / name
+                if entry.is_symlink():
+                    yield entry
+                    waiting.append(entry.resolve())
+
+
+def _named(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders))

@@ -1,6 +1,6 @@
 """Changes that `dpro try` can make to a job: one table, which is also the map from what-if edits to them.
 
-In: what the user typed, in the form of what-if edits. Out: a `Change`: the file of
+In: what the user typed, in the form of what-if edits. Out: a `Change`: the family in
 `collectors/inside/apply` that makes it with its arguments, and the edit that predicts it. Where a what-if
 edit has the same meaning, the text is the same.
 """
@@ -27,7 +27,7 @@ class Change:
     Attributes:
         text: as the user wrote it.
         kind: its name and what is not a number in it: changes of one kind share one prediction error.
-        family: the file that makes it.
+        family: what makes it.
         arguments: what that takes.
         edits: the what-if edits that predict it; none where nothing does.
         uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
@@ -69,7 +69,7 @@ class ChangeRow:
 
     Attributes:
         summary: what is changed, a few words.
-        family: the file of `collectors/inside/apply` that makes the change.
+        family: what makes the change, in `collectors/inside/apply`.
         keys: what the user may give.
         example: as the user writes it.
         arguments: the family's arguments for what was given.

@@ -28,13 +28,13 @@ import msgspec
 from dpro.collectors.attach import training
 from dpro.collectors.convert.calls import BACKENDS
 from dpro.collectors.convert.recorded import Readers
-from dpro.collectors.inside.names import SHOWN
+from dpro.collectors.inside.files import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.documents import Document
 from dpro.errors import DproError, Unanswerable
 from dpro.units import ms
-from dpro.watch.tail import OPEN_NS, ProcessTail
+from dpro.watch.job import OPEN_NS, ProcessTail
 
 MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
 SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later

@@ -25,10 +25,8 @@ from typing import NamedTuple
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
-from dpro.watch.evidence import with_gpu_errors
-from dpro.watch.job import Job
-from dpro.watch.snapshot import Snapshot
-from dpro.watch.tail import ProcessTail
+from dpro.watch.evidence import Snapshot, with_gpu_errors
+from dpro.watch.job import Job, ProcessTail
 
 STILL_S = 5.0  # without a step, from which on the job may hang
 AHEAD_S = 2.5  # of the end of patience processes are asked

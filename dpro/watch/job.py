@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import os
 import time
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, process_facts
-from dpro.collectors.inside.names import WANTED
+from dpro.collectors.convert.tables import frames_of, worker_row
+from dpro.collectors.inside import records
+from dpro.collectors.inside.files import WANTED
+from dpro.collectors.inside.records import Record
+from dpro.collectors.inside.stepping import Boundary, number_steps
 from dpro.collectors.launch.recording import RAW, Launch, is_locked, launches
 from dpro.collectors.liveness import job_lives
+from dpro.detect.load_model import WORKLOAD
 from dpro.folders import written_whole
+from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 from dpro.units import NS_PER_S
-from dpro.watch.tail import ProcessTail, workers_of
 
 MAX_PAUSES = 500  # steps whose durations are remembered
 SILENT_S = 60.0  # without a record, a job whose locks cannot be seen from this host is over
@@ -173,3 +183,253 @@ class Job:
         # The disk may be full, or the recording over.
         with suppress(OSError), written_whole(self.run / RAW, WANTED) as wanted:
             wanted.write(str(time.time_ns()).encode())
+
+
+# What one process of a job has recorded since the last look: its latest steps and records, in memory and
+# bounded. Nothing is read twice. Of a job of a thousand ranks each look reads a thousand such files, so what
+# is kept is numbers in a row, and frames are made by those modules that need them.
+
+MIN_RECENT = 2000  # records that are remembered: a few hundred steps
+MIN_STEPS = 240  # steps that are remembered
+RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
+MAX_WINDOWS = 8  # the latest deep windows are remembered
+FIRST = 4096  # bytes that are read at a look; more if that is not all
+BLOCK = 1000 * records.SIZE
+_FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
+OPEN_NS = (1 << 63) - 1
+
+
+class Anchor(NamedTuple):
+    """What ends steps: an optimizer, what to add to its updates to get their number, the first number."""
+
+    optimizer: int
+    base: int
+    first: int
+
+
+class ProcessTail:
+    """The latest of one process.
+
+    Attributes:
+        num_updates: ends of steps so far: the job moves while they grow.
+        last_update_ns: when the latest was, on that host's clock; -1 before the first.
+        heartbeat: the latest record of its clock; None before the first.
+        heard_s: when that was read, on this host's monotonic clock.
+        behind_ns: the least by which what it wrote was older than when it was read, by the two hosts' clocks.
+        compared: comparisons of its host's clock with another's.
+        windows: the latest deep windows: number, beginning, end (for ever if open).
+    """
+
+    def __init__(self, process: RecordedProcess) -> None:
+        """Nothing is read yet."""
+        self.process = process
+        self.num_updates = 0
+        self.last_update_ns = -1
+        self.heartbeat: Record | None = None
+        self.heard_s = 0.0
+        self.behind_ns: int | None = None
+        self.compared: list[Record] = []
+        self.windows: deque[tuple[int, int, int]] = deque(maxlen=MAX_WINDOWS)
+        self._path = str(process.folder / "records.bin")
+        self._offset, self._hole = 0, -1
+        self._rare: list[Record] = []
+        self._recent = bytearray()
+        self._anchor: Anchor | None = None
+        self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
+        self._steps = array("q")
+        self._inputs: list[int] = []  # elements so far, as recorded since the latest step
+        self._input_before = -1  # the last of the step before
+
+    @property
+    def recorded(self) -> list[Record]:
+        """The latest records, and the rare ones from the beginning on."""
+        return [*self._rare, *_unpacked(self._recent)]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[N, 4] int64: number, start, duration (ns), elements of batches (-1 unknown) of the latest."""
+        return np.array(self._steps, np.int64).reshape(-1, _FIELDS)
+
+    def read_records(self) -> bool:
+        """Read new records; return whether there were any."""
+        new = self._new_records()
+        for record in new:
+            self._take(record)
+        return bool(new)
+
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """Return the latest `steps`, `counters` and `clock_samples`, and the row of `workers`."""
+        return frames_of(self.process, self.recorded, None)
+
+    def _take(self, record: Record) -> None:
+        if record.kind in RARE:
+            self._rare.append(record)
+        else:
+            self._remember(record)
+        if record.kind == records.UPDATE:
+            self.num_updates += 1
+            self.last_update_ns = record.c
+            self._end_step(record)
+        elif record.kind == records.ANCHOR:
+            self._anchor = Anchor(record.a, record.b, record.c)
+            self._number_again()
+        elif record.kind == records.INPUT:
+            self._inputs.append(record.b)
+        elif record.kind == records.CLOCK:
+            behind_ns = time.time_ns() - record.a
+            self.behind_ns = behind_ns if self.behind_ns is None else min(self.behind_ns, behind_ns)
+            self.heartbeat, self.heard_s = record, time.monotonic()
+        elif record.kind == records.PEER:
+            self.compared.append(record)
+        elif record.kind == records.OPENED:
+            self.windows.append((record.a, record.b, OPEN_NS))
+        elif record.kind == records.WINDOW:
+            self._close_window(record)
+
+    def _remember(self, record: Record) -> None:
+        self._recent += records.packed(record)
+        if len(self._recent) >= 2 * MIN_RECENT * records.SIZE:
+            del self._recent[: MIN_RECENT * records.SIZE]
+
+    def _end_step(self, record: Record) -> None:
+        """Add the step that an update ends, if it is the anchor's."""
+        if self._anchor is None:
+            return
+        optimizer, base, first = self._anchor
+        if record.a == optimizer and base + record.b > first:
+            self._add_step(base + record.b - 1, record.c, record.d)
+
+    def _add_step(self, step: int, end_ns: int, resume_ns: int) -> None:
+        before, start_ns = self._before
+        elements = -1
+        if self._inputs:  # the first is of the step's end, another of when the recorder's own work was done
+            elements = self._inputs[0] - self._input_before if self._input_before >= 0 else -1
+            self._input_before = self._inputs[-1]
+            self._inputs.clear()
+        if before == step - 1 and before >= 0:
+            self._steps.extend((step, start_ns, end_ns - start_ns, elements))
+            if len(self._steps) >= 2 * MIN_STEPS * _FIELDS:
+                del self._steps[: MIN_STEPS * _FIELDS]
+        self._before = step, resume_ns
+
+    def _number_again(self) -> None:
+        """Number all remembered steps again: what ends them has become known, or has changed."""
+        recorded = self.recorded
+        updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
+        anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
+        del self._steps[:]
+        self._inputs.clear()
+        self._before, self._input_before = (-1, 0), -1
+        for step, (_, boundary) in number_steps(updates, anchors).items():
+            self._add_step(step, boundary.end_ns, boundary.resume_ns)
+
+    def _close_window(self, record: Record) -> None:
+        number, begin_ns, end_ns = record.a, record.b, record.c
+        others = [window for window in self.windows if window[0] != number]
+        self.windows = deque([*others, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
+
+    def _new_records(self) -> list[Record]:
+        """Return the records up to the first place that is not written yet.
+
+        Threads write concurrently: a place that is still empty while later ones are not is waited for once.
+        """
+        taken: list[Record] = []
+        with suppress(OSError), open(self._path, "rb", buffering=0) as file:
+            size = FIRST
+            while True:
+                file.seek(self._offset)
+                block = _unpacked(_written(file.read(size)))
+                for record in block:
+                    if not record.kind and self._hole != self._offset:
+                        self._hole = self._offset
+                        return taken
+                    self._offset += records.SIZE
+                    if record.kind:
+                        taken.append(record)
+                if len(block) < size // records.SIZE:
+                    return taken
+                size = BLOCK
+        return taken
+
+
+def steps_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
+    """Return the latest steps of processes: columns of table `steps`, times on each host's own clock."""
+    tails = list(tails)
+    parts = [tail.steps for tail in tails]
+    windows = [_windows_of(tail, part) for tail, part in zip(tails, parts, strict=True)]
+    rows = np.concatenate([np.empty((0, _FIELDS), np.int64), *parts])
+    ranks = np.repeat([tail.process.rank for tail in tails], [len(part) for part in parts])
+    columns = {
+        "rank": ranks,
+        "step": rows[:, 0],
+        "window": np.concatenate([np.empty(0, np.int64), *windows]),
+        "start_ns": rows[:, 1],
+        "duration_ns": rows[:, 2],
+    }
+    return pl.DataFrame(columns, schema={name: STEPS.dtypes[name] for name in columns}, strict=False)
+
+
+def amounts_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
+    """Return the amount of work of steps, where it is known: rows of table `counters`."""
+    frames = []
+    for tail in tails:
+        steps = tail.steps
+        counted = steps[steps[:, 3] >= 0]
+        if len(counted):
+            rank = np.full(len(counted), tail.process.rank)
+            frames.append(np.column_stack([rank, counted[:, 1], counted[:, 3]]))
+    rows = np.concatenate(frames) if frames else np.empty((0, 3), np.int64)
+    columns = {"rank": rows[:, 0], "time_ns": rows[:, 1], "value": rows[:, 2].astype(float)}
+    frame = pl.DataFrame(columns, schema={name: COUNTERS.dtypes[name] for name in columns}, strict=False)
+    return conform(COUNTERS, frame.with_columns(counter=pl.lit(WORKLOAD)))
+
+
+def workers_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
+    """Return rows of table `workers`."""
+    rows = [worker_row(tail.process, tail.recorded, None) for tail in tails]
+    schema = {name: WORKERS.dtypes[name] for row in rows for name in row}
+    return conform(WORKERS, pl.DataFrame(rows, schema=schema, orient="row"))
+
+
+def clock_samples_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
+    """Return comparisons of clocks, and each clock's latest time: rows of table `clock_samples`."""
+    rows = []
+    for tail in tails:
+        rank, beat = tail.process.rank, tail.heartbeat
+        rows += [(rank, beat.a, beat.b, -1, 0, 0)] if beat is not None else []
+        rows += [(rank, r.a, -1, r.b, r.c, r.d) for r in tail.compared]
+    return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
+
+
+def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
+    """Return when each process was last alive, on this host's clock: rows of table `clock_samples`.
+
+    Clocks of hosts may be far apart, and a shared file system may delay what they write: neither is a sign
+    of a process that stands still.
+    """
+    beats = [(t, t.heartbeat, t.behind_ns) for t in tails]
+    rows = [
+        (tail.process.rank, beat.a + behind_ns, beat.b, -1, 0, 0)
+        for tail, beat, behind_ns in beats
+        if beat is not None and behind_ns is not None
+    ]
+    return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
+
+
+def _windows_of(tail: ProcessTail, steps: np.ndarray) -> np.ndarray:
+    """Return [N] the deep window that each step is in, -1 for none; one that is still open counts."""
+    windows = np.full(len(steps), -1, np.int64)
+    start, end = steps[:, 1], steps[:, 1] + steps[:, 2]
+    for number, begin_ns, end_ns in tail.windows:
+        windows[(start >= begin_ns) & (end <= end_ns)] = number
+    return windows
+
+
+def _written(content: bytes) -> bytes:
+    """Return content up to the last record that is written: its kind, which is written last, is not 0."""
+    length = -(-len(content.rstrip(b"\0")) // records.SIZE) * records.SIZE
+    return content[: min(length, len(content) // records.SIZE * records.SIZE)]
+
+
+def _unpacked(content: bytes | bytearray) -> list[Record]:
+    return [Record(*values) for values in records.unpacked(content)]

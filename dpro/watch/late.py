@@ -24,7 +24,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
-from dpro.collectors.inside.names import SHOWN
+from dpro.collectors.inside.files import SHOWN
 from dpro.detect.findings import Finding
 from dpro.detect.run import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY
@@ -34,8 +34,7 @@ from dpro.ingest.flight_recorder import label, read_dump
 from dpro.members import count_of, members_text
 from dpro.schema import COLLECTIVES, COUNTERS, conform
 from dpro.schema.members import with_texts
-from dpro.watch.job import Job
-from dpro.watch.tail import ProcessTail, amounts_of, clock_samples_of, steps_of
+from dpro.watch.job import Job, ProcessTail, amounts_of, clock_samples_of, steps_of
 from dpro.words import from_json
 
 # Steps whose calls are looked at again: what a call waits for is inferred from several.

@@ -19,7 +19,7 @@ from dpro.analysis.answers.whatif import what_if
 from dpro.analysis.summary import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
-from dpro.cli.run.whatif import HEADINGS, ROWS
+from dpro.cli.whatif import HEADINGS, ROWS
 from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS

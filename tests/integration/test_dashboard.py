@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.cli.run.dashboard import load, offer
+from dpro.cli.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.server import listen, new_token, way_in

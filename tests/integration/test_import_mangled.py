@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
-from dpro.cli.run.info import in_words
+from dpro.cli.info import in_words
 from dpro.errors import DproError
 from dpro.ingest.importer import import_sources
 from dpro.schema import TABLES

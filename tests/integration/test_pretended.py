@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.app import outside
 from dpro.dashboards.links import Link
 from dpro.members import members_of

@@ -17,8 +17,8 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
-from dpro.collectors.convert.endings import UNKNOWN, Ending, ending
 from dpro.collectors.convert.process import UNPREPARED
+from dpro.collectors.convert.tables import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
 from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS

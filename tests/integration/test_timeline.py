@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, is_fsdp_root, is_within_backward
-from .report import ChangeReport, place
+from . import ChangeReport, place
 
 BEGINS_AT_STEP = 2
 CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() behind that"

@@ -1,4 +1,4 @@
-"""Have objects made with other arguments than the script gives.
+"""Have objects made with other arguments than the script gives: DDP, DataLoaders, optimizers.
 
 In: a class, and the arguments that it shall get. Out: the class makes its objects with them; so do derived
 classes, and libraries that make objects of it.
@@ -11,7 +11,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .report import ChangeReport, place
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..recorder import Recorder
+from . import ChangeReport, place
 
 Bound = inspect.BoundArguments
 Settings = dict[str, Any]
@@ -93,3 +97,113 @@ def _changed(
 
 def _listed(given: Settings) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+def change_ddp(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Wrap modules with other arguments of DistributedDataParallel.
+
+    With a cap of its own the first bucket is no smaller than the others, as PyTorch has it.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    report.missing = "the job wrapped no module with DistributedDataParallel"
+
+    def also(bound: Bound) -> dict[str, Any]:
+        listed = "bucket_cap_mb" in arguments and bound.arguments.get("bucket_cap_mb_list") is not None
+        return {"bucket_cap_mb_list": None} if listed else {}
+
+    set_arguments(report, [DistributedDataParallel], arguments, also)
+
+
+OF_WORKERS = ("prefetch_factor", "persistent_workers")
+
+
+def change_loaders(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Have DataLoaders load otherwise, or batches larger by a `factor`.
+
+    Samples and their order stay as they are; what workers draw at random is seeded by worker, as PyTorch has
+    it.
+    """
+    report.missing = "the job made no DataLoader"
+    if "factor" in arguments:
+        _enlarge_batches(report, **arguments)
+    else:
+        _load_otherwise(report, arguments)
+
+
+def _enlarge_batches(report: ChangeReport, factor: float) -> None:
+    report.missing = "the job made no DataLoader: in the script, make its batches larger"
+
+    def also(bound: Bound) -> dict[str, Any]:
+        before = bound.arguments.get("batch_size", 1)
+        if bound.arguments.get("batch_sampler") is not None:
+            raise ValueError("a batch_sampler makes the batches: give it a larger batch_size in the script")
+        if before is None:
+            raise ValueError("the data set makes the batches (batch_size=None): make them larger there")
+        size = before * factor
+        if size != int(size):
+            raise ValueError(f"{factor:g} times a batch of {before} is no whole number of samples")
+        return {"batch_size": int(size)}
+
+    set_arguments(report, [DataLoader], {}, also)
+
+
+def _load_otherwise(report: ChangeReport, arguments: dict[str, Any]) -> None:
+    def also(bound: Bound) -> dict[str, Any]:
+        given = bound.arguments
+        before = given.get("num_workers", 0)
+        workers = arguments.get("num_workers", before)
+        if not workers and any(name in arguments for name in OF_WORKERS):
+            raise ValueError("the DataLoader has no workers: give their number, too")
+        if workers > 1 and workers > before and isinstance(given["dataset"], IterableDataset) and before < 2:
+            raise ValueError(
+                "each worker would read all of an IterableDataset that the script reads in one process"
+            )
+        if arguments.get("pin_memory") and not torch.accelerator.is_available():
+            raise ValueError("pinned memory has no effect without an accelerator")
+        if workers:
+            return {}
+        unset: dict[str, Any] = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+        unset["multiprocessing_context"] = None
+        return {name: value for name, value in unset.items() if given.get(name, value) != value}
+
+    set_arguments(report, [DataLoader], arguments, also)
+
+
+SETTINGS = {"fused": ("fused", True), "foreach": ("foreach", True), "loop": ("foreach", False)}
+EXCLUDED = {"fused": "foreach", "foreach": "fused"}
+
+
+def change_optimizers(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Make optimizers with another `impl`: fused, foreach, or loop.
+
+    Those of PyTorch that have no such version, and others, stay as they are; where that is so of all, the
+    change is refused.
+    """
+    name, value = SETTINGS[arguments["impl"]]
+    report.missing = "the job made no optimizer"
+
+    def also(bound: Bound) -> dict[str, Any]:
+        other = EXCLUDED[name]
+        return {other: False} if bound.arguments.get(other) else {}
+
+    classes = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and _takes(cls, name)]
+    _note_others(report, name)
+    set_arguments(report, classes, {name: value}, also)
+
+
+def _takes(cls: type, name: str) -> bool:
+    return name in inspect.signature(cls.__init__).parameters  # type: ignore[misc] # of the class itself
+
+
+def _note_others(report: ChangeReport, name: str) -> None:
+    """Know the name of an optimizer that cannot be changed."""
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(_takes(cls, name) for cls in type(self).__mro__ if cls.__module__.startswith("torch.")):
+            report.missing = f"{type(self).__name__} has no {name} version"
+        original(self, *args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = patched

@@ -1,4 +1,4 @@
-"""What the host does: garbage collection, threads of operators, and a rank that is late on purpose.
+"""What the host does: garbage collection, threads, a rank that is late on purpose, the environment.
 
 In: `every` (steps from one collection to the next, 0 for none at all), or `num_threads`, or a `rank` and
 `ms`. Out: a process in which Python collects garbage only then, within a step; in which PyTorch uses that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 
 from ..recorder import Recorder, identity
-from .report import ChangeReport, place
+from ..torch_internals import backend_configs
+from . import ChangeReport, place
 
 OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
 
 
-def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def change_host(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Change how the host works."""
     if "num_threads" in arguments:
         _use_threads(report, **arguments)
@@ -96,3 +98,26 @@ def _use_threads(report: ChangeReport, num_threads: int) -> None:
     torch.set_num_threads = patched
     if before != num_threads:
         report.applied("torch", str(before))
+
+
+def check_variable(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Make sure that the process has a variable, which the launcher has set, when it begins to train.
+
+    A launcher or the script may have put its own in its place. It is refused where no process group has the
+    `backend` that it is for.
+    """
+
+    def on_open() -> None:
+        actual = os.environ.get(arguments["name"])
+        wanted, backends = arguments.get("backend", ""), backend_configs()
+        if wanted and not any(wanted in backend for backend in backends):
+            used = ", ".join(backends) or "no process group"
+            line = f"{arguments['name']}={arguments['value']}"
+            report.refuse(f"the job has {used}: with {wanted}, set {line} in its environment")
+            return
+        if actual == arguments["value"]:
+            report.applied("environment")
+        else:
+            report.refuse(f"the job sets {arguments['name']} itself" + (f" to {actual}" if actual else ""))
+
+    recorder.listen("open", lambda: report.attempt(on_open))

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states
-from .report import ChangeReport
+from . import ChangeReport
 
 # Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
 # between steps must not see that.

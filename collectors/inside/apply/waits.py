@@ -1,26 +1,24 @@
-"""A training loop that reads values from the GPU a step later, instead of waiting for them.
-
-In: nothing. Out: `tensor.item()` in the script's own code returns, from the third step on, what the same
-call returned in the step before; the value of this step is copied meanwhile. PyTorch's own calls, and
-tensors on the CPU, stay as they are. A script that decides something by such a value decides a step late.
-"""
+"""A training loop that does not wait: for values of the GPU, or for its input."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..recorder import Recorder
-from .report import ChangeReport
+from ..torch_internals import loader_iterator
+from . import ChangeReport
 
-BEGINS_AT_STEP = 2
-CODE = "keep losses on the GPU and read them every N steps"
+LATE_FROM_STEP = 2
+LATE_CODE = "keep losses on the GPU and read them every N steps"
 Call = tuple[Any, int, int]  # the code and the line of a call, and how many of them the step had before
 Read = Callable[[], Any]
 
@@ -36,7 +34,7 @@ class _Values:
         self._applied = False
 
     def on_step(self, step: int) -> None:
-        self.begun = self.begun or step >= BEGINS_AT_STEP
+        self.begun = self.begun or step >= LATE_FROM_STEP
         self._calls.clear()
 
     def late(self, tensor: Any, frame: FrameType) -> Read | None:
@@ -52,9 +50,13 @@ class _Values:
         return before
 
 
-def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have `item()` return what was computed a step before."""
-    report.missing = f"the script reads nothing from a GPU with item() in each step: in general, {CODE}"
+def return_values_late(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Have `tensor.item()` in the script's own code return what the same call returned in the step before.
+
+    That is so from the third step on; the value of this step is copied meanwhile. PyTorch's own calls, and
+    tensors on the CPU, stay as they are. A script that decides something by such a value decides a step late.
+    """
+    report.missing = f"the script reads nothing from a GPU with item() in each step: in general, {LATE_CODE}"
     values = _Values(report)
     original = torch.Tensor.item
 
@@ -94,3 +96,96 @@ def start_copy(tensor: Any) -> Read:
         return value.tolist()
 
     return read
+
+
+AGAIN_FROM_STEP = 3
+AGAIN_CODE = "DataLoader(num_workers=N, prefetch_factor=…) with enough workers"
+
+
+class _Batches:
+    """The last batch of each data set, and how many of its batches were returned."""
+
+    def __init__(self, report: ChangeReport) -> None:
+        self.begun = False
+        self._report = report
+        self._applied = False
+        self._last: dict[int, tuple[Any, list[int]]] = {}
+        self._count: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def again(self, iterator: Any) -> tuple[bool, Any]:
+        """The last batch, where there is one to return.
+
+        Raises:
+            StopIteration: the loader has no more batches.
+        """
+        key = id(iterator._dataset)
+        if not (self.begun and torch.is_grad_enabled() and key in self._last):
+            return False, None
+        length = _length(iterator)
+        if length is None:
+            self._report.refuse(
+                f"the DataLoader does not know how many batches it has: in the script, {AGAIN_CODE}"
+            )
+            return False, None
+        if self._count.get(iterator, 0) >= length:
+            raise StopIteration
+        batch, versions = self._last[key]
+        if _versions(batch) != versions:
+            self._report.refuse(f"the script changes its batches in place: in the script, {AGAIN_CODE}")
+            return False, None
+        if not self._applied:
+            self._applied = True
+            self._report.applied("DataLoader")
+        return True, batch
+
+    def returned(self, iterator: Any, batch: Any) -> None:
+        self._count[iterator] = self._count.get(iterator, 0) + 1
+        if not self.begun and torch.is_grad_enabled():
+            self._last = {id(iterator._dataset): (batch, _versions(batch))}
+
+
+def return_batches_again(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Have a DataLoader return the last batch that it loaded, as many times as it has batches.
+
+    That is so from the third step on, where it is asked for a batch to train on. What an input that is always
+    ready would gain is measured so; what the job learns is not what it should.
+    """
+    report.missing = f"the job made no DataLoader: its input has to be ready by other means, as {AGAIN_CODE}"
+    batches = _Batches(report)
+
+    def on_step(step: int) -> None:
+        batches.begun = batches.begun or step >= AGAIN_FROM_STEP
+
+    iterators = loader_iterator()
+    if iterators is None:
+        report.refuse("this PyTorch has no iterator of a DataLoader")
+        return
+    original = iterators.__next__
+
+    @functools.wraps(original)
+    def patched(iterator: Any) -> Any:
+        is_there, batch = False, None
+        try:
+            is_there, batch = batches.again(iterator)
+        except StopIteration:
+            raise
+        except Exception as error:  # the job loads its batches itself
+            report.refuse(f"{type(error).__name__}: {error}")
+        if not is_there:
+            batch = original(iterator)
+        report.attempt(batches.returned, iterator, batch)
+        return batch
+
+    iterators.__next__ = patched
+    recorder.listen("step", on_step)
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
+
+
+def _versions(batch: Any) -> list[int]:
+    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from ..names import LACKS
+from ..files import LACKS
 from ..recorder import Recorder
 from ..torch_internals import backend_configs, dump_of
 

@@ -24,8 +24,7 @@ import torch
 import torch.distributed as dist
 
 from .. import captures
-from ..files import stamp_of
-from ..names import LAST, SHOWN, STALL, WANTED
+from ..files import LAST, SHOWN, STALL, WANTED, stamp_of
 from ..recorder import Recorder
 from ..torch_internals import (
     backends_of,

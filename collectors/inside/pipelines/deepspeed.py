@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..names import BACKWARD, FORWARD
+from ..files import BACKWARD, FORWARD
 from ..patching import preceded_by, wrap
 from ..recorder import Recorder
 from .operations import PipelineOperations, timed

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..names import BACKWARD, FORWARD
+from ..files import BACKWARD, FORWARD
 from ..patching import wrap
 from ..recorder import Recorder
 from .operations import PipelineOperations, timed

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import records
-from ..names import OPERATIONS, PIPELINE
+from ..files import OPERATIONS, PIPELINE
 from ..recorder import Recorder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..names import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LOSS
+from ..files import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LOSS
 from ..patching import wrap
 from ..recorder import Recorder
 from ..torch_internals import LOSS_OF_SCHEDULE, pipeline_classes

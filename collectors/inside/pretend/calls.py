@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..names import PRETENDED
+from ..files import PRETENDED
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, is_profiling
 

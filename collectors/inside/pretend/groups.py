@@ -23,8 +23,7 @@ from urllib.parse import quote
 import torch
 import torch.distributed as dist
 
-from ..files import write_whole
-from ..names import MAIL, WAITS
+from ..files import MAIL, WAITS, write_whole
 from ..recorder import Recorder
 from ..torch_internals import CHECKPOINT, FAKE, group_ranks, has_fake_backend, is_within_backward
 from .calls import Calls, Members

@@ -28,8 +28,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import environment, records
-from ..files import write_whole
-from ..names import FAILED, RAISED, REPLACED, image_folder, next_image
+from ..files import FAILED, RAISED, REPLACED, image_folder, next_image, write_whole
 from ..patching import patch, wrap
 from ..recorder import Recorder
 

@@ -15,7 +15,7 @@ import signal
 import threading
 from typing import IO, Any
 
-from ..names import FATAL
+from ..files import FATAL
 from ..recorder import Recorder
 from ..tracebacks import stacks as stacks_of_threads
 from .preemption import handler_of

@@ -14,9 +14,8 @@ import time
 
 import torch.distributed as dist
 
-from ..files import write_whole
+from ..files import STARTED, write_whole
 from ..kernel import start_ticks
-from ..names import STARTED
 from ..patching import patch
 from ..recorder import Recorder
 

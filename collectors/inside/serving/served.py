@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import records
-from ..files import write_whole
-from ..names import ENGINE, ENGINES, REQUESTS
+from ..files import ENGINE, ENGINES, REQUESTS, write_whole
 from ..recorder import Recorder, identity
 from ..stepping import ITERATION
 

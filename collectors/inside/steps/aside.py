@@ -26,7 +26,7 @@ from ..patching import patch, uncompiled
 from ..recorder import Recorder
 from ..torch_internals import compiler_callbacks
 from . import checkpoints
-from .stopwatch import Stopwatch
+from .checkpoints import Stopwatch
 
 
 class OtherWork:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from ..files import TENSOR_AXES
 from ..main_thread import MainThreadCall
-from ..names import TENSOR_AXES
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, module_calls
 from .data import tensors_in

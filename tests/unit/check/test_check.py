@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from dpro.check import workers as started
-from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
-from dpro.check.expected import RunBandwidth
+from dpro.check.answer import CheckDocument, RunBandwidth, Seen, check_document, slow_units
 from dpro.check.search import Exchanged, Fault, NetworkChecked, Reduced
 from dpro.check.workers import HostToCheck, Unit, launcher_words, take_turns
 from dpro.documents import plain

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.check.expected import run_bandwidth
+from dpro.check.answer import run_bandwidth
 from dpro.errors import Unanswerable
 from tests.fabrics import crossing_ring
 

@@ -32,7 +32,7 @@ def test_commands_complete_without_being_loaded():
     code = (
         "import sys; from click.shell_completion import ShellComplete as S; from dpro.cli import cli\n"
         "S(cli, {}, 'dpro', 'X').get_completions([], 'di')\n"
-        "assert 'dpro.cli.completion' in sys.modules and 'dpro.cli.run.diagnose' not in sys.modules"
+        "assert 'dpro.cli.completion' in sys.modules and 'dpro.cli.diagnose' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

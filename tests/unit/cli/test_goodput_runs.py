@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dpro.cli.goodput import IN_WORDS
-from dpro.cli.job.watch import _seen
+from dpro.cli.watch import _seen
 from dpro.goodput.account import CLASSES
 from dpro.goodput.recovery.designs import DESIGNS
 from dpro.watch.life import account_so_far
@@ -99,7 +99,7 @@ def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
 def test_job_that_is_being_recorded_is_accounted_for_so_far(tmp_path, monkeypatch):
     for rank in range(10):
         process(tmp_path, rank, 0, 10, 5, world=10)
-    monkeypatch.setattr("dpro.cli.run.offered.is_live", lambda _run: True)
+    monkeypatch.setattr("dpro.cli.dashboard.is_live", lambda _run: True)
     done = dpro("goodput", str(tmp_path))
     assert "is still being recorded: this is the account so far, of 5 of 10 ranks" in done.stderr
     assert "goodput 26.3% of 19 s on 5 ranks; 5 steps in 1 attempt;" in done.stdout

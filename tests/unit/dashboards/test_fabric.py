@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards import needs
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link, parse_link

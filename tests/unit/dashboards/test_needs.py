@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS, make_app
 from dpro.ingest.importer import import_sources
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, conform

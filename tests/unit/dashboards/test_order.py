@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.order import RankOrder, draw_groups, order_choice, order_of
+from dpro.dashboards.page import RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.timeline.routes import lane_info
 from dpro.dashboards.views.heatmap import VIEW, heat_figure
 from dpro.dashboards.views.matrix import pair_figure, pair_info

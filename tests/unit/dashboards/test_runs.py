@@ -9,9 +9,8 @@ from weakref import ref
 
 import pytest
 
-from dpro.cli.run import offered
-from dpro.cli.run.dashboard import load, offer
-from dpro.cli.run.offered import latest_in, names_of, runs_in
+from dpro.cli import dashboard
+from dpro.cli.dashboard import latest_in, load, names_of, offer, runs_in
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
 from dpro.dashboards.runs import KEPT, OfferedRun, Runs, ShownRun
@@ -173,7 +172,7 @@ def test_a_run_to_compare_with_is_in_the_first_link_and_one_given_twice_is_refus
 
 
 def test_a_run_that_is_being_recorded_is_offered_as_such_and_the_page_then_polls(folder, monkeypatch):
-    monkeypatch.setattr(offered, "is_live", lambda path: path.name == "broken")
+    monkeypatch.setattr(dashboard, "is_live", lambda path: path.name == "broken")
     runs = offer([str(folder / "after")])
     app = make_app(runs)
     (live,) = [each for each in options(navigate(app, ""), "pick-run") if each["value"] == "broken"]
@@ -211,8 +210,8 @@ def test_a_chosen_run_that_is_being_recorded_shows_its_latest_copy(tmp_path, mon
         go_on.wait(60)
         yield last
 
-    monkeypatch.setattr(offered, "copies", copies)
-    monkeypatch.setattr(offered, "is_live", lambda path: path.name == "live")
+    monkeypatch.setattr(dashboard, "copies", copies)
+    monkeypatch.setattr(dashboard, "is_live", lambda path: path.name == "live")
     runs = offer([str(done.path)])
     app = make_app(runs)
     assert [(each.name, each.lives, each.why) for each in runs.offers()] == [

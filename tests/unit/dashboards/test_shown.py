@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from dpro.cli.run.dashboard import load
-from dpro.cli.run.offered import copies, is_live
+from dpro.cli.dashboard import copies, is_live, load
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, RecordingCopy

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpro.cli.job.watch import in_words
+from dpro.cli.watch import in_words
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import (
     BEGINS,

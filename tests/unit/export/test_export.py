@@ -13,13 +13,12 @@ import pytest
 
 from dpro.analysis.answers.replay import replay_document
 from dpro.cli.analysis import analyse
-from dpro.cli.run.export import drawing_of
+from dpro.cli.export import drawing_of
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
-from dpro.export.chrome import write_chrome
 from dpro.export.counters import QUANTITIES, quantity_of, readable_unit, sampled_counters, within
 from dpro.export.drawing import ARGUMENTS, MAX_TEXT, Arrow, arguments_of, drawing, in_ranges
-from dpro.export.perfetto import write_perfetto
+from dpro.export.formats import write_chrome, write_perfetto
 from dpro.export.slices import (
     CRITICAL,
     CRITICAL_REPLAYED,

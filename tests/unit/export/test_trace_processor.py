@@ -10,9 +10,8 @@ import shutil
 
 import pytest
 
-from dpro.export.chrome import write_chrome
 from dpro.export.drawing import drawing
-from dpro.export.perfetto import write_perfetto
+from dpro.export.formats import write_chrome, write_perfetto
 from dpro.export.slices import slices
 from dpro.replay.timeline import replay
 from tests.builders import cpu_job

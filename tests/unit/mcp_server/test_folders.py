@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError, UsageError
-from dpro.mcp_server.folders import named_folders, readable, runs_in
-from dpro.mcp_server.tools import call
+from dpro.mcp_server.tools import call, named_folders, readable, runs_in
 from dpro.replay.whatif.grammar import keys_of, with_paths
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from tests.jobs import ROOT

@@ -9,9 +9,7 @@ import pytest
 
 from dpro.errors import InputError
 from dpro.topology.file import HostEntry, cables
-from dpro.topology.infiniband import read_ibnetdiscover
-from dpro.topology.inside import read_inside
-from dpro.topology.slurm import read_slurm
+from dpro.topology.importers import read_ibnetdiscover, read_inside, read_slurm
 
 HOST = HostEntry("host", gpus=2, nics=2)
 PCI = '<pci busid="{bus}" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">{inner}</pci>'

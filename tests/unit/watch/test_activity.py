@@ -13,7 +13,7 @@ import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.watch.hang import HostActivity
-from dpro.watch.tail import ProcessTail
+from dpro.watch.job import ProcessTail
 
 
 @pytest.fixture

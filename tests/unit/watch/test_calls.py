@@ -14,8 +14,8 @@ import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
+from dpro.watch.job import ProcessTail
 from dpro.watch.late import CallTable
-from dpro.watch.tail import ProcessTail
 
 SHOWN, KEPT = "calls-fr.json", "flight-fr-000001.json"
 WORLD = ["0", "default_pg"]

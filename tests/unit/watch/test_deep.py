@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpro.cli.job.watch import _seen
+from dpro.cli.watch import _seen
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch import deep
 from dpro.watch.deep import SETTLED_S, DeepState, DeepWatch, DeepWatchPhase, looked, next_state, saved_windows
-from dpro.watch.tail import OPEN_NS, ProcessTail
+from dpro.watch.job import OPEN_NS, ProcessTail
 
 SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, ("evidence",))
 

@@ -19,7 +19,7 @@ from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.findings import Finding
 from dpro.errors import InputError
 from dpro.watch.evidence import keep_hang, open_log, why_silent, with_gpu_errors
-from dpro.watch.tail import ProcessTail
+from dpro.watch.job import ProcessTail
 
 STUCK = Finding("hang.device", "rank", "1", (1,), 1.0, 0.9, 0.0, ("it hangs",))
 NOW = 1_700_000_000 * 10**9

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.cli.job.watch import hook_rules, start_watcher, watch
+from dpro.cli.watch import hook_rules, start_watcher, watch
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.inside.names import STARTED
+from dpro.collectors.inside.files import STARTED
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.errors import InputError

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dpro.cli.job.watch import check_outlets
+from dpro.cli.watch import check_outlets
 from dpro.detect.findings import Finding
 from dpro.documents import DocumentPart
 from dpro.errors import MissingExtra

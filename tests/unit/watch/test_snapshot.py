@@ -10,8 +10,8 @@ from pathlib import Path
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
 from dpro.detect.hang.find import find_hangs
-from dpro.watch.snapshot import Snapshot
-from dpro.watch.tail import ProcessTail
+from dpro.watch.evidence import Snapshot
+from dpro.watch.job import ProcessTail
 
 S = 10**9
 

@@ -20,7 +20,7 @@ from dpro.collectors.inside.records import (
     read_records,
 )
 from dpro.schema import COUNTERS, STEPS
-from dpro.watch.tail import MIN_RECENT, MIN_STEPS, ProcessTail, amounts_of, steps_of
+from dpro.watch.job import MIN_RECENT, MIN_STEPS, ProcessTail, amounts_of, steps_of
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("queues", "lines"), [("1", 1), ("8", 0)])
 def test_timing_beside_a_single_queue_is_warned_of(tmp_path, monkeypatch, queues, lines):
-    from dpro.cli.job.record import record
+    from dpro.cli.record import record
 
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     monkeypatch.setattr("dpro.collectors.launch.start.launch", lambda *_: None)

@@ -23,8 +23,7 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.files import is_own
 from dpro.collectors.inside.recorder import Recorder
 from dpro.collectors.inside.records import RecordWriter
-from dpro.collectors.launch.ownership import ensure_mine
-from dpro.collectors.launch.recording import COPY, Launch, is_out_of_reach, launches, write_copy
+from dpro.collectors.launch.recording import COPY, Launch, ensure_mine, is_out_of_reach, launches, write_copy
 from dpro.collectors.launch.start import RecordOptions, claim, job_environment, make_raw
 from dpro.errors import DproError, InputError, UsageError
 from dpro.opening import ensure_finished, open_path, readers

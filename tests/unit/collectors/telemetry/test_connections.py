@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.telemetry import connections
-from dpro.collectors.telemetry.connections import MAX_PEERS, TcpCounts, by_peer, established, inodes_of
+from dpro.collectors.telemetry import node
+from dpro.collectors.telemetry.node import MAX_PEERS, TcpCounts, by_peer, established, inodes_of
 
 
 def one(inode: int, remote: str = "10.0.0.2", sent_bytes: int = 1 << 20) -> TcpCounts:
@@ -47,7 +47,7 @@ def test_the_kernel_counts_what_a_connection_sends(monkeypatch: pytest.MonkeyPat
         left -= len(receives.recv(left))
     assert not [each for each in established() if each.inode == os.fstat(sends.fileno()).st_ino]
     # Connections within a host are left out: let this one look like another.
-    monkeypatch.setattr(connections, "leaves_host", lambda _: True)
+    monkeypatch.setattr(node, "leaves_host", lambda _: True)
     (found,) = [each for each in established() if each.inode == os.fstat(sends.fileno()).st_ino]
     assert (found.local, found.remote) == ("127.0.0.1", "127.0.0.1")
     assert found.segments >= 1

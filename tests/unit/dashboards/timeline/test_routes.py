@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.app import make_app
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import parse_link
 from dpro.dashboards.loaded import Loaded

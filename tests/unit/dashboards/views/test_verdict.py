@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.verdict import (

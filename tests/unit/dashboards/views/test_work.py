@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from dpro.analysis.summary import stands_out
-from dpro.cli.run.dashboard import load
+from dpro.cli.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dpro.cli.run.whatif import whatif
+from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.grammar import keys_of

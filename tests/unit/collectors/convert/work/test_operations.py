@@ -8,8 +8,8 @@ import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.tables import operations
-from dpro.collectors.inside import names
-from dpro.collectors.inside.names import PIPELINE
+from dpro.collectors.inside import files
+from dpro.collectors.inside.files import PIPELINE
 from dpro.collectors.inside.records import OPERATION, Record
 from dpro.schema import OPERATION_KINDS, OPERATIONS, STEPS, conform
 from dpro.table import complete
@@ -19,7 +19,7 @@ STEP = complete(STEPS, pl.DataFrame({"rank": [1], "step": [7], "start_ns": [100]
 
 
 def record(kind: str, start: int, end: int) -> Record:
-    return Record(start, end, PLACE << 32 | MICRO_BATCH, names.OPERATIONS.index(kind), OPERATION)
+    return Record(start, end, PLACE << 32 | MICRO_BATCH, files.OPERATIONS.index(kind), OPERATION)
 
 
 def converted(folder, *recorded: Record) -> pl.DataFrame:
@@ -54,4 +54,4 @@ def test_process_that_said_nothing_of_its_chunks_has_no_operations(tmp_path):
 
 
 def test_all_kinds_but_the_loss_are_declared():
-    assert set(names.OPERATIONS) - {names.LOSS} <= set(OPERATION_KINDS)
+    assert set(files.OPERATIONS) - {files.LOSS} <= set(OPERATION_KINDS)

@@ -91,7 +91,7 @@ def test_a_variable_that_the_job_sets_itself_is_refused(job, monkeypatch):
 
 
 def test_what_cannot_even_be_prepared_is_refused_and_the_rest_goes_on(job, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dpro.collectors.inside.apply.ddp", None)
+    monkeypatch.setitem(sys.modules, "dpro.collectors.inside.apply.arguments", None)
     job.change("bucket:mb=1", "gc:every=5")
     job.steps(1, 2)
     by_edit = {change["edit"]: change for change in job.said()}

@@ -8,9 +8,15 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from dpro.collectors.inside.apply.probes.compress import CODECS, _Bucket  # noqa: E402
-from dpro.collectors.inside.apply.probes.measuring import BEGINS_AT_STEP, STEPS  # noqa: E402
-from dpro.collectors.inside.apply.probes.precision import PRECISIONS, rounded, traces  # noqa: E402
+from dpro.collectors.inside.apply.probes import (  # noqa: E402  # noqa: E402  # noqa: E402
+    BEGINS_AT_STEP,
+    CODECS,
+    PRECISIONS,
+    STEPS,
+    _Bucket,
+    rounded,
+    traces,
+)
 
 
 def lost(codec, *gradients):

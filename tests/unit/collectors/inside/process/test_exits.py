@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.convert.calls import stack_of
-from dpro.collectors.convert.endings import UNKNOWN, ending, exception, left_ns
-from dpro.collectors.inside.names import FATAL, LAST, RAISED
+from dpro.collectors.convert.tables import UNKNOWN, ending, exception, left_ns
+from dpro.collectors.inside.files import FATAL, LAST, RAISED
 from dpro.collectors.inside.process.exits import OURS, Exits, raised
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.convert.served import write_engines
-from dpro.collectors.inside.imports import AwaitedModules
+from dpro.collectors.inside.recorder import AwaitedModules
 from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.vllm import VllmHooks
 from dpro.collectors.launch.recording import Launch

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from dpro.collectors.inside import records  # noqa: E402
 from dpro.collectors.inside.steps import aside as probe  # noqa: E402
 from dpro.collectors.inside.steps.aside import OtherWork  # noqa: E402
-from dpro.collectors.inside.steps.stopwatch import Stopwatch  # noqa: E402
+from dpro.collectors.inside.steps.checkpoints import Stopwatch  # noqa: E402
 
 
 class Recorder:

@@ -13,9 +13,7 @@ torch = pytest.importorskip("torch")
 
 from dpro.collectors.inside import records  # noqa: E402
 from dpro.collectors.inside.steps import checkpoints as probe  # noqa: E402
-from dpro.collectors.inside.steps import stopwatch  # noqa: E402
-from dpro.collectors.inside.steps.checkpoints import Checkpoints  # noqa: E402
-from dpro.collectors.inside.steps.stopwatch import Stopwatch  # noqa: E402
+from dpro.collectors.inside.steps.checkpoints import Checkpoints, Stopwatch  # noqa: E402
 
 
 class Recorder:
@@ -40,7 +38,7 @@ def clock(monkeypatch):
         now[0] += 10_000_000
         return now[0]
 
-    monkeypatch.setattr(stopwatch.time, "time_ns", tick)
+    monkeypatch.setattr(probe.time, "time_ns", tick)
     return now
 
 

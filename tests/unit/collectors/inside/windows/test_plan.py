@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.window_plan import SETTLED, WARM_UP, Budget, Window, WindowPlan
+from dpro.collectors.inside.windows import SETTLED, WARM_UP, Budget, Window, WindowPlan
 
 
 def taken(plan, steps, announcements=()):

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.cli.job.attach import first_window  # noqa: E402
+from dpro.cli.attach import first_window  # noqa: E402
 from dpro.collectors.attach import Answers  # noqa: E402
 from dpro.collectors.inside import (  # noqa: E402
     captures,

@@ -1,0 +1,318 @@
+"""Changes to the modules that the training loop calls: compiled, under autocast, recomputed, prefetched.
+
+In: the calls of modules during the first steps, not those within another. Out: each such module is changed,
+once, when those steps are over. Nothing else is left behind: a module that is compiled afterwards finds
+`torch.nn.Module` as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from ..recorder import Recorder
+from ..torch_internals import (
+    COMPILED_CALL,
+    compile_call,
+    fsdp_prefetches,
+    fsdp_states,
+    gather_asynchronously,
+    has_compiled,
+    is_fsdp_root,
+)
+from . import ChangeReport
+
+KNOWN_AT_STEP = 2
+
+
+class _Calls:
+    """The calls of modules that only the training loop makes, during the first steps."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._found: list[tuple[Any, bool]] = []
+        self._waiting: list[tuple[ChangeReport, Callable[[Any], None]]] = []
+        self._within = threading.local()
+        self._original = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = self._patched = self._watched(self._original)
+        recorder.listen("step", self._on_step)
+
+    def await_them(self, report: ChangeReport, change: Callable[[Any], None]) -> None:
+        self._waiting.append((report, change))
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self._within, "a_call", False) or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            self._within.a_call = True
+            try:
+                if not any(module is other for other, _ in self._found) and _trains(module):
+                    self._found.append((module, _is_compiled(module)))
+                return original(module, *args, **kwargs)
+            finally:
+                self._within.a_call = False
+
+        return called
+
+    def _on_step(self, step: int) -> None:
+        if step < KNOWN_AT_STEP or not self._waiting:
+            return
+        if torch.nn.Module.__call__ is self._patched:
+            torch.nn.Module.__call__ = self._original
+        waiting, self._waiting = self._waiting, []
+        for report, change in waiting:
+            for module, is_compiled in self._found:
+                if is_compiled:
+                    report.refuse("the script compiles its model itself: make this change there, too")
+                else:
+                    report.attempt(change, module)
+
+
+_calls = functools.cache(_Calls)  # several changes are made to what is found once
+
+
+def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[[Any], None]) -> None:
+    """Have an action called with each module that the loop itself calls for training.
+
+    Args:
+        report: receives where the script compiles a module, which a change around it would change, too.
+        change: the action; it may raise.
+    """
+    report.missing = "no step of the job called a module that trains"
+    _calls(recorder).await_them(report, change)
+
+
+def _trains(module: Any) -> bool:
+    wanted = torch.is_grad_enabled() and module.training
+    return wanted and any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_compiled(module: Any) -> bool:
+    return any(
+        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
+    )
+
+
+WRAPPER = "module."  # by which DDP names the module inside
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def lower_precision(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Run the modules that the loop calls, or the `layers` within them, under autocast to a `dtype`.
+
+    What they return in that precision is turned into float32, since what the script does with it, a loss
+    mostly, is outside. Gradients of fp16 are not scaled: a step takes as long as with a GradScaler, but small
+    gradients are lost.
+    """
+    dtype = DTYPES[arguments["dtype"]]
+
+    def change(model: Any) -> None:
+        layers = frozenset(arguments.get("layers", ()))
+        parts = [part for name, part in model.named_modules() if name.removeprefix(WRAPPER) in layers]
+        for module in parts if layers else [model]:
+            lower(module)
+
+    def lower(module: Any) -> None:
+        around = _Autocast(report, next(module.parameters()).device.type, dtype)
+        compiled = getattr(module, COMPILED_CALL, None)
+        if compiled is not None:
+            setattr(module, COMPILED_CALL, around.calling(compiled))
+        else:
+            module.register_forward_pre_hook(around.enter, prepend=True)
+            module.register_forward_hook(around.leave, always_call=True)
+        report.applied(type(module).__name__)
+
+    change_outermost(report, recorder, change)
+
+
+class _Autocast:
+    """Autocast that hooks enter and leave: unlike a replaced `forward`, they suit copies, too."""
+
+    def __init__(self, report: ChangeReport, device: str, dtype: torch.dtype) -> None:
+        self._report = report
+        self._device, self._dtype = device, dtype
+        self._entered: list[Any] = []
+
+    def __deepcopy__(self, _memo: Any) -> _Autocast:
+        return _Autocast(self._report, self._device, self._dtype)
+
+    def enter(self, _module: Any = None, _inputs: Any = None) -> None:
+        is_there = torch.is_autocast_enabled(self._device)
+        if is_there:
+            self._report.refuse("the script runs its model under autocast itself")
+        context = nullcontext() if is_there else torch.autocast(self._device, self._dtype)
+        context.__enter__()
+        self._entered.append(context)
+
+    def leave(self, _module: Any, _inputs: Any, output: Any) -> Any:
+        self._entered.pop().__exit__(None, None, None)
+        return tree_map(self._as_float32, output)
+
+    def _as_float32(self, value: Any) -> Any:
+        is_low = isinstance(value, torch.Tensor) and value.dtype == self._dtype
+        return value.float() if is_low else value
+
+    def calling(self, function: Any) -> Any:
+        """The same around a call."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            output = None
+            self.enter()
+            try:
+                output = function(*args, **kwargs)
+            finally:
+                output = self.leave(None, None, output)
+            return output
+
+        return called
+
+
+CUDA_GRAPHS = "cudagraphs"
+GRAPHS_CODE = f'model = torch.compile(model, backend="{CUDA_GRAPHS}")'
+
+
+def compile_model(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Compile in place, with a `mode`, or a `backend` other than the usual one.
+
+    `cudagraphs` captures what the model launches and fuses nothing. Compilation happens in the step after;
+    where nothing was compiled, the change is refused.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    def compile_it(module: Any) -> None:
+        # Within DDP's own forward pass, which the compiler does not understand: it knows there, too, that
+        # gradients are to be reduced as they come.
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        device = next(inner.parameters()).device.type
+        if arguments.get("backend") == CUDA_GRAPHS and device != "cuda":
+            report.refuse(f"CUDA graphs need a GPU, the model is on the {device}: there, {GRAPHS_CODE}")
+            return
+        compile_call(inner, **arguments)
+        report.applied(type(inner).__name__)
+
+    checked = [False]
+
+    def on_step(step: int) -> None:
+        if step >= KNOWN_AT_STEP + 2 and not checked[0]:
+            checked[0] = True
+            if not has_compiled():
+                report.refuse("torch.compile was asked and has compiled nothing")
+
+    change_outermost(report, recorder, compile_it)
+    recorder.listen("step", on_step)
+
+
+def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Checkpoint the outermost modules whose names fit a pattern: backward computes again what they do.
+
+    Names, parameters and hooks of modules stay as they are.
+    """
+    pattern = arguments["module"]
+
+    def change(model: Any) -> None:
+        for name, module in list(_fitting(model, pattern)):
+            if getattr(module.forward, "__wrapped__", None) is checkpoint:
+                continue
+            if _is_checkpointed(module):
+                report.refuse(f"the script checkpoints {name} itself")
+                continue
+            module.forward = _checkpointed(module.forward)
+            report.applied(f"{name} ({type(module).__name__})")
+
+    change_outermost(report, recorder, change)
+    report.missing = (
+        f"no module that trains is called {pattern}: in the script, "
+        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+    )
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    functools.update_wrapper(called, forward)
+    called.__wrapped__ = checkpoint  # type: ignore[attr-defined] # by which it is recognised
+    return called
+
+
+def _fitting(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
+    """The outermost modules within a model whose names fit, as `dpro record --modules` names them."""
+    taken: list[str] = []
+    for name, module in model.named_modules():
+        if not name or any(name.startswith(f"{outer}.") for outer in taken):
+            continue
+        if any(fnmatchcase(spelling, pattern) for spelling in (name, name.removeprefix(WRAPPER))):
+            taken.append(name)
+            yield name, module
+
+
+def _is_checkpointed(module: Any) -> bool:
+    """Whether the script has wrapped it, or something within, as PyTorch's own helpers do."""
+    wrappers = ("CheckpointWrapper", "OffloadWrapper")
+    return any(type(part).__name__ in wrappers for part in module.modules())
+
+
+PREFETCH_CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch([next, …])"
+
+
+def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Have FSDP2 gather parameters `ahead` by so many modules, in `only` forward or backward.
+
+    Each module that FSDP2 has sharded names those whose parameters it gathers, in the order in which they ran
+    in the first step of which the end was seen. On the CPU a gather waits for its result unless FSDP2 is
+    asked otherwise, which it is.
+    """
+    report.missing = "the job has no steps"
+    order: list[Any] = []
+    hooks: list[Any] = []
+
+    def ran(module: Any, _arguments: Any) -> None:
+        if not any(module is other for other in order):
+            order.append(module)
+
+    def watch() -> None:
+        hooks.extend(module.register_forward_pre_hook(ran, prepend=True) for module in fsdp_states())
+
+    def change() -> None:
+        for hook in hooks:
+            hook.remove()
+        states = fsdp_states()
+        inner = [module for module in order if not is_fsdp_root(states[module])]
+        if len(inner) < 2:
+            report.refuse(f"the job has no two modules that FSDP2 shards: in the script, {PREFETCH_CODE}")
+        elif any(fsdp_prefetches(states[module]) for module in inner):
+            report.refuse("the script sets what FSDP2 prefetches itself")
+        else:
+            _prefetch(inner, states, **arguments)
+            report.applied(f"{len(inner)} modules of {type(inner[0]).__name__}")
+
+    remaining = [watch, change]  # at the ends of the first two steps that are counted
+
+    def on_step(step: int) -> None:
+        if remaining:
+            report.attempt(remaining.pop(0))
+
+    recorder.listen("step", on_step)
+
+
+def _prefetch(modules: list[Any], states: dict[Any, Any], ahead: int, only: str = "") -> None:
+    """Forward nothing is gathered early by default, backward one module is."""
+    for module, state in states.items():
+        if is_fsdp_root(state) and next(module.parameters()).device.type == "cpu":
+            gather_asynchronously(module)
+    for place, module in enumerate(modules):
+        if only != "backward":
+            module.set_modules_to_forward_prefetch(modules[place + 1 : place + 1 + ahead])
+        if only != "forward":
+            module.set_modules_to_backward_prefetch(modules[max(place - 1 - ahead, 0) : place][::-1])

@@ -1,0 +1,466 @@
+"""What is measured of a job and changes nothing in it: what codecs lose of gradients, few bits of weights.
+
+In: functions that measure, on copies, between a few early steps that are not measured otherwise. Out: a file
+with rows of the probe's table. What fails is said in the report, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ..calls.buckets import of_ddp
+from ..patching import patch
+from ..recorder import Recorder
+from ..torch_internals import fsdp_states, is_within_backward
+from . import ChangeReport
+from .modules import WRAPPER, change_outermost
+
+BEGINS_AT_STEP, STEPS = 4, 3  # DDP's buckets are final by then; before the first deep window of `dpro try`
+REPEATS = 2
+
+
+def timed(device: Any, action: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+    """The result of an action, and the shorter of two times that it takes, ns: the first may have to warm up.
+
+    Args:
+        action: may be called several times.
+    """
+    times = []
+    for _ in range(REPEATS):
+        _wait(device)
+        begun_ns = time.perf_counter_ns()
+        result = action(*arguments)
+        _wait(device)
+        times.append(time.perf_counter_ns() - begun_ns)
+    return result, min(times)
+
+
+def _wait(device: Any) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def save(recorder: Recorder, table: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows for a table.
+
+    Args:
+        rows: all of this process; nothing is written where there are none.
+    """
+    if rows and recorder.folder is not None:
+        recorder.write_file(f"{table}.json", json.dumps(rows).encode())
+
+
+MIN_COMPRESSION_RATE = 2  # as of PyTorch's PowerSGDState
+POWERSGD_RANKS, SHARES = (1, 4), (0.01, 0.1)
+
+
+class _Coding(NamedTuple):
+    """How gradients of one bucket become fewer bytes, and gradients again."""
+
+    encode: Callable[[_Bucket, torch.Tensor], Any]
+    decode: Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class _Bucket:
+    """One bucket of a module."""
+
+    def __init__(self, module: int, bucket: int, parameters: list[torch.Tensor], names: list[str]) -> None:
+        self.facts = {"module": module, "bucket": bucket, "names": names}
+        self.parameters = parameters
+        self.copies: dict[int, torch.Tensor] = {}
+        self.kept: dict[Any, torch.Tensor] = {}  # of codecs, from step to step
+
+
+class _Probe:
+    """Gradients of all DDP modules of this process."""
+
+    def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
+        self.report, self._recorder = report, recorder
+        self.modules: list[weakref.ref[Any]] = []
+        self._hooks: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
+        self._step = 0
+
+    def on_step(self, step: int) -> None:
+        self._step = step + 1  # that which begins
+        if step == BEGINS_AT_STEP:
+            self.report.attempt(self._begin)
+        elif step == BEGINS_AT_STEP + STEPS:
+            self.report.attempt(self.end)
+
+    def _begin(self) -> None:
+        modules = [module for module in (reference() for reference in self.modules) if module is not None]
+        for number, module in enumerate(modules):
+            buckets = of_ddp(module)["buckets"]
+            named = dict(module.module.named_parameters())
+            for index, facts in enumerate(buckets):
+                if not facts["names"]:
+                    self.report.refuse("DDP does not say which parameters are in which bucket")
+                    return
+                parameters = [named[name] for name in facts["names"]]
+                if any(parameter.dtype != torch.float32 for parameter in parameters):
+                    self.report.refuse(f"gradients are {parameters[0].dtype} already")
+                    return
+                self._watch(module, _Bucket(number, index, parameters, facts["names"]))
+            self.report.applied(f"{len(buckets)} buckets of {type(module.module).__name__}")
+
+    def _watch(self, module: Any, bucket: _Bucket) -> None:
+        for place, parameter in enumerate(bucket.parameters):
+            ready = functools.partial(self._ready, module, bucket, place)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
+
+    def _ready(self, module: Any, bucket: _Bucket, place: int, parameter: torch.Tensor) -> None:
+        if self._hooks and module.require_backward_grad_sync and parameter.grad is not None:
+            self.report.attempt(self._copy, bucket, place, parameter.grad)
+
+    def _copy(self, bucket: _Bucket, place: int, gradient: torch.Tensor) -> None:
+        try:
+            with torch.no_grad():
+                bucket.copies[place] = gradient.detach().clone()
+                if len(bucket.copies) == len(bucket.parameters):
+                    self._rows += self._measured(bucket)
+                    bucket.copies = {}
+        except Exception:
+            bucket.copies = {}
+            self.end()  # once is enough
+            raise
+
+    def _measured(self, bucket: _Bucket) -> list[dict[str, Any]]:
+        flat = torch.cat([bucket.copies[place].reshape(-1) for place in range(len(bucket.parameters))])
+        norm = _sum_of_squares(flat)
+        rows = []
+        for name, (encode, decode) in CODECS.items():
+            encoded, encode_ns = timed(flat.device, encode, bucket, flat)
+            decoded, decode_ns = timed(flat.device, decode, encoded, flat)
+            error = _sum_of_squares(decoded - flat)
+            if math.isfinite(norm + error):  # a loss scale may have been too large
+                facts = {"codec": name, "step": self._step, "elements": flat.numel(), **bucket.facts}
+                facts |= {"square_norm": norm, "square_error": error}
+                rows.append({**facts, "encode_ns": encode_ns, "decode_ns": decode_ns})
+        return rows
+
+    def end(self) -> None:
+        """Look at gradients no more."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        if hooks:
+            save(self._recorder, "codecs", self._rows)
+
+
+def measure_codecs(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Measure what codecs lose of the job's own gradients, and how long they take: table `codecs`.
+
+    Gradients are copied when backward has made them, before DDP reduces them, and put together when their
+    bucket is full, as DDP does: so a codec sees what it would compress. What is reduced stays as it is; a
+    step that is looked at takes longer.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    report.missing = "the job wrapped no module with DistributedDataParallel"
+    probe = _Probe(report, recorder)
+    patch(DistributedDataParallel, "__init__", after=lambda module: probe.modules.append(weakref.ref(module)))
+    recorder.listen("step", probe.on_step)
+    recorder.listen("end", lambda: report.attempt(probe.end))
+
+
+def _sum_of_squares(values: torch.Tensor) -> float:
+    return float(values.detach().double().square().sum())
+
+
+def _half(dtype: torch.dtype) -> _Coding:
+    return _Coding(
+        lambda _, flat: flat.to(dtype), lambda encoded, flat: torch.empty_like(flat).copy_(encoded)
+    )
+
+
+def _low_rank(rank: int) -> _Coding:
+    """PowerSGD (Vogels et al., 2019): one of its iterations at each call, from where the last one ended."""
+
+    def encode(bucket: _Bucket, _flat: torch.Tensor) -> list[Any]:
+        made: list[Any] = []
+        for place in range(len(bucket.parameters)):
+            part = bucket.copies[place]
+            if not _is_worth(part, rank):
+                made.append(part)
+                continue
+            matrix = part.reshape(part.shape[0], -1)
+            q = bucket.kept.get((rank, place))
+            q = _start(matrix, rank) if q is None else q
+            p = torch.linalg.qr(matrix @ q)[0]
+            bucket.kept[rank, place] = matrix.T @ p
+            made.append((p, bucket.kept[rank, place]))
+        return made
+
+    def decode(encoded: list[Any], _flat: torch.Tensor) -> torch.Tensor:
+        made = [part if isinstance(part, torch.Tensor) else part[0] @ part[1].T for part in encoded]
+        return torch.cat([matrix.reshape(-1) for matrix in made])
+
+    return _Coding(encode, decode)
+
+
+def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
+    # The job's random numbers stay its own.
+    generator = torch.Generator(device=matrix.device).manual_seed(rank)
+    return torch.randn(matrix.shape[1], min(*matrix.shape, rank), device=matrix.device, generator=generator)
+
+
+def _is_worth(part: torch.Tensor, rank: int) -> bool:
+    if part.dim() < 2:
+        return False
+    rows = int(part.shape[0])
+    columns = int(part.numel()) // max(rows, 1)
+    return (rows + columns) * min(rows, columns, rank) * MIN_COMPRESSION_RATE < rows * columns
+
+
+def _largest(share: float) -> _Coding:
+    """The largest gradients of a bucket, as `reduction.top_k` sends them."""
+
+    def encode(_bucket: _Bucket, flat: torch.Tensor) -> Any:
+        indices = flat.abs().topk(max(round(share * flat.numel()), 1), sorted=False).indices
+        waiting = flat.index_fill(0, indices, 0.0)  # for the next step
+        return indices.to(torch.int32), flat[indices], waiting
+
+    def decode(encoded: Any, flat: torch.Tensor) -> torch.Tensor:
+        indices, values, _ = encoded
+        return torch.zeros_like(flat).index_add_(0, indices, values)
+
+    return _Coding(encode, decode)
+
+
+CODECS = {
+    "to=fp16": _half(torch.float16),
+    "to=bf16": _half(torch.bfloat16),
+    **{f"powersgd_rank={rank}": _low_rank(rank) for rank in POWERSGD_RANKS},
+    **{f"topk={share:g}": _largest(share) for share in SHARES},
+}
+
+
+SAMPLES = 4  # random signs per batch
+LARGEST_FP8 = 448.0
+CODE = "with torch.autocast(…): around the layers that can do with fewer bits"
+Weights = dict[str, torch.Tensor]
+
+
+class _Sensitivity:
+    """Traces of the weights of this process."""
+
+    def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
+        self.report, self._recorder = report, recorder
+        self.models: list[Any] = []
+        self.watched = ""  # why gradients are not derived a second time
+        self._begun = False
+        self._weights: Weights = {}
+        self._hooks: list[Any] = []
+        self._samples = 1
+        self._losses: list[float] = []
+        self._hutchinson: dict[str, list[float]] = {}
+        self._fisher: dict[str, list[float]] = {}
+
+    def on_step(self, step: int) -> None:
+        if step == BEGINS_AT_STEP:
+            self.report.attempt(self._begin)
+        elif step == BEGINS_AT_STEP + STEPS:
+            self.report.attempt(self.end)
+
+    def _begin(self) -> None:
+        if fsdp_states():
+            self.report.refuse(f"FSDP shards the weights: in the script, {CODE}")
+            return
+        for model in self.models:
+            self._weights |= weights_of(model)
+            self._hooks.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
+        for name, weight in self._weights.items():
+            noting = functools.partial(self._note_gradient, name)
+            self._hooks.append(weight.register_post_accumulate_grad_hook(noting))
+        if self._weights:
+            self._begun = True
+            self.report.applied(f"{len(self._weights)} weights")
+
+    def _called(self, _model: Any, args: Any, kwargs: Any) -> None:
+        sizes = [argument.shape[0] for argument in tree_leaves((args, kwargs)) if _is_batch(argument)]
+        self._samples = sizes[0] if sizes else 1
+
+    def _note_gradient(self, name: str, weight: torch.Tensor) -> None:
+        if self._begun and weight.grad is not None:
+            self.report.attempt(self._square, name, weight.grad)
+
+    def _square(self, name: str, gradient: torch.Tensor) -> None:
+        self._fisher.setdefault(name, []).append(self._samples * _sum_of_squares(gradient))
+
+    def before_backward(self, loss: Any, gradients: Any) -> None:
+        """The loop asks for gradients of a number."""
+        is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
+        if not (self._begun and is_number) or gradients is not None or is_within_backward():
+            return
+        self._losses.append(float(loss.detach()))
+        reason = self.watched or _foreign(loss)
+        if reason:
+            self.watched = reason
+            return
+        try:
+            estimates = traces(loss, self._weights, seed=len(self._losses))
+        except Exception as error:  # such as operators without a second derivative, or too little memory
+            self.watched = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return
+        for name, values in estimates.items():
+            self._hutchinson.setdefault(name, []).extend(values)
+
+    def end(self) -> None:
+        """Look at the job no more, and save what was found."""
+        begun, self._begun = self._begun, False
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        if begun and self._losses:
+            rows = [row for name, weight in self._weights.items() for row in self._rows(name, weight)]
+            save(self._recorder, "sensitivities", rows)
+        self._weights = {}
+
+    def _rows(self, name: str, weight: torch.Tensor) -> list[dict[str, Any]]:
+        # Of a second derivative that failed once, what came before is kept: it is of other batches only.
+        method = "hutchinson" if name in self._hutchinson else "fisher"
+        values = (self._hutchinson if name in self._hutchinson else self._fisher).get(name, [])
+        if not values:
+            return []
+        spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else -1.0
+        facts = {
+            "module": name, "elements": weight.numel(), "square_norm": _sum_of_squares(weight),
+            "trace": statistics.fmean(values), "trace_error": spread, "method": method,
+            "batches": len(self._losses), "loss": statistics.fmean(self._losses),
+        }  # fmt: skip
+        return [
+            {
+                **facts,
+                "precision": precision,
+                "square_error": _sum_of_squares(rounded(weight, precision) - weight),
+            }
+            for precision in PRECISIONS
+        ]
+
+
+def measure_sensitivities(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Measure what weights lose with fewer bits, and what the loss makes of it: table `sensitivities`.
+
+    For each weight of two or more dimensions: how far rounding moves it, and the trace of the loss's Hessian
+    over it, by Hutchinson's estimator (products of the Hessian with random signs; HAWQ-V2, Dong et al.,
+    NeurIPS 2020) on the batches of three early steps. Gradients are derived a second time beside the loop's
+    own backward, which is left as it is. Where that would call code of the script again, or PyTorch cannot do
+    it, the trace is that of Fisher's matrix: squares of gradients, times the samples of a batch.
+    """
+    probe = _Sensitivity(report, recorder)
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            report.attempt(probe.before_backward, tensors, grad_tensors)
+        return original(tensors, grad_tensors, *args, **kwargs)
+
+    def watched(_tensor: Any) -> None:
+        probe.watched = probe.watched or "the script looks at gradients by hooks of tensors"
+
+    def refuse_scaler(scaler: Any) -> None:
+        if scaler.is_enabled():
+            report.refuse(f"a GradScaler scales the loss of a job that has few bits already: {CODE}")
+
+    torch.autograd.backward = backward
+    patch(torch.Tensor, "register_hook", before=watched)
+    patch(torch.Tensor, "retain_grad", before=watched)
+    patch(torch.amp.GradScaler, "step", before=refuse_scaler)
+    change_outermost(report, recorder, probe.models.append)
+    recorder.listen("step", probe.on_step)
+    recorder.listen("end", lambda: report.attempt(probe.end))
+
+
+def weights_of(model: Any) -> Weights:
+    """Weights of two or more dimensions that products use, by their module as `--modules` names it."""
+    weights: Weights = {}
+    for name, module in model.named_modules():
+        weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
+        if weight is None or isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            continue
+        plain = weight.dim() > 1 and weight.dtype == torch.float32 and not hasattr(weight, "to_local")
+        if plain and weight.requires_grad:
+            weights[name.removeprefix(WRAPPER)] = weight
+    return weights
+
+
+def traces(loss: torch.Tensor, weights: Weights, seed: int) -> dict[str, list[float]]:
+    """Estimates of the trace of a loss's Hessian over each weight, one per random vector of signs.
+
+    Args:
+        loss: one number; its graph is left for the loop's own backward.
+        seed: of the signs; the job's own random numbers stay its own.
+    """
+    given = list(weights.values())
+    first = torch.autograd.grad(loss, given, create_graph=True, allow_unused=True)
+    slopes: list[Any] = list(first)  # None where the loss does not depend on a weight
+    curved = [index for index, slope in enumerate(slopes) if getattr(slope, "requires_grad", False)]
+    estimates: dict[str, list[float]] = {name: [] for name in weights}
+    for sample in range(SAMPLES):
+        signs = [_signs(weight, seed * SAMPLES + sample, index) for index, weight in enumerate(given)]
+        products: dict[int, Any] = {}
+        if curved:
+            made = torch.autograd.grad(
+                [slopes[index] for index in curved], given, [signs[index] for index in curved],
+                retain_graph=True, allow_unused=True,
+            )  # fmt: skip
+            products = {index: product for index, product in enumerate(made) if product is not None}
+        for index, name in enumerate(weights):
+            product = products.get(index)
+            estimates[name].append(
+                float((product * signs[index]).double().sum()) if product is not None else 0.0
+            )
+    return estimates
+
+
+def _signs(like: torch.Tensor, seed: int, number: int) -> torch.Tensor:
+    generator = torch.Generator(device=like.device).manual_seed(seed * 100_003 + number)
+    return torch.randint(0, 2, like.shape, device=like.device, generator=generator).to(like.dtype) * 2 - 1
+
+
+def _foreign(loss: torch.Tensor) -> str:
+    """Why deriving gradients a second time would call code that is not PyTorch's own; empty where not."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return f"{node.name()} is not an operator of PyTorch: its backward would run again"
+        waiting += [following for following, _ in node.next_functions]
+    return ""
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def rounded(weight: torch.Tensor, precision: str) -> torch.Tensor:
+    """A weight as it is with fewer bits: fp8 (E4M3) with one scale, int8 with one for each output."""
+    weight = weight.detach()
+    if precision in HALVES:
+        return weight.to(HALVES[precision]).to(weight.dtype)
+    if precision == "fp8":
+        scale = weight.abs().max().clamp(min=1e-30) / LARGEST_FP8
+        return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+    rows = weight.reshape(weight.shape[0], -1)
+    scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
+    return ((rows / scales).round().clamp(-127, 127) * scales).reshape(weight.shape)
+
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("bf16", "fp16", "fp8", "int8")

@@ -1,0 +1,188 @@
+"""`dpro import`: other tools' traces into a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.output import console, json_option, print_json, progress, warn
+from dpro.errors import DproError, UsageError
+from dpro.words import few
+
+if TYPE_CHECKING:
+    from dpro.ingest.shards import Shard, WaitingImport
+    from dpro.store import Run
+
+
+@click.command("import")
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "-o", "--output", required=True, metavar="RUN", help="Run to make; may be a URL (s3://bucket/run)."
+)
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Files read at a time, each in a process of its own; default: one per core.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    show_default=True,
+    help="Where files are read: on this machine, or on the Ray cluster that RAY_ADDRESS names.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Import the I-th of N shares of the files; the last share to be in makes the run.",
+)
+@click.option(
+    "--requests",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Log of a server's requests, JSON lines or CSV, beside its traces or alone; may be repeated.",
+)
+@json_option
+def import_(
+    sources: tuple[str, ...],
+    output: str,
+    jobs: int | None,
+    executor: str,
+    shard: str | None,
+    requests: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Turn other tools' traces and dumps into a run directory.
+
+    SOURCE is a file, an archive, or a folder that is searched to the bottom; or the URL of one.
+
+    \b
+    dpro import traces/ -o RUN
+    dpro import profile/ --requests requests.jsonl -o RUN
+    dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
+    dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
+    dpro import s3://bucket/traces -o s3://bucket/RUN
+    """
+    from dpro.ingest.requests import add_requests, read_requests
+    from dpro.ingest.shards import WaitingImport, parse_shard
+    from dpro.remote import is_url, local_copy
+
+    share = parse_shard(shard) if shard is not None else None
+    if not sources and (not requests or share is not None):
+        raise UsageError("name the traces to import" + (", or a log of requests alone" if not share else ""))
+    if requests and is_url(output):
+        raise UsageError(f"{output}: a run with --requests is made in a folder; copy it there afterwards")
+    log = read_requests(requests) if requests else None
+    traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
+    with TemporaryDirectory(prefix="dpro-import-") as here, _executor(executor) as pool:
+        if traces:
+            outcome = _import(traces, output, share, jobs, pool, Path(here))
+        else:
+            outcome = _make_empty(Path(output))
+        if isinstance(outcome, WaitingImport):
+            _say_what_is_missing(output, outcome, as_json)
+            return
+        if (pool is not None or share is not None) and not is_url(output):
+            _condense(outcome, pool)
+        if log is not None:
+            outcome = replace(outcome, manifest=add_requests(outcome.path, log))
+        for warning in outcome.manifest.warnings:
+            warn(warning)
+        _say_what_was_imported(outcome, as_json)
+
+
+def _import(
+    traces: list[Path],
+    output: str,
+    share: Shard | None,
+    jobs: int | None,
+    executor: Executor | None,
+    here: Path,
+) -> Run | WaitingImport:
+    """Import into a folder, or a store by way of a folder here."""
+    from dpro.cli.analysis import progress_bar
+    from dpro.ingest.importer import Reading, import_sources
+    from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
+    from dpro.remote import is_url
+    from dpro.store import open_run
+
+    with progress_bar() as report:
+        reading = Reading(jobs, executor, report)
+        if is_url(output):
+            return import_to_store(traces, output, share, here, reading)
+        run = Path(output)
+        if share is None:
+            import_sources(traces, run, **vars(reading))
+            return open_run(run)
+        outcome = import_shard(traces, run, share, reading)
+        return outcome if isinstance(outcome, WaitingImport) else open_run(run)
+
+
+def _condense(run: Run, executor: Executor | None) -> None:
+    """Build the ranks of a large run where they were imported, so that the first answer finds them.
+
+    Args:
+        executor: has imported it; the processes of this host where None.
+    """
+    from dpro.analysis.graphs import condensed_of, is_large
+
+    if is_large(run):
+        # The command that needs them says why they cannot be had.
+        with suppress(DproError), progress("Building the ranks") as report:
+            condensed_of(run, report, executor)
+
+
+def _make_empty(run: Path) -> Run:
+    from dpro._version import __version__
+    from dpro.ingest.importer import refuse_existing
+    from dpro.store import Manifest, open_run, write_manifest
+
+    refuse_existing(run)
+    write_manifest(run, Manifest(world_size=0, ranks=[], created_by=f"dpro {__version__}"))
+    return open_run(run)
+
+
+@contextmanager
+def _executor(name: str) -> Iterator[Executor | None]:
+    """The executor of a name; None for processes of this machine."""
+    if name == "processes":
+        yield None
+        return
+    from dpro.ingest.importer import ray_executor
+
+    with ray_executor() as executor:
+        yield executor
+
+
+def _say_what_was_imported(run: Run, as_json: bool) -> None:
+    from dpro.analysis.answers.info import contents_document
+    from dpro.cli.info import rows_in_words, unclassified_in_words
+
+    document = contents_document(run)
+    if as_json:
+        print_json(document)
+        return
+    ranks = f"{len(document.ranks)} of {document.world_size} ranks"
+    console().print(f"{run.label}: {ranks}, {rows_in_words(document)}")
+    console().print(unclassified_in_words(document.coverage.unclassified))
+
+
+def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> None:
+    from dpro.ingest.shards import ShardDocument
+
+    if as_json:
+        print_json(ShardDocument(run=run, complete=False, missing_shards=waiting.missing))
+        return
+    count, out = len(waiting.missing), few(waiting.missing, 8)
+    are = "shard is" if count == 1 else "shards are"
+    console().print(f"{run}: not whole yet; {count} {are} still out: {out}")

@@ -1,0 +1,288 @@
+"""`dpro record`: run a job, unchanged, and have it recorded.
+
+In: a command. Out: the command's own output and exit code, and a run directory that is whole moments after
+the command has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
+from dpro.cli.output import share
+from dpro.cli.watch import check_outlets, hook_rules, outlet_options, start_watcher
+from dpro.errors import UsageError
+from dpro.limits import MAX_RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dpro.collectors.launch.processes import LaunchedProcess
+    from dpro.collectors.launch.recording import Launch
+    from dpro.collectors.launch.start import RecordOptions
+    from dpro.topology.file import TopologyFile
+
+PRETENDED_EVERY = 10  # steps from one deep window of pretended ranks to the next
+_ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
+_OF_WINDOWS = frozenset(
+    {"window_steps", "budget", "every", "skip", "shapes", "stacks", "modules", "memory", "execution_trace"}
+)
+
+
+def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
+    """Changes to the job, as `RecordOptions` has them."""
+    return tuple(json.loads(value))
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-o",
+    "--output",
+    "run",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run directory to make.  [default: dpro-run-YYYYmmdd-HHMMSS]",
+)
+@click.option(
+    "--no-windows", "windows", flag_value=False, default=True,
+    help="No deep windows: steps, calls and telemetry only, nothing to replay.",
+)  # fmt: skip
+@click.option(
+    "--window-steps", type=click.IntRange(1, MAX_WINDOW_STEPS), default=2, show_default=True, metavar="K",
+    help="Steps in a deep window, which sees every operator and kernel.",
+)  # fmt: skip
+@click.option(
+    "--budget", callback=share, default="1%", show_default=True, metavar="SHARE",
+    help="Of the job's time that deep windows may cost: their cost is measured and decides their distance.",
+)  # fmt: skip
+@click.option(
+    "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",
+    help="Steps from one deep window to the next, whatever they cost.",
+)  # fmt: skip
+@click.option(
+    "--skip", type=click.IntRange(2, MAX_STEPS), default=5, show_default=True, metavar="S",
+    help="Steps before the first deep window; two show what a step is.",
+)  # fmt: skip
+@click.option(
+    "--shapes/--no-shapes", default=False, show_default=True, help="Input shapes of operators, too."
+)
+@click.option("--stacks/--no-stacks", default=False, show_default=True, help="Python calls, too.")
+@click.option(
+    "--modules/--no-modules",
+    default=False,
+    show_default=True,
+    help="The module that each operator belongs to.",
+)
+@click.option(
+    "--memory/--no-memory",
+    default=False,
+    show_default=True,
+    help="Every allocation: how much memory is in use, and its peak.",
+)
+@click.option(
+    "--execution-trace/--no-execution-trace", default=False, show_default=True,
+    help="Which operator needs what another one wrote.",
+)  # fmt: skip
+@click.option(
+    "--mask-command",
+    is_flag=True,
+    help="Of the command, record only its first word. Secrets are masked anyway.",
+)
+@click.option(
+    "--step", default="", metavar="MODULE:FUNCTION",
+    help="A step ends where this function of the job returns (train:train_step, mine.loop:Trainer.step), "
+    "instead of where its optimizers update.",
+)  # fmt: skip
+@click.option(
+    "--telemetry-period", "telemetry_period_s", type=NumberRange(0, DAY_S), default=1, show_default=True,
+    metavar="SECONDS", help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
+)  # fmt: skip
+@click.option(
+    "--nccl-inspector", default="", metavar="PLUGIN",
+    help="Have NCCL load its Inspector, and take in what that measures: the path of "
+    "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
+)  # fmt: skip
+@click.option(
+    "--nccl-timing", is_flag=True,
+    help="Have PyTorch measure how long every NCCL collective runs (TORCH_NCCL_ENABLE_TIMING=1): a slow GPU "
+    "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1 it breaks the overlap of communication "
+    "and compute.",
+)  # fmt: skip
+@click.option(
+    "--topology",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
+)
+@click.option(
+    "--pretend-world", type=click.IntRange(1, MAX_RANKS), metavar="N",
+    help="Run the command as ranks of a job of N ranks that is not there; --pretend-ranks says which.",
+)  # fmt: skip
+@click.option(
+    "--pretend-ranks", default="", metavar="RANKS",
+    help="The ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
+)  # fmt: skip
+@click.option(
+    "--pretend-per-host", type=click.IntRange(1, MAX_RANKS), metavar="K",
+    help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
+)  # fmt: skip
+@click.option(
+    "--requests",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="Log of a server's requests that it, or its client, writes meanwhile, JSON lines or CSV; may be "
+    "repeated. vLLM's, SGLang's and those of transformers are recorded without one.",
+)
+@click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
+@click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
+@click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
+@outlet_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def record(
+    context: click.Context,
+    /,
+    run: Path | None,
+    command: tuple[str, ...],
+    topology: Path | None,
+    watch: bool,
+    webhook: str,
+    metrics: str,
+    on_finding: str,
+    dry_run: bool,
+    classes: str,
+    min_confidence: float,
+    at_most: str,
+    pretend_world: int | None,
+    pretend_ranks: str,
+    pretend_per_host: int | None,
+    requests: tuple[Path, ...],
+    **options: Any,
+) -> None:
+    """Record a job, unchanged, through any launcher.
+
+    \b
+    dpro record -o RUN -- python train.py
+    dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
+    srun dpro record -o RUN -- python train.py          (one shared RUN)
+    mpirun -np 16 dpro record -o RUN -- python train.py
+    dpro record -o RUN --pretend-world 256 --pretend-ranks 0,8 -- python train.py
+
+    Every step is recorded all the time, and every collective call outside of CUDA graphs. Now and then
+    K steps are recorded in depth: that is what replay and what-if work on. How often follows from what it
+    costs; `--every N` fixes it, for a job of few steps say.
+
+    A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
+    with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
+
+    With --pretend-world the script runs on this machine alone, as some ranks of a larger job: collectives
+    return at once, and `dpro replay RUN --network-table FILE` fills in what they take (docs/pretend.md).
+
+    The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
+    also after a crash; commands that read it wait for it.
+    """
+    from dpro.collectors.launch.start import RecordOptions, check_plugin, launch
+    from dpro.topology.file import read
+
+    chosen = _pretending(
+        RecordOptions(requests=tuple(map(str, requests)), **options),
+        command,
+        pretend_world,
+        pretend_ranks,
+        pretend_per_host,
+    )
+    if not chosen.windows:
+        _refuse_options_of_windows(context)
+    if chosen.every is not None and chosen.window_steps > chosen.every:
+        raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
+    module, colon, function = chosen.step.partition(":")
+    if chosen.step and not (colon and all(map(str.isidentifier, f"{module}.{function}".split(".")))):
+        raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
+    if chosen.nccl_inspector:
+        chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
+    if chosen.nccl_timing and os.environ.get(_ONE_QUEUE) == "1":
+        click.echo(
+            f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
+        )
+    check_outlets(webhook, metrics)
+    rules = hook_rules(on_finding, dry_run, classes, min_confidence, at_most)
+    beside: list[Callable[[Launch], None]] = []
+    if topology is not None:
+        beside.append(partial(_keep_topology, read(topology)))
+    if watch or webhook or metrics or rules:
+        beside.append(partial(start_watcher, webhook, metrics, rules))
+    folder = run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S"))
+    launch(folder, command, chosen, _sidecar, partial(_start_all, beside) if beside else None)
+
+
+def _start_all(beside: Sequence[Callable[[Launch], None]], recording: Launch) -> None:
+    """Do what is to be done beside the job before it begins."""
+    for start in beside:
+        start(recording)
+
+
+def _keep_topology(topology: TopologyFile, recording: Launch) -> None:
+    """Put the topology into the run; launchers that share the run write the same."""
+    from dpro.topology.file import FILE, write
+
+    write(topology, recording.run / FILE)
+
+
+def _pretending(
+    options: RecordOptions, command: Sequence[str], world: int | None, ranks: str, per_host: int | None
+) -> RecordOptions:
+    """The options, with the ranks to pretend, if any.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    from dpro.collectors.launch.pretended import PER_HOST, Pretended, parse_ranks, refuse_launchers
+
+    if world is None:
+        if ranks or per_host is not None:
+            raise UsageError(
+                "--pretend-ranks and --pretend-per-host need --pretend-world N: ranks of the job"
+            )
+        return options
+    refuse_launchers(command)
+    chosen = Pretended(world, parse_ranks(ranks or "0", world), min(per_host or PER_HOST, world))
+    # Ranks that never live at once cannot agree on windows: all have them at the same distance.
+    return replace(options, pretend=chosen, every=options.every or max(PRETENDED_EVERY, options.window_steps))
+
+
+def _refuse_options_of_windows(context: click.Context) -> None:
+    """Refuse options of deep windows where --no-windows is given.
+
+    Raises:
+        UsageError: an option of windows was given.
+    """
+    given = context.get_parameter_source
+    for parameter in context.command.params:
+        if parameter.name in _OF_WINDOWS and given(parameter.name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"{parameter.opts[0]} is for deep windows, which --no-windows turns off")
+
+
+def _sidecar(recording: Launch, job: LaunchedProcess) -> None:
+    """What the process beside the job does; polars is imported only after the job."""
+    from dpro.collectors.sidecar import attend
+    from dpro.opening import readers
+
+    def convert(recording: Launch) -> None:
+        from dpro.collectors.finish import convert_waiting
+
+        convert_waiting(recording, readers())
+
+    def finish(recording: Launch, status: int | None, statuses: dict[int, int]) -> None:
+        from dpro.collectors.finish import finish
+
+        finish(recording, readers(), status, statuses)
+
+    attend(recording, job, convert, finish)

@@ -1,1 +1,0 @@
-"""Commands that read a run: import, info, report, replay, whatif, diagnose, diff, dashboard and export."""

@@ -1,0 +1,36 @@
+"""`dpro diff` on the runs that ship."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dpro.cli.diff import diff
+from tests.jobs import ROOT
+
+HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
+
+
+def test_contributors_of_two_recorded_runs_add_up_and_the_fault_comes_first():
+    done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--json"])
+    document = json.loads(done.stdout)
+    assert document["delta_ms"] == pytest.approx(document["b_ms"] - document["a_ms"])
+    first = document["contributors"][0]
+    assert first["name"].startswith("enumerate(DataLoader)")
+    assert first["delta_ms"] > 0.7 * document["delta_ms"]
+    parts = sum(each["delta_ms"] for each in document["contributors"]) + document["unexplained_ms"]
+    assert parts == pytest.approx(document["delta_ms"])
+    assert max(document["by_rank"], key=document["by_rank"].get) == "1"
+
+
+@pytest.mark.parametrize(("pair", "code"), [((HEALTHY, SLOW_RANK), 1), ((SLOW_RANK, HEALTHY), 0)])
+def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
+    done = CliRunner().invoke(diff, [*pair, "--fail-on", "3%"])
+    assert done.exit_code == code
+    assert ("longer than one of A" in done.stderr) == bool(code)
+
+
+def test_allowance_that_is_no_share_is_refused():
+    assert CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--fail-on", "much"]).exit_code == 2
