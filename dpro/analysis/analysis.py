@@ -57,7 +57,7 @@ class Analysis(Cached):
     @cached
     def steps(self) -> pl.DataFrame:
         """Table `steps`, with how long each took."""
-        from dpro.replay.steps.durations import steps_of
+        from dpro.replay.steps import steps_of
 
         return steps_of(self.run)
 
@@ -324,7 +324,7 @@ class Analysis(Cached):
     def breakdown(self) -> pl.DataFrame:
         """Where the time of each step and rank went."""
         from dpro.analysis.unanswered import why_unanswerable
-        from dpro.replay.steps.breakdown import step_breakdown
+        from dpro.replay.steps import step_breakdown
 
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
@@ -354,14 +354,14 @@ class Analysis(Cached):
     @cached
     def host(self) -> pl.DataFrame:
         """What the host did in each step."""
-        from dpro.replay.steps.host import host_facts
+        from dpro.replay.steps import host_facts
 
         return host_facts(self.steps, self.counters)
 
     @cached
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
-        from dpro.replay.steps.breakdown import collective_totals
+        from dpro.replay.steps import collective_totals
 
         of_rank = self._own_time
         return collective_totals(of_rank(self.collectives), of_rank(self.spans), self.workers)

@@ -14,7 +14,7 @@ from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
 from dpro.errors import UsageError
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
-from dpro.replay.steps.breakdown import collective_totals, recorded_steps, within_stretches
+from dpro.replay.steps import collective_totals, recorded_steps, within_stretches
 from dpro.selection import (
     Ranges,
     RankChoice,

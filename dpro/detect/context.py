@@ -27,7 +27,7 @@ from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, ow
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
-from dpro.replay.steps.durations import job_steps, steps_of
+from dpro.replay.steps import job_steps, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 

@@ -22,7 +22,7 @@ from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
-from dpro.replay.steps.breakdown import recorded_steps, within_stretches
+from dpro.replay.steps import recorded_steps, within_stretches
 from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob

@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.steps.durations import StepSeries, step_series, steps_of
+from dpro.replay.steps import StepSeries, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,

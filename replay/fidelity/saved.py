@@ -29,9 +29,7 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
-from dpro.replay.sharded.joined import JoinedGraph
-from dpro.replay.sharded.matched import MatchedRun, parts_of
-from dpro.replay.sharded.rank import Pooled
+from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
 from dpro.store import Run
 
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples

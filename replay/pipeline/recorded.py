@@ -41,7 +41,7 @@ from dpro.replay.pipeline.operations import (
     read_operations,
     recorded_links,
 )
-from dpro.replay.steps.durations import step_series, undisturbed
+from dpro.replay.steps import step_series, undisturbed
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, GPU_WORK_KINDS, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.schema.members import of_each_text
 from dpro.store import Run

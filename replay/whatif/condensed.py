@@ -24,29 +24,29 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.overlap import differs, overlapped_share, settled, slowed
 from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message, NodeKind
 from dpro.replay.peers import with_calls, work_without_calls
-from dpro.replay.sharded.joined import (
-    JoinedGraph,
-    RendezvousTimes,
-    inside_of,
-    join_skeletons,
-    of_collectives,
-    path_through,
-    rendezvous_of,
-    replay_inside,
-    with_own_order,
-    without_ranks,
-)
-from dpro.replay.sharded.matched import TABLES_OF_RANKS, MapTasks, MatchedRank
-from dpro.replay.sharded.rank import (
+from dpro.replay.sharded import (
+    TABLES_OF_RANKS,
     BareRank,
+    JoinedGraph,
+    MapTasks,
+    MatchedRank,
     PooledOfRank,
     RankSkeleton,
+    RendezvousTimes,
     build_rank,
+    inside_of,
+    join_skeletons,
     load_rank,
+    of_collectives,
+    path_through,
     rank_file,
+    rendezvous_of,
+    replay_inside,
     skeleton_of,
     skeletons_of_both,
+    with_own_order,
     with_pooled_lags,
+    without_ranks,
 )
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign

@@ -33,7 +33,7 @@ from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import PredictionDocument, prediction_document, undominated
 from dpro.replay.whatif.edit import Edit

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts
 from dpro.units import NS_PER_S, format_duration
 
 MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core

@@ -24,8 +24,7 @@ from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
 from dpro.detect.stragglers.own_time import outside_calls
 from dpro.members import members_of
-from dpro.replay.steps.durations import job_steps
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts, job_steps
 from dpro.units import format_bytes, format_duration
 from dpro.words import ranks_in_words
 

@@ -14,9 +14,19 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.sharded.joined import JoinedGraph, inside_of, join_skeletons, path_through
-from dpro.replay.sharded.matched import match_run
-from dpro.replay.sharded.rank import build_rank, condense_rank, load_rank, pool, rank_file, with_pooled_lags
+from dpro.replay.sharded import (
+    JoinedGraph,
+    build_rank,
+    condense_rank,
+    inside_of,
+    join_skeletons,
+    load_rank,
+    match_run,
+    path_through,
+    pool,
+    rank_file,
+    with_pooled_lags,
+)
 from dpro.replay.timeline import critical_stretches, rank_step_times, replay, step_ends
 from dpro.store import Run
 from tests.builders import cpu_job
