@@ -26,7 +26,7 @@ from dpro.replay.timeline import (
     step_ends,
 )
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
+from dpro.replay.whatif.job import with_kept_tables
 from dpro.replay.whatif.predict import apply_all
 
 MIN_ITERATIONS = 2  # iterations of a kind

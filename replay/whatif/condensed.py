@@ -50,9 +50,8 @@ from dpro.replay.sharded import (
 )
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
-from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import WHOLE_ONLY, Changed, ReplayedJob, T
+from dpro.replay.whatif.job import WHOLE_ONLY, Changed, KeptRun, ReplayedJob, T
 from dpro.store import Run
 from dpro.table import Table
 

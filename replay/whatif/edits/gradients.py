@@ -21,7 +21,7 @@ from dpro.replay.cost.curves import LinkCost
 from dpro.replay.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
 from dpro.replay.gradients.passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.whatif.choices.by_bucket import (
+from dpro.replay.whatif.choices import (
     HALF,
     ITEM_BYTES,
     Codec,

@@ -21,7 +21,7 @@ from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, precision_lines
+from dpro.replay.whatif.choices import DOWN_TO, choose_precisions, precision_lines
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit, kind_of_job
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key

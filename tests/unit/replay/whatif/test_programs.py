@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.whatif.choices.programs import ReductionPipeline, assign, assign_in_pipeline
+from dpro.replay.whatif.choices import ReductionPipeline, assign, assign_in_pipeline
 
 
 def test_the_budget_goes_where_it_saves_most():

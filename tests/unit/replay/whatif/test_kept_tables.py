@@ -7,7 +7,7 @@ import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import once
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
+from dpro.replay.whatif.job import with_kept_tables
 from dpro.schema import SPANS
 from dpro.store import Run, write_part
 from tests.builders import cpu_job

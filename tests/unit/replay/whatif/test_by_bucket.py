@@ -6,7 +6,7 @@ import pytest
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.whatif.choices.by_bucket import Codec, choose, codec_of
+from dpro.replay.whatif.choices import Codec, choose, codec_of
 from dpro.replay.whatif.edits.gradients import Compress
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.reductions import reduced

@@ -12,7 +12,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.graph import NodeKind
-from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses
+from dpro.replay.whatif.choices import choose_precisions, expected_losses
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import BACKWARD, TinyRun
