@@ -251,7 +251,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
     """Refusals for want of whole operations, with why those that were recorded are not replayed."""
     if not refused:
         return []
-    from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
+    from dpro.replay.whatif.edits.pipeline import NOT_OPERATIONS
 
     wanting = [refusal.reason == NOT_OPERATIONS for refusal in refused]
     why = analysis.why_no_operations if any(wanting) else ""

@@ -22,8 +22,7 @@ from dpro.goodput.recovery.rates import FailureRate, own_rate
 from dpro.goodput.recovery.simulate import CLASSES, Failures, Recovery, exponential, simulate
 from dpro.goodput.recovery.stages import seen_failures, stages_of
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.replicas import DataParallelSize, replicas_of
-from dpro.replay.whatif.edits.scaling import Batch
+from dpro.replay.whatif.edits.scaling import Batch, DataParallelSize, replicas_of
 from dpro.replay.whatif.grammar import split_edit, values_of
 from dpro.replay.whatif.predict import NINETY, Prediction, predict
 from dpro.schema import SPANS

@@ -22,7 +22,7 @@ from dpro.replay.cost.kernels.recorded import SCHEMA, on_another_device, summed
 from dpro.replay.cost.kernels.roofline import GPUS, common_model, model_named, stored_as
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
+from dpro.replay.whatif.edits.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key, nearest
 from dpro.replay.whatif.graph_ops.scope import products_of_kernels
