@@ -333,7 +333,7 @@ class Analysis(Cached):
         """A table's times without what it took to answer pretended ranks: nothing of it is communication."""
         if not self.run.manifest.is_pretended:
             return table
-        from dpro.replay.alignment.pretended import answers_of, without_answers
+        from dpro.replay.alignment.align import answers_of, without_answers
 
         return without_answers(table, answers_of(self.collectives))
 

@@ -41,8 +41,7 @@ from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
 from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.grammar import with_paths
-from dpro.replay.whatif.listing import help_rows
-from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
 from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried

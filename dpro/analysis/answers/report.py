@@ -18,7 +18,7 @@ from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document

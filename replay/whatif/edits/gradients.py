@@ -25,8 +25,8 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import unknown_latencies
-from dpro.replay.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
-from dpro.replay.gradients.passes import MB, Pass, first_uses
+from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
+from dpro.replay.gradient_passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.choices import (

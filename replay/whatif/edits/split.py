@@ -21,7 +21,7 @@ from dpro.classify import classify
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.cost.transfers import unknown_latencies
-from dpro.replay.gradients.buckets import gradient_passes
+from dpro.replay.gradient_buckets import gradient_passes
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.mesh import AXES, axes_of_messages
 from dpro.replay.whatif.edit import Edit

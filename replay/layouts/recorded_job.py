@@ -41,7 +41,7 @@ from dpro.replay.layouts.layout import (
 from dpro.replay.layouts.memory import GB, memory_of
 from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.plan import MeasuredLayout, plan
-from dpro.replay.layouts.recorded.stack import (
+from dpro.replay.layouts.stack import (
     ATTENTION,
     NOTHING,
     PassTime,
