@@ -15,11 +15,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
-from dpro.detect.significance import MIN_SHARE
+from dpro.detect.significance import MIN_SHARE, change_points
 from dpro.replay.steps import host_facts, job_steps, kernel_totals
 from dpro.units import format_duration
 

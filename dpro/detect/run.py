@@ -36,8 +36,13 @@ from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
-from dpro.detect.stragglers.from_calls import NEGLIGIBLE, came_with, find_late_gpus, find_late_ranks
-from dpro.detect.stragglers.jitter import find_jitter
+from dpro.detect.stragglers.from_calls import (
+    NEGLIGIBLE,
+    came_with,
+    find_jitter,
+    find_late_gpus,
+    find_late_ranks,
+)
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.alignment.match import NUMBERED_APART

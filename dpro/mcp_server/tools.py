@@ -21,7 +21,6 @@ from dpro.analysis.answers.diagnosis import (
     diagnose_tables,
     diagnosis_document,
 )
-from dpro.analysis.answers.difference import difference_of
 from dpro.analysis.answers.info import InfoDocument, info_document
 from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
 from dpro.analysis.answers.report import report_document, report_tables
@@ -34,7 +33,7 @@ from dpro.analysis.answers.whatif import (
     what_if,
 )
 from dpro.analysis.graphs import ranks_built_once
-from dpro.analysis.selected import read_selection, select
+from dpro.analysis.selected import difference_of, read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in

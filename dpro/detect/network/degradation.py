@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.detect.change_points import CHANCE, SHORTEST, change_points
 from dpro.detect.findings import Finding
 from dpro.detect.network.traffic import KEYS, Traffic, with_axis
 from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
 from dpro.detect.network.wires import blame_wires, wires_of
 from dpro.detect.regression import Regression, regression_of
-from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
+from dpro.detect.significance import CHANCE, MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT, SHORTEST, change_points
 from dpro.detect.stragglers.own_time import outside_calls
 from dpro.members import members_of
 from dpro.replay.steps import host_facts, job_steps

@@ -22,15 +22,17 @@ from dpro.classify import is_communication
 from dpro.ingest.kineto.events import (
     GPU_KINDS,
     KINDS,
+    MISSING_NS,
     NO_ARGS,
     SYNC,
     EventArguments,
     TraceEvent,
     is_frame,
     kind_of,
+    nanoseconds,
     unbound,
+    whole_numbers,
 )
-from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 Array = npt.NDArray[Any]
 

@@ -9,13 +9,13 @@ from itertools import combinations, pairwise
 import pytest
 
 from benchmarks.search import WITHIN_PCT, speedup
+from dpro.analysis.answers.whatif import undominated
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
-from dpro.replay.whatif.documents import undominated
 from dpro.replay.whatif.edits.gradients import Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.campaigns.compared import logged
-from dpro.goodput.recovery.designs import young_daly
-from dpro.goodput.recovery.simulate import CLASSES, Recovery, exponential, simulate
+from dpro.goodput.outlook import young_daly
+from dpro.goodput.simulate import CLASSES, Recovery, exponential, simulate
 
 H = 3600.0
 # Steps of 1 s, after each 10 a checkpoint of 2 s; a start takes 5 s, 3 s after the processes are ended.
@@ -186,6 +186,6 @@ def test_classes_of_any_job_add_up_to_its_time(every, times, failures, spares, r
 
 
 def test_failures_that_come_too_often_are_an_error(monkeypatch):
-    monkeypatch.setattr("dpro.goodput.recovery.simulate.MAX_CYCLES", 10)
+    monkeypatch.setattr("dpro.goodput.simulate.MAX_CYCLES", 10)
     with pytest.raises(ValueError, match="too often"):
         run(PLAIN, list(range(1000)), 1000)

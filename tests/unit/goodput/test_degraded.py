@@ -12,8 +12,8 @@ import pytest
 from benchmarks.campaigns.compared import logged
 from dpro.errors import UsageError
 from dpro.goodput.life import life_of
-from dpro.goodput.recovery.outlook import with_replayed_step
-from dpro.goodput.recovery.simulate import Recovery, simulate
+from dpro.goodput.outlook import with_replayed_step
+from dpro.goodput.simulate import Recovery, simulate
 from dpro.store import open_run
 from tests.commands import dpro
 from tests.lives import WrittenAttempt, job

@@ -11,11 +11,18 @@ import pytest
 
 from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.goodput.life import life_of
-from dpro.goodput.recovery.designs import DESIGNS, changed, young_daly
-from dpro.goodput.recovery.outlook import candidates, predict_goodput
-from dpro.goodput.recovery.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate_per_gpu, read_log
-from dpro.goodput.recovery.simulate import Recovery
-from dpro.goodput.recovery.stages import SeenFailures, stages_of
+from dpro.goodput.outlook import DESIGNS, candidates, changed, predict_goodput, young_daly
+from dpro.goodput.simulate import Recovery
+from dpro.goodput.stages import (
+    PRESETS,
+    FailureRate,
+    SeenFailures,
+    own_rate,
+    rate_of_log,
+    rate_per_gpu,
+    read_log,
+    stages_of,
+)
 from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job, ns
 
