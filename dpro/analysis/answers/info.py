@@ -1,6 +1,7 @@
 """What a run holds and what it lacks.
 
-In: a run. Out: `ContentsDocument` after an import, `InfoDocument` for `dpro info`.
+In: a run. Out: `ContentsDocument` after an import, `InfoDocument` for `dpro info`, and of that what telemetry
+sampled beside a job. It judges nothing: clocks that a power cap holds down, say, are normal for many jobs.
 """
 
 from __future__ import annotations
