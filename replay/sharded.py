@@ -323,9 +323,6 @@ def rank_file(folder: Path, rank: int) -> Path:
 def load_rank(file: Path) -> BareRank:
     """Read what `build_rank` wrote.
 
-    Args:
-        file: where.
-
     Raises:
         OSError: there is no such file, or not a whole one.
     """
@@ -426,9 +423,6 @@ class RankSkeleton:
 
 def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
     """Condense the rank that `build_rank` has kept.
-
-    Args:
-        folder: where it is.
 
     Raises:
         OSError: it is not there.
@@ -692,7 +686,6 @@ def inside_of(timeline: Timeline, built: Callable[[int], tuple[BareRank, Graph]]
     """What replays ranks by themselves, each once.
 
     Args:
-        timeline: of the joined graph.
         built: returns a rank without lags, and its graph.
     """
     rendezvous = rendezvous_of(timeline)

@@ -68,7 +68,6 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
     """What is known of each step.
 
     Args:
-        steps: table `steps`.
         counters: table `counters`; those about steps carry the start of theirs.
 
     Returns:
@@ -274,9 +273,6 @@ def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
 
     Of a trace that was recorded in depth all along, all steps count. When a step began and ended is by the
     host, how long it took by the device where that timed it.
-
-    Args:
-        steps: table `steps`.
     """
     timed = with_times(steps).filter(pl.col("time_ns") > 0)
     outside = timed.filter(pl.col("window") < 0)
@@ -293,11 +289,7 @@ def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def step_series(steps: pl.DataFrame) -> StepSeries | None:
-    """How long the steps of a job take; None where no step was timed.
-
-    Args:
-        steps: table `steps`.
-    """
+    """How long the steps of a job take; None where no step was timed."""
     usable = undisturbed(with_times(steps))
     series = job_steps(usable)
     if series.is_empty():
@@ -319,11 +311,7 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
 
 
 def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps that recording did not slow down; all, where there are no such steps.
-
-    Args:
-        steps: table `steps`.
-    """
+    """The steps that recording did not slow down; all, where there are no such steps."""
     outside = steps.sort("rank", "step").filter(~disturbed(steps))
     return steps if outside.is_empty() else outside
 
@@ -405,8 +393,6 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     Steps outside deep windows are left out, since nothing is known about their inside.
 
     Args:
-        spans: table `spans`.
-        collectives: table `collectives`.
         steps: table `steps`; may be empty, then each window is one step with the number -1.
 
     Returns:
@@ -449,10 +435,6 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. A rank
     without steps is given one per window.
 
-    Args:
-        spans: table `spans`.
-        steps: table `steps`.
-
     Returns:
         `[rank, window, step, start_ns, end_ns]`.
     """
@@ -474,7 +456,6 @@ def within_stretches(
     Args:
         rows: with `rank` and a time on that rank's clock.
         stretches: `rank`, `start_ns`, `end_ns`, such as those of `recorded_steps`.
-        time_column: the column of the time.
 
     Returns:
         The rows, in their order.
@@ -580,9 +561,6 @@ def _ints(frame: pl.DataFrame, column: str) -> Times:
 def kernel_totals(spans: pl.DataFrame) -> pl.DataFrame:
     """GPU kernels by name over all ranks and windows; where no GPU was used, operators by their own time.
 
-    Args:
-        spans: table `spans`.
-
     Returns:
         `[name, count, total_ns]`, the largest total first.
     """
@@ -639,7 +617,6 @@ def collective_totals(
     transfer, times a factor that makes it comparable with the speed of a link whatever the group's size.
 
     Args:
-        collectives: table `collectives`.
         spans: table `spans`, for the stream that a collective ran on.
         workers: table `workers`, for the host of each rank.
         keep: selects the members to count, of rows with the columns of `collectives`; wait and transfer of
@@ -702,7 +679,6 @@ def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFr
     """Find the members of each collective that ran, and what of their time was transfer.
 
     Args:
-        collectives: table `collectives`.
         spans: table `spans`, for the stream that a collective ran on.
 
     Returns:
@@ -718,10 +694,6 @@ def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFr
 
 def ready_times(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Find until when each span of communication waited for other ranks.
-
-    Args:
-        collectives: table `collectives`.
-        spans: table `spans`.
 
     Returns:
         `rank`, `span_id`, `ready_ns` (on the rank's own clock; null where not known), one row per span that

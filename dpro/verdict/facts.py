@@ -104,7 +104,6 @@ def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearL
     Args:
         spans: table `spans`, as far as they began in the steps.
         rank_steps: how many steps of ranks these are.
-        step_ns: how long one takes.
     """
     launches = (
         spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
@@ -137,10 +136,6 @@ def stand_still(job: ReplayedJob, step_ns: float, num_steps: int) -> StandStill 
     """How long hosts stand still, where that is what they mostly do: they have no core.
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
-
-    Args:
-        step_ns: how long a step takes.
-        num_steps: how many the job has.
     """
     calls = pl.concat(job.map_ranks(_calls))
     usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
@@ -192,11 +187,7 @@ class JobFacts:
     """What is known of a run that has a graph."""
 
     def __init__(self, analysis: Analysis, job: ReplayedJob) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            job: that of the run.
-        """
+        """Nothing is computed yet."""
         self.analysis, self.job = analysis, job
 
     @cached_property

@@ -142,11 +142,7 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, period: tuple[int,
 
 
 def named(column: str, names: Mapping[int, str]) -> pl.Expr:
-    """The name of each rank's clock, empty where it has none.
-
-    Args:
-        names: by rank.
-    """
+    """The name of each rank's clock, empty where it has none."""
     return pl.col(column).replace_strict(
         list(names), list(names.values()), default="", return_dtype=pl.String
     )
@@ -180,12 +176,7 @@ class Comparisons:
     """What is known of the clocks of a run from their being compared."""
 
     def __init__(self, samples: pl.DataFrame, names: Mapping[int, str]) -> None:
-        """Sort the samples by clock.
-
-        Args:
-            samples: the `clock_samples` table.
-            names: what each rank's clock is called.
-        """
+        """Sort the samples by clock."""
         rows = samples.with_columns(clock=named("rank", names), peer=named("peer_rank", names))
         between = rows.filter((pl.col("peer") != "") & (pl.col("clock") != "") & (pl.col("peer_rank") >= 0))
         self._pairs: dict[tuple[str, str], pl.DataFrame] = {
@@ -288,11 +279,7 @@ class Alignment:
         return self.clocks[min(key for key in self.clocks if key[0] == rank)]
 
     def ahead(self, workers: pl.DataFrame) -> dict[str, int]:
-        """By how many ns the clock of each host is ahead, as that of its first rank shows.
-
-        Args:
-            workers: table `workers`.
-        """
+        """By how many ns the clock of each host is ahead, as that of its first rank shows."""
         first, ahead_ns = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
         for rank, host in workers.sort("rank").select("rank", "host").iter_rows():
             if rank in first:
@@ -341,7 +328,6 @@ def align(
     Args:
         matched: rows of `dpro.replay.alignment.match.Matching`.
         workers: the `workers` table, for which ranks share a clock.
-        samples: the `clock_samples` table.
 
     Returns:
         The clocks against that of the lowest rank. One that nothing connects to it keeps 0, with
@@ -615,11 +601,7 @@ Answers = Mapping[int, tuple[Ints, Ints]]  # by rank: when answers began and end
 
 
 def answers_of(collectives: pl.DataFrame) -> Answers:
-    """When each rank was being answered.
-
-    Args:
-        collectives: the `collectives` table.
-    """
+    """When each rank was being answered."""
     ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0)).sort("start_ns")
     answers = {}
     for (rank,), calls in ran.group_by("rank"):
@@ -663,11 +645,7 @@ def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
 
 
 def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) -> Alignment:
-    """The alignment of ranks that ran one after the other: in each window all begin their first step at once.
-
-    Args:
-        steps: the `steps` table.
-    """
+    """The alignment of ranks that ran one after the other: all begin the first step of a window at once."""
     begun = steps.filter(pl.col("window") >= 0).group_by("rank", "window").agg(pl.col("start_ns").min())
     first = {(rank, window): start for rank, window, start in begun.iter_rows()}
     clocks: dict[tuple[int, int], Clock] = {}

@@ -139,7 +139,6 @@ def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes,
     """What a rank shows of how well the replay fits.
 
     Args:
-        folder: where it is.
         rendezvous: rendezvous of its collectives, as from `dpro.replay.sharded.of_collectives`.
         compared: whether its kernels show by how much communication slows them down.
 

@@ -45,10 +45,6 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
 def save(file: Path, built: Built, trust: Trust) -> None:
     """Write both, whole or not at all.
 
-    Args:
-        file: where; an older one is replaced.
-        built: the graph, its matching and clocks.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -57,9 +53,6 @@ def save(file: Path, built: Built, trust: Trust) -> None:
 
 def save_condensed(file: Path, condensed: CondensedRun) -> None:
     """Write condensed ranks, whole or not at all.
-
-    Args:
-        file: where; an older one is replaced.
 
     Raises:
         OSError: the file cannot be written.

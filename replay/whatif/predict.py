@@ -230,7 +230,6 @@ def predict(
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        job: or its whole graph.
         baseline: `baseline_steps` of its graph.
 
     Raises:
@@ -288,9 +287,6 @@ class Applied(Generic[J]):
 
 def apply_all(job: ReplayedJob | Graph, edits: Sequence[Edit]) -> Applied[ReplayedJob]:
     """Apply edits one after the other.
-
-    Args:
-        job: or its whole graph.
 
     Raises:
         Unanswerable: as of `predict`.

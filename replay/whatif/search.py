@@ -561,7 +561,6 @@ def explore(
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
-        job: or its whole graph.
         budget: how many changed jobs to replay at most.
         report: is called with how many were, and how many will be at most.
         baseline: `baseline_steps` of its graph, if it is at hand or not of all steps.

@@ -200,7 +200,6 @@ def with_throttling(
     periods of the kernel, of 100 ms, so that it may show in some steps only.
 
     Args:
-        steps: table `steps`.
         counters: with samples of processes, whose throttled time is a total so far.
     """
     held = _held_back(steps, counters)

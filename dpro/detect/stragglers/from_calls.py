@@ -118,7 +118,6 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     """At most one finding, of ranks that are late together: healing one of them alone saves little.
 
     Args:
-        team: which ranks, and their times.
         late: those of its ranks that are slower than their peers, each with the finding that it is by itself.
     """
     slow = {excess.column: (excess, finding) for excess, finding in late if not excess.against_past}
@@ -154,8 +153,6 @@ def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
 
     Args:
         own_times: as `own_time` gives it.
-        rank: which.
-        since: the step.
     """
     late, own = pl.col("step") >= since, pl.col("rank") == rank
     excess = (
@@ -543,7 +540,6 @@ def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
 
     Args:
         own_ns: [T, R] own times.
-        cycle_ns: of a step.
     """
     gaps_ns = np.diff(np.sort(own_ns, axis=1), axis=1)
     typical = midmean(gaps_ns)

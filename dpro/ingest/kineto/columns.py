@@ -48,11 +48,7 @@ class ValueCodes(dict[Any, int]):
     """A number for every value: what a function says, else the order of first appearance."""
 
     def __init__(self, number: Callable[[Any], int] | None = None) -> None:
-        """Begin with none.
-
-        Args:
-            number: the function, if any.
-        """
+        """Begin with none."""
         self._number = number
 
     def __missing__(self, value: Any) -> int:

@@ -521,21 +521,13 @@ def last_boundary(text: bytes) -> tuple[int, int] | None:
 
 
 def next_boundary(text: bytes, position: int) -> int:
-    """Where the next event begins, -1 where none does.
-
-    Args:
-        position: where to begin.
-    """
+    """Where the next event begins, -1 where none does."""
     match = _BOUNDARY.search(text, position)
     return match.end() if match else -1
 
 
 def split(text: bytes, position: int = 0) -> JsonObjects:
-    """The objects of a list one by one, up to one that does not end.
-
-    Args:
-        position: where to begin.
-    """
+    """The objects of a list one by one, up to one that does not end."""
     texts: list[bytes] = []
     depth, begin, end = 0, position, position
     for match in _STRUCTURE.finditer(text, position):
