@@ -77,6 +77,11 @@ class FabricEdit(Edit):
     is_better: ClassVar[bool] = True
     acts_on: ClassVar[Reach] = "transfers"
 
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return [cls()]
+
     @abstractmethod
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         """What is loaded after the change, by the share of seeds that do better; as they are in `placement`.
@@ -128,11 +133,6 @@ class HashedPaths(FabricEdit):
     proof = "rings from planned to collided paths of a leaf-spine fabric of namespaces, gloo"
     doubt: float = 0.05
 
-    @classmethod
-    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        placed(facts.graph)
-        return [cls()]
-
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         return lambda share: Cables(quantile(placement.hashed, share), placement.fabric.gbps)
 
@@ -162,11 +162,6 @@ class PlannedPaths(FabricEdit):
         "whether some flows are split, so that cables carry the same", "no", choices=("no", "yes")
     )
     doubt: float = 0.1
-
-    @classmethod
-    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        placed(facts.graph)
-        return [cls()]
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         gbps = placement.fabric.gbps
@@ -215,11 +210,6 @@ class SprayedPaths(FabricEdit):
     effort = "money"
     headroom: float = key("share of a cable that is lost to packets out of order", 0.05, least=0.0, most=0.9)
     doubt: float = 0.1
-
-    @classmethod
-    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        placed(facts.graph)
-        return [cls()]
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         load = sprayed(placement.flows, placement.routes)
@@ -296,11 +286,6 @@ class Oversubscription(FabricEdit):
     effort = "money"
     ratio: float = key("how many times less switches pass on", 2.0, least=1 / MAX_TIMES)
     doubt: float = 0.05
-
-    @classmethod
-    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        placed(facts.graph)
-        return [cls()]
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         fabric = placement.fabric
