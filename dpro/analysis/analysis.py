@@ -98,8 +98,7 @@ class Analysis(Cached):
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.detect.hang.find import find_causes, merge_watched
-        from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
-        from dpro.detect.machine.link_state import with_broken_links
+        from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_errors
 
         hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         if not hangs:
