@@ -76,7 +76,6 @@ class _Arrays:
 
     Attributes:
         records: the classes that the value may hold.
-        by_name: arrays.
         small: arrays that are written as one.
     """
 

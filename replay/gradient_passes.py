@@ -58,7 +58,6 @@ class Pass:
     """One backward pass of one rank.
 
     Attributes:
-        rank, window, step: which.
         parameters: what is reduced.
         ready: [P] the node of the thread after which each gradient is ready.
         closes: [B] the last parameter in each bucket.

@@ -79,7 +79,6 @@ class MatchedRank:
     """What a rank has to know before it is built.
 
     Attributes:
-        rank: which.
         windows: deep windows that it has spans of.
         alignment: its clock.
         moved: its rows of `MatchedRun.moved`.
@@ -214,7 +213,6 @@ class RankSummary:
     """What others need to know of a rank.
 
     Attributes:
-        rank: which.
         lags: what it shows of lags.
         calls: the collectives that it called.
         begins: when its first node began, ns.
@@ -340,7 +338,6 @@ class PooledOfRank:
     """What a rank has to know of all others to be condensed.
 
     Attributes:
-        rank: which.
         lags: of all ranks.
         origin_ns: when the first node of any rank began.
         positions: where in its steps its collectives stand.
@@ -406,7 +403,6 @@ class RankSkeleton:
     """A rank between what it waits for and what others wait for.
 
     Attributes:
-        rank: which.
         graph: the nodes kept and the longest paths between them; names are only those that they have.
         node: [M] node of the rank's graph that each is; -1 of the virtual end of a step.
         instance, arrive, transfer: [K] for each collective it ran, the two nodes of it; instance -1 where an

@@ -68,7 +68,6 @@ class Built:
     """A graph and what it rests on.
 
     Attributes:
-        graph: the graph.
         matching: collectives and their instances.
         alignment: the clock of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.

@@ -593,7 +593,6 @@ class Shapes(NamedTuple):
     """What the shapes say.
 
     Attributes:
-        model: the model.
         micro_batch: sequences that a rank has at once.
         cut_head: whether the output layer is cut over the ranks of a layer.
     """

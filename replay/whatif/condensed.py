@@ -64,7 +64,6 @@ class CondensedJob(ReplayedJob):
 
     Attributes:
         node: as of `JoinedGraph`.
-        run: the run.
         condensed: its ranks as they were recorded.
         folder: where ranks are kept meanwhile.
         map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
@@ -324,7 +323,6 @@ class RankWork:
     """What a process has to know to build a rank again as a job has it.
 
     Attributes:
-        run: the run.
         matched: what the rank needs of it.
         pooled: over all ranks.
         folder: where it is kept once it was built.

@@ -224,7 +224,6 @@ class Changed(Generic[J]):
     """What an edit makes of a job.
 
     Attributes:
-        job: the changed job.
         notes: what the edit found in the job before it, a line each.
         ends: returns the jobs at both ends of what the edit leaves open.
         limits: returns what the changed job cannot be faster than; nothing where that is not known.

@@ -101,11 +101,7 @@ class Prediction:
         return self.base_ns - self.predicted_ns / self.samples
 
     def speedup_at(self, gain_ns: float) -> float:
-        """How many times the throughput is if so much is gained.
-
-        Args:
-            gain_ns: as `gain_ns`.
-        """
+        """How many times the throughput is if so much is gained."""
         left_ns = self.base_ns - gain_ns
         return self.base_ns / left_ns if left_ns > 0 else np.inf
 

@@ -389,7 +389,6 @@ class Meeting:
     """Connections that cross a link at the same time.
 
     Attributes:
-        link: the link.
         connections: those that do so at any time, by number.
         together: for how long two or more of them do.
     """

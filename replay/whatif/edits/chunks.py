@@ -509,7 +509,6 @@ class Costs:
     """What chunks take.
 
     Attributes:
-        chunks: how many there are.
         slowdown: of work beside communication.
         work: [N] of a node's time, what a chunk of it takes.
         transfer_ns: [N] ns of a chunk of each transfer.

@@ -664,7 +664,6 @@ class OtherRun:
     """What another run sends in a typical step.
 
     Attributes:
-        communications: all of its communications.
         step: [O] which of them are of that step.
         sending: [O] what these send; they begin after the first of them.
         period_ns: how long the step takes.

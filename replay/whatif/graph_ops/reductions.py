@@ -68,7 +68,6 @@ class GradientReductions:
     """How the gradients of a graph are reduced.
 
     Attributes:
-        graph: the graph.
         end: [N] ns of the replay.
         passes: backward passes of all ranks.
         message: which kind of communication a reduction is.
