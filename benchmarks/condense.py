@@ -41,9 +41,15 @@ from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
 from dpro.replay.fidelity.by_rank import fit_of_rank
 from dpro.replay.graph import Graph
-from dpro.replay.sharded.joined import join_skeletons, of_collectives, rendezvous_of
-from dpro.replay.sharded.matched import match_run
-from dpro.replay.sharded.rank import build_rank, condense_rank, pool
+from dpro.replay.sharded import (
+    build_rank,
+    condense_rank,
+    join_skeletons,
+    match_run,
+    of_collectives,
+    pool,
+    rendezvous_of,
+)
 from dpro.replay.timeline import rank_step_times, replay, step_ends
 
 TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))

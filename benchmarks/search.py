@@ -33,10 +33,9 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import GraphError
 from dpro.replay.timeline import changed_step_times, replay
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edit_sets import bounds_of, candidates, goes_with, in_order
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction
-from dpro.replay.whatif.search import explore
+from dpro.replay.whatif.search import bounds_of, candidates, explore, goes_with, in_order
 
 RUNS = (
     "multirank/torchrec_v100_2r_kjt",

@@ -30,7 +30,7 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
+from dpro.replay.layouts.recorded_job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
 from dpro.replay.pipeline.recorded import operations_of

@@ -6,7 +6,7 @@ In: rows of table `steps`. Out: the same with `time_ns`, what the step took (-1 
 Hosts enqueue work, and run ahead of their device as far as the launch queue reaches: a host's step may be the
 time of enqueueing alone. So where a rank's device timed its steps these times count, and its other steps,
 which only the host timed, are of no known duration. `start_ns` and `duration_ns` stay what they are: when the
-host was in the step. Where no device timed any step, `dpro.replay.steps.durations` does what can be done.
+host was in the step. Where no device timed any step, `dpro.replay.steps` does what can be done.
 """
 
 from __future__ import annotations

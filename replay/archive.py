@@ -40,10 +40,6 @@ NARROW = (np.int8, np.int16, np.int32)
 def write_archive(file: Path, value: Any, records: Records) -> None:
     """Write a value, whole or not at all.
 
-    Args:
-        file: where; an older one is replaced.
-        records: the classes that it may hold.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -61,7 +57,6 @@ def read_archive(file: Path, records: Records, run: Run | None) -> Any:
 
     Args:
         file: as `write_archive` has written it.
-        records: the classes that it may hold.
     """
     try:
         with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
@@ -81,7 +76,6 @@ class _Arrays:
 
     Attributes:
         records: the classes that the value may hold.
-        by_name: arrays.
         small: arrays that are written as one.
     """
 
@@ -151,8 +145,6 @@ def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run:
 
     Args:
         outline: of records, arrays and plain values, as `write_archive` writes it.
-        arrays: by name.
-        records: the classes that it may hold.
     """
     small = _read_only(arrays[SMALL].astype(np.int64)) if SMALL in arrays else np.empty(0, np.int64)
     made: dict[Any, Any] = {}  # arrays and frames so far

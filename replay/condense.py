@@ -226,7 +226,6 @@ def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
 
     Args:
         one, other: of one shape, as from `condense_both`.
-        ranks: the ranks to take from `other`.
     """
     of_ranks = np.isin(one.nodes.rank, list(ranks))
     changed = one.with_durations(np.where(of_ranks, other.nodes.duration, one.nodes.duration))

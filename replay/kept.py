@@ -63,11 +63,7 @@ def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
 
 
 def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
-    """The same graph, facts about which are kept beside its file.
-
-    Args:
-        graph_file: where.
-    """
+    """The same graph, facts about which are kept beside its file."""
     tuples = (graph.names, graph.lanes, graph.messages)
     columns = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
     tables = () if graph.run is None else tables_written(graph.run)

@@ -92,7 +92,6 @@ class Overlay(NamedTuple):
         name: `ep`.
         size: how many ranks are along it.
         over: the axes along which ranks of one of its groups differ.
-        groups: its groups.
     """
 
     name: str

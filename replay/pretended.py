@@ -27,7 +27,7 @@ from dpro.replay.cost.tables import CurveGroup, NetworkTable, network_table
 from dpro.replay.cost.transfers import estimate
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts
 from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Manifest

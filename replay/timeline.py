@@ -112,7 +112,6 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     """From when to when nodes last that are equal in some columns; those of rendezvous do not count.
 
     Args:
-        by: which columns.
         start, end: [N] ns of its nodes.
 
     Returns:
@@ -456,7 +455,6 @@ def _from_begin(path: Sequence[Stretch], pieces: Sequence[pl.DataFrame], lasts: 
     """The part of a step before the first piece of work that decides its end may start.
 
     Args:
-        pieces: of the path.
         lasts: ns of the step.
     """
     rest = lasts - sum(int(piece["duration_ns"].sum()) for piece in pieces)

@@ -33,7 +33,7 @@ from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.layouts.layout import parse_layout
-from dpro.replay.layouts.recorded.job import ranked, recorded_job
+from dpro.replay.layouts.recorded_job import ranked, recorded_job
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit

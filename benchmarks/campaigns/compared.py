@@ -17,9 +17,9 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
 from dpro.goodput.attempts import LAUNCH
 from dpro.goodput.life import JobLife, life_of
-from dpro.goodput.recovery.designs import changed
-from dpro.goodput.recovery.simulate import Failures, simulate
-from dpro.goodput.recovery.stages import stages_of
+from dpro.goodput.outlook import changed
+from dpro.goodput.simulate import Failures, simulate
+from dpro.goodput.stages import stages_of
 from dpro.opening import ensure_finished
 from dpro.store import open_run
 from dpro.units import NS_PER_S, S_PER_H

@@ -35,7 +35,7 @@ from dpro.detect.network.wires import (
     votes,
     votes_of_losses,
 )
-from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.connections import max_min_rates
 from dpro.replay.cost.fabric.flows import Load
 from dpro.replay.cost.fabric.network import Fabric, fabric_of
 

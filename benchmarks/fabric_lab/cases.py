@@ -17,7 +17,7 @@ from benchmarks.fabric_lab.job import StepWork, job
 from benchmarks.fabric_lab.lab import MTU, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow, goodput
 from dpro.arrays import Floats
-from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.connections import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
 from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, fabric_of, paths, routes_of
 from dpro.replay.cost.fabric.planning import planned

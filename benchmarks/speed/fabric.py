@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro.replay.cost.fabric.connections import hashed_loads
-from dpro.replay.cost.fabric.fairness import ends_of
+from dpro.replay.cost.fabric.connections import ends_of, hashed_loads
 from dpro.replay.cost.fabric.flows import Flows, flows_of, repeated
 from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
 from dpro.replay.cost.fabric.planning import planned_connections

@@ -1,6 +1,6 @@
 """Where the time of each step goes: compute, communication, the host, or idle.
 
-In: `dpro.replay.steps.breakdown`. Out: milliseconds per part, by rank and by step, and
+In: `dpro.replay.steps`. Out: milliseconds per part, by rank and by step, and
 stacked bars of them. The parts add up to the step.
 """
 
@@ -50,7 +50,7 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
     """Average the parts of the step, by rank or by step.
 
     Args:
-        breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`.
+        breakdown: as from `dpro.replay.steps.step_breakdown`.
         by: `rank` or `step`.
 
     Returns:

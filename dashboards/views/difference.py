@@ -21,7 +21,7 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
 from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.units import format_duration, format_ms
 from dpro.words import shortened
 

@@ -26,7 +26,7 @@ from dpro.replay.cost.fabric.flows import crossed
 from dpro.replay.cost.fabric.network import NIC, SWITCH, Choice, Fabric, hashed
 from dpro.replay.cost.fabric.placement import Placed, placed
 from dpro.replay.cost.fabric.planning import planned_connections
-from dpro.replay.whatif.edits.paths import loads_by
+from dpro.replay.whatif.edits.fabric import loads_by
 from dpro.units import format_bytes
 
 NAME = "fabric"

@@ -24,7 +24,7 @@ from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.steps.breakdown import kernel_totals
+from dpro.replay.steps import kernel_totals
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 

@@ -63,7 +63,7 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
     """What colours each rank.
 
     Args:
-        breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`; None where there is none.
+        breakdown: as from `dpro.replay.steps.step_breakdown`; None where there is none.
         metric: key of `METRICS`; the first two need a breakdown.
 
     Returns:

@@ -1,6 +1,6 @@
 """Rank × rank and host × host: how long transfers between pairs take, and which rank waits for which.
 
-In: transfer times of each pair of ranks, from `dpro.detect.network.pairs`, and the arrivals of a graph. Out:
+In: times of each pair of ranks, from `dpro.detect.network.transfers`, and the arrivals of a graph. Out:
 matrices. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
 than two ranks cannot be attributed to a pair; the rank that came last to them is known all the same. What
 cannot be shown has no panel: one sentence at the end says why.
@@ -39,9 +39,8 @@ from dpro.dashboards.page import (
 )
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
-from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
-from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW
+from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW, both_ways, delay_matrix, host_matrix
 from dpro.replay.cost.curves import fit_line
 from dpro.replay.cost.transfers import ENOUGH
 from dpro.selection import is_in_ranges

@@ -16,8 +16,8 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, ink_on, styled, time_unit
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pipeline.operations import INPUTS_NAME, Role
+from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.selection import Selection
 from dpro.units import NS_PER_MS, format_duration
 

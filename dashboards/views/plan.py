@@ -20,7 +20,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, plain, series, styled
 from dpro.errors import DproError, UsageError
-from dpro.replay.layouts.recorded.job import RecordedJob, is_own, ranked, usual_batch
+from dpro.replay.layouts.recorded_job import RecordedJob, is_own, ranked, usual_batch
 
 NAME = "plan"
 TIMES = (1, 2, 4, 8)  # of the run's ranks

@@ -27,9 +27,8 @@ from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
-from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
 from dpro.trial.ledger import LedgerEntry, read
 from dpro.units import NS_PER_MS, format_duration, ms

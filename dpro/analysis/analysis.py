@@ -57,7 +57,7 @@ class Analysis(Cached):
     @cached
     def steps(self) -> pl.DataFrame:
         """Table `steps`, with how long each took."""
-        from dpro.replay.steps.durations import steps_of
+        from dpro.replay.steps import steps_of
 
         return steps_of(self.run)
 
@@ -98,8 +98,7 @@ class Analysis(Cached):
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.detect.hang.find import find_causes, merge_watched
-        from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
-        from dpro.detect.machine.link_state import with_broken_links
+        from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_errors
 
         hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         if not hangs:
@@ -324,7 +323,7 @@ class Analysis(Cached):
     def breakdown(self) -> pl.DataFrame:
         """Where the time of each step and rank went."""
         from dpro.analysis.unanswered import why_unanswerable
-        from dpro.replay.steps.breakdown import step_breakdown
+        from dpro.replay.steps import step_breakdown
 
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
@@ -333,7 +332,7 @@ class Analysis(Cached):
         """A table's times without what it took to answer pretended ranks: nothing of it is communication."""
         if not self.run.manifest.is_pretended:
             return table
-        from dpro.replay.alignment.pretended import answers_of, without_answers
+        from dpro.replay.alignment.align import answers_of, without_answers
 
         return without_answers(table, answers_of(self.collectives))
 
@@ -354,14 +353,14 @@ class Analysis(Cached):
     @cached
     def host(self) -> pl.DataFrame:
         """What the host did in each step."""
-        from dpro.replay.steps.host import host_facts
+        from dpro.replay.steps import host_facts
 
         return host_facts(self.steps, self.counters)
 
     @cached
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
-        from dpro.replay.steps.breakdown import collective_totals
+        from dpro.replay.steps import collective_totals
 
         of_rank = self._own_time
         return collective_totals(of_rank(self.collectives), of_rank(self.spans), self.workers)

@@ -256,7 +256,7 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
     """
     import polars as pl
 
-    from dpro.replay.steps.breakdown import step_breakdown
+    from dpro.replay.steps import step_breakdown
     from dpro.schema import COLLECTIVES, SPANS, STEPS
 
     parts = []

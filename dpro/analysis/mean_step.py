@@ -26,8 +26,7 @@ from dpro.replay.cost.work import (
     inputs_of_calls,
     operations_of_calls,
 )
-from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import IS_GPU, recorded_steps, step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, ms
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ def _breakdown(analysis: Analysis) -> list[ReportTable]:
 
 
 def _kernels(analysis: Analysis) -> list[ReportTable]:
-    from dpro.replay.steps.breakdown import kernel_totals
+    from dpro.replay.steps import kernel_totals
 
     kernels = kernel_totals(analysis.spans)
     if kernels.is_empty():

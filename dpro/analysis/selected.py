@@ -2,6 +2,7 @@
 
 In: the analysis of a run, and a selection. Out: an `Analysis` whose tables hold what is selected. How the job
 ended, the graph, its trust and findings stay those of the whole run: they cannot be had from a part of it.
+Two runs, or the same steps of them, are compared by what explains that one takes longer than the other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import polars as pl
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
 from dpro.errors import UsageError
+from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
-from dpro.replay.steps.breakdown import collective_totals, recorded_steps, within_stretches
+from dpro.replay.steps import collective_totals, recorded_steps, within_stretches
 from dpro.selection import (
+    ALL,
     Ranges,
     RankChoice,
     Selection,
@@ -188,3 +191,18 @@ def replayed_steps(analysis: Analysis) -> pl.DataFrame:
     nodes = analysis.outline.graph.nodes
     work = pl.DataFrame({"rank": nodes.rank, "step": nodes.step}).unique()
     return work.filter((pl.col("rank") >= 0) & (pl.col("step") >= 0))
+
+
+def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> DifferenceDocument:
+    """Compare two runs.
+
+    Raises:
+        UsageError: it selects nothing of one of them.
+    """
+    sides = (("A", a), ("B", b))
+    if selection:
+        for name, analysis in sides:
+            selection.checked(replayed_steps(analysis), f"{name}: ")
+    doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
+    names = a.run.label, b.run.label
+    return explain(a.built.predictive, b.built.predictive, selection, names, doubts)

@@ -1,6 +1,6 @@
 """The one way in which everything names how long a step takes: for programs, and for people.
 
-In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps.durations` has
+In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps` has
 them; and how much longer the typical step is after the first deep window than before it. What is replayed are
 steps in deep windows: their mean is another number, and called so.
 """
@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"

@@ -153,7 +153,7 @@ def _recorded(path: str) -> DataFrame:
     from dpro.errors import InputError
     from dpro.opening import holds_traces
     from dpro.replay.cost.kernels.products import FILE
-    from dpro.replay.whatif.edits.gpu.device import products_of
+    from dpro.replay.whatif.edits.device import products_of
 
     if holds_traces(path):
         raise InputError(

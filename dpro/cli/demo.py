@@ -147,7 +147,7 @@ def _really_saved(analysis: Analysis, healthy: Path) -> float:
 
 def typical_step_ns(run: Run) -> float:
     """A run's typical step, ns; 0 where it has none."""
-    from dpro.replay.steps.durations import step_series, steps_of
+    from dpro.replay.steps import step_series, steps_of
 
     series = step_series(steps_of(run))
     return 0.0 if series is None else series.typical_ns

@@ -51,8 +51,7 @@ def diff(
     With --ranks the step stays that of the whole job, since ranks wait for each other: what the work of other
     ranks changes counts as not explained.
     """
-    from dpro.analysis.answers.difference import difference_of
-    from dpro.analysis.selected import selection_of
+    from dpro.analysis.selected import difference_of, selection_of
 
     before, after = analyse(a), analyse(b)
     selection = selection_of(steps, ranks, before.run, after.run)

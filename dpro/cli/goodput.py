@@ -18,8 +18,8 @@ from dpro.units import NS_PER_H, NS_PER_S, format_duration
 if TYPE_CHECKING:
     from dpro.goodput.document import AttemptDocument, GoodputDocument
     from dpro.goodput.life import JobLife, ThroughputDocument
-    from dpro.goodput.recovery.outlook import GoodputPrediction, OutlookDocument
-    from dpro.goodput.recovery.rates import FailureRate
+    from dpro.goodput.outlook import GoodputPrediction, OutlookDocument
+    from dpro.goodput.stages import FailureRate
     from dpro.store import Run
 
 
@@ -129,7 +129,7 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
         ensure_one_job(life.attempts, opened_runs)
         document = goodput_document(life, runs)
         if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
-            from dpro.goodput.recovery.outlook import outlook
+            from dpro.goodput.outlook import outlook
 
             predicted = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
             document = msgspec.structs.replace(document, outlook=predicted)
@@ -148,8 +148,7 @@ def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
         UsageError: several of them do.
         InputError: a log cannot be read.
     """
-    from dpro.goodput.recovery.rates import PRESETS, rate_of_log, rate_per_gpu, read_log
-    from dpro.goodput.recovery.stages import seen_failures
+    from dpro.goodput.stages import PRESETS, rate_of_log, rate_per_gpu, read_log, seen_failures
 
     given = [name for name in SOURCES if asked[name]]
     if len(given) > 1:

@@ -63,7 +63,7 @@ def _clocks_in_words(clocks: ClocksDocument) -> list[str]:
 
 def in_words(document: InfoDocument) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
-    from dpro.analysis.answers.telemetry import in_words as telemetry_in_words
+    from dpro.analysis.answers.info import telemetry_in_words
     from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.analysis.summary import ranks_recorded

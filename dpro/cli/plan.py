@@ -178,7 +178,7 @@ def _of_run(
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
     from dpro.replay.layouts.layout import parse_layout
-    from dpro.replay.layouts.recorded.job import GivenJob, recorded_job, usual_batch
+    from dpro.replay.layouts.recorded_job import GivenJob, recorded_job, usual_batch
 
     analysis = analyse(path)
     layout = parse_layout(asked.layout) if asked.layout else {}

@@ -45,7 +45,7 @@ class _WithEdits(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List one example of each edit."""
-        from dpro.replay.whatif.listing import help_rows
+        from dpro.replay.whatif.registry import help_rows
 
         with formatter.section("Edits, by example (all their keys: --list)"):
             formatter.write_dl(help_rows(), col_max=40)
@@ -53,7 +53,7 @@ class _WithEdits(click.Command):
 
 def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from dpro.replay.whatif.listing import list_text
+        from dpro.replay.whatif.registry import list_text
 
         click.echo(list_text())
         ctx.exit()
@@ -257,7 +257,7 @@ def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
 
 def _reduces_without_ddp(run: Run) -> bool:
     """Whether the job said that DeepSpeed reduces its gradients."""
-    from dpro.replay.gradients.buckets import SOURCE
+    from dpro.replay.gradient_buckets import SOURCE
     from dpro.schema import BUCKETS
 
     return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())

@@ -68,11 +68,7 @@ class Baseline:
     """
 
     def __init__(self, job: ReplayedJob | Graph) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            job: or its whole graph.
-        """
+        """Nothing is computed yet."""
         self.job = job_of(job)
         self.graph = self.job.graph
         self._last: tuple[RankChange, set[int], tuple[Graph, Graph]] | None = None

@@ -21,13 +21,12 @@ from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
-from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
-from dpro.detect.stragglers.in_turn import find_turns
+from dpro.detect.stragglers.from_calls import find_late_ranks, find_turns, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
-from dpro.replay.steps.durations import job_steps, steps_of
+from dpro.replay.steps import job_steps, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 

@@ -23,7 +23,7 @@ from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts
 from dpro.replay.timeline import Timeline
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.training_loop import HideInput

@@ -2,7 +2,7 @@
 
 In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
 Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
-them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`. A job
+them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps`. A job
 that is slower for good has none by that; nor has one of which single steps are a little longer.
 """
 
@@ -16,8 +16,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.replay.steps.durations import StepSeries, step_series
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import StepSeries, host_facts, step_series
 from dpro.units import NS_PER_S, format_bytes, format_duration
 from dpro.words import few, ordinal, ranks_in_words
 

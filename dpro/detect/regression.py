@@ -15,14 +15,11 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
-from dpro.detect.significance import MIN_SHARE
-from dpro.replay.steps.breakdown import kernel_totals
-from dpro.replay.steps.durations import job_steps
-from dpro.replay.steps.host import host_facts
+from dpro.detect.significance import MIN_SHARE, change_points
+from dpro.replay.steps import host_facts, job_steps, kernel_totals
 from dpro.units import format_duration
 
 MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence

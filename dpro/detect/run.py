@@ -21,23 +21,26 @@ from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
 from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input, note_idle_gpus
 from dpro.detect.load_model import CLASS as UNEVEN_DATA
 from dpro.detect.load_model import WORKLOAD
-from dpro.detect.machine.gpu_state import with_gpus
-from dpro.detect.machine.link_state import with_links
+from dpro.detect.machine.gpu_state import with_gpus, with_links
 from dpro.detect.machine.oversubscribed import (
     crowds_of,
     find_crowded_hosts,
     not_crowding,
     with_throttling,
 )
-from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers
-from dpro.detect.network.losses import with_losses
+from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
-from dpro.detect.stragglers.from_calls import NEGLIGIBLE, came_with, find_late_gpus, find_late_ranks
-from dpro.detect.stragglers.jitter import find_jitter
+from dpro.detect.stragglers.from_calls import (
+    NEGLIGIBLE,
+    came_with,
+    find_jitter,
+    find_late_gpus,
+    find_late_ranks,
+)
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.alignment.match import NUMBERED_APART

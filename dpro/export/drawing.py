@@ -19,8 +19,8 @@ from dpro.export.counters import sampled_counters, within
 from dpro.export.slices import MEASURED, REPLAYED, WAIT, slices
 from dpro.members import members_of
 from dpro.replay.construction.data_dependencies import backward_of_forward
-from dpro.replay.gradients.buckets import gradient_passes
-from dpro.replay.gradients.passes import Pass, parameters_of, passes_of
+from dpro.replay.gradient_buckets import gradient_passes
+from dpro.replay.gradient_passes import Pass, parameters_of, passes_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import COLLECTIVES, COUNTERS, GPU_WORK_KINDS, SPANS, WORKERS

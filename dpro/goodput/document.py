@@ -14,7 +14,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, totals
 from dpro.goodput.attempts import Attempt
 from dpro.goodput.life import DoneSteps, JobLife, ThroughputDocument, throughput_of
-from dpro.goodput.recovery.outlook import OutlookDocument
+from dpro.goodput.outlook import OutlookDocument
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
 IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start

@@ -29,7 +29,7 @@ from dpro.goodput.attempts import (
     set_forward,
 )
 from dpro.replay.cost.work import Mfu
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.schema import ITERATIONS, REQUESTS, SPANS
 from dpro.store import Run
 from dpro.units import NS_PER_S

@@ -222,9 +222,6 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
 def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | None) -> None:
     """Read every file into the staging folder.
 
-    Args:
-        progress: called after each file.
-
     Raises:
         OSError: the staging folder cannot be written.
     """

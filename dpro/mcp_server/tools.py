@@ -22,7 +22,6 @@ from dpro.analysis.answers.diagnosis import (
     diagnose_tables,
     diagnosis_document,
 )
-from dpro.analysis.answers.difference import difference_of
 from dpro.analysis.answers.info import InfoDocument, info_document
 from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
 from dpro.analysis.answers.report import report_document, report_tables
@@ -35,15 +34,14 @@ from dpro.analysis.answers.whatif import (
     what_if,
 )
 from dpro.analysis.graphs import ranks_built_once
-from dpro.analysis.selected import read_selection, select
+from dpro.analysis.selected import difference_of, read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError
 from dpro.opening import holds_traces, open_path
 from dpro.remote import is_url
 from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.grammar import with_paths
-from dpro.replay.whatif.listing import help_rows
-from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
 from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried

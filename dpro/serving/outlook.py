@@ -18,9 +18,14 @@ from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import GPUS, common_model
 from dpro.replay.layouts.model import read_model
-from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
+from dpro.replay.serving.changes import (
+    AS_THEY_ARE,
+    CHANGES,
+    ChangedIterations,
+    GivenFacts,
+    changed_iterations,
+)
 from dpro.replay.serving.fit import FittedCost, engine_of, fit_run
-from dpro.replay.serving.inside import ChangedIterations, changed_iterations
 from dpro.replay.serving.predict import (
     Goal,
     PredictedFigure,

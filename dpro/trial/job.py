@@ -43,7 +43,6 @@ def record_job(
     """Record a job into a folder that is not there yet.
 
     Args:
-        options: of `dpro record`.
         show: whether the job's output goes where ours does; else into a file beside the folder.
 
     Raises:

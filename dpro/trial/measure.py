@@ -25,8 +25,7 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart, finite
 from dpro.errors import Unanswerable
-from dpro.replay.steps.durations import host_steps_of, job_steps, steps_of, undisturbed
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts, host_steps_of, job_steps, steps_of, undisturbed
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Run
 from dpro.units import format_duration

@@ -16,9 +16,14 @@ import polars as pl
 from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.choices.by_bucket import BucketChoice, choose
-from dpro.replay.whatif.choices.by_bucket import usable_rows as usable_codecs
-from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses, usable_rows
+from dpro.replay.whatif.choices import (
+    BucketChoice,
+    choose,
+    choose_precisions,
+    expected_losses,
+    usable_codecs,
+    usable_sensitivities,
+)
 from dpro.replay.whatif.graph_ops.reductions import reduced
 from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
@@ -209,7 +214,7 @@ def _codecs(run: Run) -> list[CodecDocument]:
 
 
 def _sensitivities(run: Run) -> list[WeightDocument]:
-    table = usable_rows(run.table(SENSITIVITIES))
+    table = usable_sensitivities(run.table(SENSITIVITIES))
     if table.is_empty():
         return []
     by = ["module", "precision"]

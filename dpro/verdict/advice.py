@@ -25,9 +25,7 @@ from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.facts import JobFacts
-from dpro.verdict.hosts import StandStill
-from dpro.verdict.kernel_names import short_kernel
+from dpro.verdict.facts import JobFacts, StandStill, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,

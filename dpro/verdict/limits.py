@@ -24,7 +24,7 @@ from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
 from dpro.replay.whatif.edits.host import FreeHost, NoSync
-from dpro.replay.whatif.edits.parallelism.pipeline import Balance
+from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import slowdowns_of, steps_under

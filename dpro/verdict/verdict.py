@@ -1,7 +1,8 @@
-"""What limits a job, who is at fault, what to do first: computed once, for every face of dpro.
+"""What limits a job, why, who is at fault, what to do first: computed once, for every face of dpro.
 
 In: an `Analysis`. Out: an `Explanation`. Of a job that hangs, that comes first, and no limit is looked for.
-Of a run without deep windows no limit is known, only what its steps and calls show of faults.
+Of a run without deep windows no limit is known, only what its steps and calls show of faults. Why a limit
+limits is said with names and numbers from the run, or not at all where it does not show it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from dpro.schema import SPANS
 from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, without_tensor_cores
-from dpro.verdict.causes import cause_of
-from dpro.verdict.facts import JobFacts, facts_of
+from dpro.verdict.facts import JobFacts, facts_of, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
     BUSY,
@@ -289,3 +289,34 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
         "other processes use cores of these hosts: gains are of that moment": facts.beside_others,
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def cause_of(facts: JobFacts, limit: str) -> str:
+    """What is behind a limit, in words; empty where the run does not show it."""
+    if limit == HOST:
+        still = facts.still
+        if still is None:
+            return _launching(facts)
+        ranks = len(facts.job.graph.ranks)
+        return (
+            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {ranks} at a time: "
+            "they do not get a core"
+        )
+    if limit == COMPUTE:
+        longest = facts.computing_kernels["name"].head(2)
+        return ", ".join(f"{short_kernel(name)} {facts.share_of([name]):.0%}" for name in longest)
+    if limit == COMMUNICATION:
+        return ", ".join(map(short_kernel, facts.communication_kernels["name"].head(1)))
+    return ""
+
+
+def _launching(facts: JobFacts) -> str:
+    dear = facts.dear
+    if dear is not None:
+        took = format_duration(dear.took_ns)
+        return f"{dear.per_step:.0f} launches of {short_kernel(dear.kernel)} take {took} of the host each"
+    launches = facts.launches.height / facts.rank_steps
+    gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
+    if not launches:
+        return ""
+    return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"

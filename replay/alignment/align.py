@@ -7,6 +7,9 @@ never rewritten: the lines are kept with them, and the graph is built from times
 There are three sources. Recorded comparisons are best: their round trips bound the error. Else all members of
 a collective end together, so the median difference of the ends is the offset, to the skew of the ends.
 Causality bounds both: none leaves before the last has come, and nothing is received before it is sent.
+
+Pretended ranks each ran by themselves: their clocks stand still while a collective is answered, since a real
+rank would not make our answers, and all begin the first step of a window at once.
 """
 
 from __future__ import annotations
@@ -139,11 +142,7 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, period: tuple[int,
 
 
 def named(column: str, names: Mapping[int, str]) -> pl.Expr:
-    """The name of each rank's clock, empty where it has none.
-
-    Args:
-        names: by rank.
-    """
+    """The name of each rank's clock, empty where it has none."""
     return pl.col(column).replace_strict(
         list(names), list(names.values()), default="", return_dtype=pl.String
     )
@@ -177,12 +176,7 @@ class Comparisons:
     """What is known of the clocks of a run from their being compared."""
 
     def __init__(self, samples: pl.DataFrame, names: Mapping[int, str]) -> None:
-        """Sort the samples by clock.
-
-        Args:
-            samples: the `clock_samples` table.
-            names: what each rank's clock is called.
-        """
+        """Sort the samples by clock."""
         rows = samples.with_columns(clock=named("rank", names), peer=named("peer_rank", names))
         between = rows.filter((pl.col("peer") != "") & (pl.col("clock") != "") & (pl.col("peer_rank") >= 0))
         self._pairs: dict[tuple[str, str], pl.DataFrame] = {
@@ -285,11 +279,7 @@ class Alignment:
         return self.clocks[min(key for key in self.clocks if key[0] == rank)]
 
     def ahead(self, workers: pl.DataFrame) -> dict[str, int]:
-        """By how many ns the clock of each host is ahead, as that of its first rank shows.
-
-        Args:
-            workers: table `workers`.
-        """
+        """By how many ns the clock of each host is ahead, as that of its first rank shows."""
         first, ahead_ns = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
         for rank, host in workers.sort("rank").select("rank", "host").iter_rows():
             if rank in first:
@@ -338,7 +328,6 @@ def align(
     Args:
         matched: rows of `dpro.replay.alignment.match.Matching`.
         workers: the `workers` table, for which ranks share a clock.
-        samples: the `clock_samples` table.
 
     Returns:
         The clocks against that of the lowest rank. One that nothing connects to it keeps 0, with
@@ -606,3 +595,63 @@ def _in_common(ends: pl.DataFrame, names: list[str], solved: list[str]) -> dict[
     best = counts.unique("clock", keep="first", maintain_order=True).select("clock", "peer")
     chosen = pairs.join(best, on=["clock", "peer"]).sort("clock", "end", "instance")
     return {str(name): rows for (name,), rows in chosen.group_by("clock", maintain_order=True)}
+
+
+Answers = Mapping[int, tuple[Ints, Ints]]  # by rank: when answers began and ended, ns, disjoint and ascending
+
+
+def answers_of(collectives: pl.DataFrame) -> Answers:
+    """When each rank was being answered."""
+    ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0)).sort("start_ns")
+    answers = {}
+    for (rank,), calls in ran.group_by("rank"):
+        start = calls["start_ns"].to_numpy()
+        end = np.maximum.accumulate(start + calls["duration_ns"].to_numpy())
+        opens = np.append(True, start[1:] > end[:-1])
+        answers[int(str(rank))] = start[opens], end[np.append(opens[1:], True)]
+    return answers
+
+
+def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """A table's rows on clocks that stand still during answers.
+
+    Args:
+        frame: has `rank` and `start_ns`, perhaps `duration_ns` and `asked_ns` (negative where unknown).
+        answers: as from `answers_of`.
+    """
+    rank, start = frame["rank"].to_numpy(), frame["start_ns"].to_numpy()
+    has_end = "duration_ns" in frame.columns
+    columns = {"start_ns": _moved(rank, start, answers)}
+    if has_end:
+        lasts = frame["duration_ns"].to_numpy()
+        end = _moved(rank, start + np.maximum(lasts, 0), answers)
+        columns["duration_ns"] = np.where(lasts < 0, lasts, end - columns["start_ns"])
+    if "asked_ns" in frame.columns:
+        asked = frame["asked_ns"].to_numpy()
+        columns["asked_ns"] = np.where(asked < 0, asked, _moved(rank, asked, answers))
+    return frame.with_columns(pl.Series(name, column, pl.Int64) for name, column in columns.items())
+
+
+def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
+    """[N] ns, the times of some ranks without the answers before each."""
+    moved = time.astype(np.int64)
+    for number, (begin, end) in answers.items():
+        of_rank = np.flatnonzero(rank == number)
+        before = np.append(0, np.cumsum(end - begin))
+        place = np.searchsorted(begin, time[of_rank], side="right")
+        inside = np.maximum(end[np.maximum(place - 1, 0)] - time[of_rank], 0) * (place > 0)
+        moved[of_rank] -= before[place] - inside
+    return moved
+
+
+def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) -> Alignment:
+    """The alignment of ranks that ran one after the other: all begin the first step of a window at once."""
+    begun = steps.filter(pl.col("window") >= 0).group_by("rank", "window").agg(pl.col("start_ns").min())
+    first = {(rank, window): start for rank, window, start in begun.iter_rows()}
+    clocks: dict[tuple[int, int], Clock] = {}
+    reference: dict[int, int] = {}
+    for rank, window in sorted(places):
+        start = first.get((rank, window), 0)
+        zero = reference.setdefault(window, start)
+        clocks[rank, window] = Clock(f"rank {rank}", ClockLine(start, start - zero), "pretended")
+    return Alignment(clocks)

@@ -221,7 +221,6 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Int
     their caller asked for them, so that their ends imply no order.
 
     Args:
-        calls: the same as arrays.
         of_group: rows whose sequence numbers do not decide, or may not, since they are of messages.
     """
     numbers, places, problems = _by_order(_Calls._make(column[of_group] for column in calls))

@@ -146,7 +146,6 @@ def bursts(segments: ThreadSegments, start: Ints, end: Ints) -> tuple[Ints, Ints
     things the caller does, the helper's spans form one burst.
 
     Args:
-        segments: the owner's segments.
         start, end: [S] ns, the helper's top-level spans, sorted.
 
     Returns:

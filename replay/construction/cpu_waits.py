@@ -58,11 +58,7 @@ class CpuWaits:
 
 
 def threads_of(view: RankView, names: Names) -> Threads:
-    """Sort out the threads of a rank.
-
-    Args:
-        names: the graph's names by code.
-    """
+    """Sort out the threads of a rank."""
     cpu = np.flatnonzero(view.on_cpu)
     autograd = names.match(AUTOGRAD, view.name[cpu])
     runs_backward = set(np.unique(view.tid[cpu[autograd]]).tolist())
@@ -161,9 +157,6 @@ def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankV
     A worker notifies the caller a little before it closes its own range: at the end of the stretch in which
     the caller was idle, if that ended so little earlier and the caller had been idle for much longer than
     that.
-
-    Args:
-        names: the graph's names by code.
     """
     is_wait = names.match(WAITS, view.name)
     end, asked = view.end.copy(), view.asked.copy()
@@ -197,9 +190,6 @@ def waits_for_collectives(view: RankView, threads: Threads, names: Names) -> Cpu
       waiting, if it goes on soon after, or did so in most such places.
     - One that ends while the caller computes is needed at the end of the backward pass that called it, or
       (inferred) at the end of the step.
-
-    Args:
-        names: the graph's names by code.
     """
     ran = np.flatnonzero(_called_on_cpu(view))
     kinds = _Operators(

@@ -28,7 +28,6 @@ def recorded_dependencies(run: Run, spans: pl.DataFrame, parts: Sequence[Path] |
     """Pairs of spans of which one needs what the other made.
 
     Args:
-        run: the run, for its `dependencies`.
         parts: of its `dependencies`, those to read; without, all.
 
     Returns:

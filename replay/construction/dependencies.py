@@ -75,7 +75,6 @@ class Numbering:
         first: node of each thread's first piece.
         work: [W] span indices of work, in the order of their nodes.
         begins, ends: [S] first and last node of each span of work (two for a collective), -1 for others.
-        num_nodes: how many there are.
     """
 
     pieces: dict[int, ThreadPieces]

@@ -104,8 +104,6 @@ def event_links(
 
     Args:
         streams: its GPU work in order.
-        syncs: its rows of the `syncs` table.
-        names: the graph's names by code.
     """
     recorded = _recorded_events(view, streams, syncs)
     pairs = [(source, target, False) for source, target in (*recorded, *needs)]
@@ -302,8 +300,6 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
 
     Args:
         streams: its GPU work in order.
-        syncs: its rows of the `syncs` table.
-        names: the graph's names by code.
     """
     awaited = _awaited_by_calls(view, streams, syncs)
     runtime = view.kind == KIND["runtime"]

@@ -18,9 +18,15 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.alignment.align import Alignment, align, one_clock
+from dpro.replay.alignment.align import (
+    Alignment,
+    align,
+    answers_of,
+    one_after_the_other,
+    one_clock,
+    without_answers,
+)
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
-from dpro.replay.alignment.pretended import answers_of, one_after_the_other, without_answers
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import call_order, positions_in_steps
@@ -62,7 +68,6 @@ class Built:
     """A graph and what it rests on.
 
     Attributes:
-        graph: the graph.
         matching: collectives and their instances.
         alignment: the clock of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.

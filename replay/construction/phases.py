@@ -26,7 +26,6 @@ class CallOrder:
     """Collectives that a rank called inside a window, in order.
 
     Attributes:
-        rank, window: which.
         instance: [C] of each.
         called: [C] ns, when.
         step: [C] in which step of the rank that was.

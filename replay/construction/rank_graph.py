@@ -73,10 +73,8 @@ def build_rank_graph(
     """Build one rank's share of the graph.
 
     Args:
-        view: the rank's spans.
         syncs: its rows of the `syncs` table, on the aligned clock.
         needs: its pairs of `dpro.replay.construction.data_dependencies.recorded_dependencies`.
-        names: the graph's names by code.
         positions: where in its step each of its collectives stands; None where that is not known yet.
     """
     threads = threads_of(view, names)
@@ -222,7 +220,6 @@ def write_nodes(
     Args:
         positions: where in its step each of its collectives stands; without them `phase` is when each node
             was asked for, ns, from which it follows.
-        into: where.
     """
     lanes: Lanes = []
     blocks = [_pieces(view, threads, numbering, tid, lanes) for tid in numbering.pieces]

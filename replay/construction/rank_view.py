@@ -48,7 +48,6 @@ class RankView:
     """Spans and collectives of one rank in one window.
 
     Attributes:
-        rank, window: which.
         span_id, kind, name, start, end, tid, stream, bytes: [S] columns of its spans, sorted by start,
             outer before inner; `name` is a code into the graph's names, `stream` numbers (device, stream).
         launch: [S] for GPU work, the index of the runtime span that launched it; for the span that ran a

@@ -577,7 +577,6 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     """What an operation of this many ranks costs.
 
     Args:
-        op: as in the `collectives` table.
         algorithm: one of `FLAT`.
 
     Raises:
@@ -625,7 +624,6 @@ def two_level_ns(
     shares.
 
     Args:
-        op: as in the `collectives` table.
         num_bytes: [T] payloads.
 
     Raises:

@@ -45,7 +45,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     """Count what a step works on.
 
     Args:
-        stretches: the steps in deep windows, as from `dpro.replay.steps.breakdown.recorded_steps`.
+        stretches: the steps in deep windows, as from `dpro.replay.steps.recorded_steps`.
 
     Returns:
         `rank`, `samples` and `tokens` per step, Float64; tokens are 0 of images.
@@ -203,7 +203,7 @@ def find_mfu(
     """Compute the utilisation over the steps of deep windows.
 
     Args:
-        stretches: the steps in deep windows, as from `dpro.replay.steps.breakdown.recorded_steps`.
+        stretches: the steps in deep windows, as from `dpro.replay.steps.recorded_steps`.
         by_parameters: operations of one rank in one step as from `operations_of_calls`, 0 where not known:
             taken where no matmul has shapes.
 

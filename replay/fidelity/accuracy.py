@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.steps.durations import StepSeries, step_series, steps_of
+from dpro.replay.steps import StepSeries, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
@@ -149,9 +149,6 @@ def _deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
 def windows_to_usual(steps: pl.DataFrame) -> float | None:
     """How many times as long steps in deep windows take as the others, or the other way round: 1 or more.
 
-    Args:
-        steps: table `steps`.
-
     Returns:
         None where either are missing.
     """
@@ -164,9 +161,6 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
 
 def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
     """How many times as long steps with launches take in deep windows: operators and launches are recorded.
-
-    Args:
-        steps: table `steps`.
 
     Returns:
         1 where they do not, and where steps differ too much to show it.
@@ -457,21 +451,13 @@ class Trust:
 
 
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
-    """Compare a replay of the unchanged graph with the trace.
-
-    Args:
-        manifest: the run's.
-    """
+    """Compare a replay of the unchanged graph with the trace."""
     derived = replay(built.predictive) if built.of_operations else timeline
     return judge(built, timeline, facts_of(timeline, derived, has_gpu_work(built.graph)), manifest)
 
 
 def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest) -> Trust:
-    """How far to trust a replay, by what its ranks show.
-
-    Args:
-        manifest: the run's.
-    """
+    """How far to trust a replay, by what its ranks show."""
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
     late = (built.graph.nodes.kind == NodeKind.DELAY).any()

@@ -21,27 +21,26 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judge
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.sharded.joined import (
-    JoinedGraph,
-    RendezvousTimes,
-    inside_of,
-    join_skeletons,
-    of_collectives,
-    path_through,
-    rendezvous_of,
-    replay_inside,
-)
-from dpro.replay.sharded.matched import MatchedRun, match_run
-from dpro.replay.sharded.rank import (
+from dpro.replay.sharded import (
     BareRank,
+    JoinedGraph,
+    MatchedRun,
     Pooled,
     PooledOfRank,
+    RendezvousTimes,
     bare_rank_of,
     build_rank,
     condense_rank,
+    inside_of,
+    join_skeletons,
     load_rank,
+    match_run,
+    of_collectives,
+    path_through,
     pool,
     rank_file,
+    rendezvous_of,
+    replay_inside,
     with_pooled_lags,
 )
 from dpro.replay.timeline import PathTo, Timeline, replay
@@ -140,8 +139,7 @@ def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes,
     """What a rank shows of how well the replay fits.
 
     Args:
-        folder: where it is.
-        rendezvous: rendezvous of its collectives, as from `dpro.replay.sharded.joined.of_collectives`.
+        rendezvous: rendezvous of its collectives, as from `dpro.replay.sharded.of_collectives`.
         compared: whether its kernels show by how much communication slows them down.
 
     Raises:

@@ -69,11 +69,7 @@ class Extrapolation:
 
 
 def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation:
-    """Say what the missing ranks of a run are taken to do.
-
-    Args:
-        manifest: the run's.
-    """
+    """Say what the missing ranks of a run are taken to do."""
     missing = manifest.missing_ranks
     if not missing or built.of_operations:  # operations have places: others there represent them
         return Extrapolation()

@@ -29,9 +29,7 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
-from dpro.replay.sharded.joined import JoinedGraph
-from dpro.replay.sharded.matched import MatchedRun, parts_of
-from dpro.replay.sharded.rank import Pooled
+from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
 from dpro.store import Run
 
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
@@ -47,10 +45,6 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
 def save(file: Path, built: Built, trust: Trust) -> None:
     """Write both, whole or not at all.
 
-    Args:
-        file: where; an older one is replaced.
-        built: the graph, its matching and clocks.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -59,9 +53,6 @@ def save(file: Path, built: Built, trust: Trust) -> None:
 
 def save_condensed(file: Path, condensed: CondensedRun) -> None:
     """Write condensed ranks, whole or not at all.
-
-    Args:
-        file: where; an older one is replaced.
 
     Raises:
         OSError: the file cannot be written.

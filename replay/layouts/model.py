@@ -287,7 +287,6 @@ class Software:
         collective_kernels: launches that a tensor-parallel collective costs the host.
         head_kernels: launched for embedding, output layer and loss, per pass and micro-batch.
         dtype: of matmuls.
-        dropout: whether there is dropout.
         optimizer_bytes: that a step of the optimizer moves per parameter.
         logit_bytes: that a logit takes at once: in 16 bits, in fp32, and its gradient.
         activations: kept of a layer, over what fused norms, rotation and activation functions keep.

@@ -362,7 +362,6 @@ def replayed_us(
     Args:
         forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number
             c * stages + s of the model; half of a backward are the gradients of weights.
-        message_us: from stage to stage.
     """
     forward, backward = (
         np.rint(NS_PER_US * us).astype(np.int64).T.ravel()[pipe.place] for us in (forward_us, backward_us)

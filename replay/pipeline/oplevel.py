@@ -36,7 +36,6 @@ class OperationGraph:
     """A graph of operations and what it rests on.
 
     Attributes:
-        graph: the graph.
         matching: communication and its instances.
         steps_known: whether the run says where steps begin.
         unknown: what the trace leaves open, one line each.

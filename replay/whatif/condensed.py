@@ -24,35 +24,34 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.overlap import differs, overlapped_share, settled, slowed
 from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message, NodeKind
 from dpro.replay.peers import with_calls, work_without_calls
-from dpro.replay.sharded.joined import (
-    JoinedGraph,
-    RendezvousTimes,
-    inside_of,
-    join_skeletons,
-    of_collectives,
-    path_through,
-    rendezvous_of,
-    replay_inside,
-    with_own_order,
-    without_ranks,
-)
-from dpro.replay.sharded.matched import TABLES_OF_RANKS, MapTasks, MatchedRank
-from dpro.replay.sharded.rank import (
+from dpro.replay.sharded import (
+    TABLES_OF_RANKS,
     BareRank,
+    JoinedGraph,
+    MapTasks,
+    MatchedRank,
     PooledOfRank,
     RankSkeleton,
+    RendezvousTimes,
     build_rank,
+    inside_of,
+    join_skeletons,
     load_rank,
+    of_collectives,
+    path_through,
     rank_file,
+    rendezvous_of,
+    replay_inside,
     skeleton_of,
     skeletons_of_both,
+    with_own_order,
     with_pooled_lags,
+    without_ranks,
 )
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
-from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import WHOLE_ONLY, Changed, ReplayedJob, T
+from dpro.replay.whatif.job import WHOLE_ONLY, Changed, KeptRun, ReplayedJob, T
 from dpro.store import Run
 from dpro.table import Table
 
@@ -65,7 +64,6 @@ class CondensedJob(ReplayedJob):
 
     Attributes:
         node: as of `JoinedGraph`.
-        run: the run.
         condensed: its ranks as they were recorded.
         folder: where ranks are kept meanwhile.
         map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
@@ -325,7 +323,6 @@ class RankWork:
     """What a process has to know to build a rank again as a job has it.
 
     Attributes:
-        run: the run.
         matched: what the rank needs of it.
         pooled: over all ranks.
         folder: where it is kept once it was built.

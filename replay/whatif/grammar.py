@@ -37,7 +37,6 @@ class Key:
     """One thing that a user may give: `name=value`.
 
     Attributes:
-        name: of the key.
         type: int, float, bool, str, or Path of a file or folder that is read.
         help: one line.
         default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.

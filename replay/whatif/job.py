@@ -1,27 +1,82 @@
 """A job that edits change, by its whole graph; `dpro.replay.whatif.condensed` has those of condensed ranks.
 
 In: a graph. Out: what predictions, searches and detectors ask of a job, so that they are written once: the
-job under an edit, its replays, what its ranks hold, and what decides when it ends.
+job under an edit, its replays, what its ranks hold, and what decides when it ends. Its run keeps the tables
+that were read of it, and what edits found out, as long as the given graph lives: edits ask the same tables
+for what nodes do not hold, one after another.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import polars as pl
 
 from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
-from dpro.replay.graph import GPU_KINDS, Graph, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.kept import tables_written
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import PathTo, Timeline, path_within, replay
 from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.pace import pace_of_hosts
+from dpro.store import Run
+from dpro.table import Table
+
+
+@dataclass(frozen=True)
+class KeptRun(Run):
+    """A run that keeps the tables that were read of it.
+
+    Attributes:
+        whole: tables that were read as a whole, by name.
+        columns: of tables of which some columns were read, all of these, by name.
+    """
+
+    whole: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+    columns: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+
+    def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """As `Run.table`, each column read once.
+
+        Args:
+            columns: those to read, where not all are needed.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        if columns is None:
+            if table.name not in self.whole:
+                self.whole[table.name] = super().table(table)
+            return self.whole[table.name]
+        columns_read = self.columns.get(table.name)
+        missing = [name for name in columns if columns_read is None or name not in columns_read.columns]
+        if missing or columns_read is None:
+            read = super().table(table, missing).select(missing)
+            if columns_read is not None and read.height == columns_read.height:
+                read = columns_read.hstack(read)
+            elif columns_read is not None:  # a part was added meanwhile
+                read = super().table(table, columns)
+            self.columns[table.name] = columns_read = read
+        return columns_read.select(columns)
+
+
+def with_kept_tables(graph: Graph) -> Graph:
+    """The graph, of a run that keeps its tables: the same one until a table is written again."""
+    run = graph.run
+    if run is None or isinstance(run, KeptRun):
+        return graph
+
+    def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
+        of_run = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+        return KeptRun(**of_run), dict(graph.facts)
+
+    kept, facts = once(graph, ("kept tables", tables_written(run)), (run,), begin)
+    return dataclasses.replace(graph, run=kept, facts=facts)
+
 
 T = TypeVar("T")
 WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
@@ -169,7 +224,6 @@ class Changed(Generic[J]):
     """What an edit makes of a job.
 
     Attributes:
-        job: the changed job.
         notes: what the edit found in the job before it, a line each.
         ends: returns the jobs at both ends of what the edit leaves open.
         limits: returns what the changed job cannot be faster than; nothing where that is not known.
@@ -184,3 +238,36 @@ class Changed(Generic[J]):
 def job_of(graph: Graph | ReplayedJob) -> ReplayedJob:
     """A job, which may be given by its whole graph."""
     return graph if isinstance(graph, ReplayedJob) else ReplayedJob(graph)
+
+
+def pace_of_hosts(graph: Graph) -> float:
+    """Ns per step that the slowest host needs which waits for no device and no rank; 0 without devices."""
+    nodes = graph.nodes
+    if not is_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
+        return 0.0
+    on_device = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
+    alone = dataclasses.replace(
+        graph.without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS),
+        nodes=dataclasses.replace(
+            nodes,
+            duration=np.where(on_device, 0, nodes.duration),
+            earliest=np.where(on_device, 0, nodes.earliest),
+        ),
+    )
+    timeline = replay(alone)
+    on_host = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+    extents = (
+        pl.DataFrame(
+            {"rank": nodes.rank[on_host], "window": nodes.window[on_host], "step": nodes.step[on_host]}
+        )
+        .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))
+        .group_by("rank", "window", "step")
+        .agg(pl.col("start").min(), pl.col("end").max())
+        .sort("rank", "window", "step")
+    )
+    between = pl.col("end") - pl.col("end").shift(1).over("rank", "window")
+    paces = extents.with_columns(pace=pl.coalesce(between, pl.col("end") - pl.col("start")))
+    first = pl.col("step") == pl.col("step").min().over("rank", "window")
+    later = paces.filter(~first)
+    of_ranks = (later if later.height else paces).group_by("rank").agg(pl.col("pace").median())
+    return float(of_ranks["pace"].max() or 0.0)  # type: ignore[arg-type]

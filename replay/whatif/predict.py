@@ -101,11 +101,7 @@ class Prediction:
         return self.base_ns - self.predicted_ns / self.samples
 
     def speedup_at(self, gain_ns: float) -> float:
-        """How many times the throughput is if so much is gained.
-
-        Args:
-            gain_ns: as `gain_ns`.
-        """
+        """How many times the throughput is if so much is gained."""
         left_ns = self.base_ns - gain_ns
         return self.base_ns / left_ns if left_ns > 0 else np.inf
 
@@ -230,7 +226,6 @@ def predict(
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        job: or its whole graph.
         baseline: `baseline_steps` of its graph.
 
     Raises:
@@ -288,9 +283,6 @@ class Applied(Generic[J]):
 
 def apply_all(job: ReplayedJob | Graph, edits: Sequence[Edit]) -> Applied[ReplayedJob]:
     """Apply edits one after the other.
-
-    Args:
-        job: or its whole graph.
 
     Raises:
         Unanswerable: as of `predict`.

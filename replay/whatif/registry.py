@@ -1,20 +1,23 @@
-"""Which edits there are, by family, and an edit from its text.
+"""Which edits there are, by family; an edit from its text, and the text that lists them all.
 
 In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
 
 Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
 and its name in the list here: the parser, the command's help and `docs/reference/edits.md` follow. The list
 names modules and classes as text, and an edit is imported when it is asked for: importing all of them takes
-as long as to predict one.
+as long as to predict one. `python -m dpro.replay.whatif.registry docs/reference/edits.md` writes the
+generated part of the page again; a test holds the two together.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from pathlib import Path
 
 from dpro.errors import UsageError
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.grammar import keys_of, make, nearest, split_edit, values_of
+from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.grammar import Key, keys_of, make, nearest, number, split_edit, values_of
 
 FAMILIES: dict[str, dict[str, str]] = {
     "Selected work": {
@@ -30,7 +33,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "Host": {
         "no-launch": "host:NoLaunch",
         "free-host": "host:FreeHost",
-        "cuda-graph": "gpu.cuda_graph:CudaGraph",
+        "cuda-graph": "cuda_graph:CudaGraph",
         "cpu": "host:Cpu",
         "no-sync": "host:NoSync",
         "hide-input": "training_loop:HideInput",
@@ -38,25 +41,25 @@ FAMILIES: dict[str, dict[str, str]] = {
         "gc": "training_loop:Garbage",
     },
     "Fusion": {
-        "optimizer": "gpu.kernels:Optimizer",
-        "compile": "gpu.kernels:Compile",
+        "optimizer": "kernels:Optimizer",
+        "compile": "kernels:Compile",
     },
-    "Precision": {"precision": "gpu.kernels:Precision"},
-    "Devices": {"device": "gpu.device:Device"},
+    "Precision": {"precision": "kernels:Precision"},
+    "Devices": {"device": "device:Device"},
     "Memory for time": {
         "accumulate": "scaling:Accumulate",
         "recompute": "scaling:Recompute",
         "batch": "scaling:Batch",
     },
     "Parallelism": {
-        "data-parallel": "replicas:DataParallelSize",
-        "balance": "parallelism.pipeline:Balance",
-        "stages": "parallelism.stages:StageLayers",
-        "pipeline": "parallelism.pipeline:Pipeline",
-        "skip": "parallelism.skip:Skip",
-        "fill": "parallelism.fill:Fill",
-        "split": "parallelism.split:Split",
-        "moe-pipeline": "parallelism.moe_pipeline:MoePipeline",
+        "data-parallel": "scaling:DataParallelSize",
+        "balance": "pipeline:Balance",
+        "stages": "stages:StageLayers",
+        "pipeline": "pipeline:Pipeline",
+        "skip": "stages:Skip",
+        "fill": "pipeline:Fill",
+        "split": "split:Split",
+        "moe-pipeline": "split:MoePipeline",
     },
     "Communication": {
         "network": "communication:Network",
@@ -66,13 +69,13 @@ FAMILIES: dict[str, dict[str, str]] = {
         "prefetch": "synchronisation:Prefetch",
     },
     "Fabric": {
-        "paths": "paths:PlannedPaths",
-        "spray": "paths:SprayedPaths",
-        "place": "neighbours:PlacedRanks",
-        "ecmp": "paths:HashedPaths",
-        "fail": "paths:FailedCable",
-        "oversubscription": "paths:Oversubscription",
-        "beside": "neighbours:OtherJobs",
+        "paths": "fabric:PlannedPaths",
+        "spray": "fabric:SprayedPaths",
+        "place": "fabric:PlacedRanks",
+        "ecmp": "fabric:HashedPaths",
+        "fail": "fabric:FailedCable",
+        "oversubscription": "fabric:Oversubscription",
+        "beside": "fabric:OtherJobs",
     },
     "Gradients": {
         "bucket": "gradients:Bucket",
@@ -116,3 +119,94 @@ def parse_edit(text: str) -> Edit:
     edit = make(kind, values_of(name, rest, keys_of(kind), kind.example), name)
     assert isinstance(edit, Edit)
     return edit
+
+
+BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
+
+
+def help_rows() -> list[tuple[str, str]]:
+    """(example, what it does, and whether it is unproven) of every edit, in the order of the families."""
+    return [(edit.example, _summary(edit)) for edit in all_kinds()]
+
+
+def _summary(edit: type[Edit]) -> str:
+    return f"{edit.summary} (unproven)" if edit.is_advice and not edit.proof else edit.summary
+
+
+def list_text() -> str:
+    """All edits with their keys, for a terminal."""
+    lines = []
+    for family, names in FAMILIES.items():
+        lines.append(family)
+        for edit in map(kind_named, names):
+            lines += [f"  {edit.name}: {_summary(edit)}", f"      --edit '{edit.example}'"]
+            lines += [f"      {key.name}={_default(key)}  {key.help}" for key in own_keys(edit)]
+            lines += ["      and a selection"] if _selects(edit) else []
+        lines.append("")
+    lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
+    lines += [f"      {key.name}=  {_help(key)}" for key in _keys_of_selections().values()]
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """All edits, for the page about them."""
+    lines = []
+    for family, names in FAMILIES.items():
+        lines += [f"## {family}", ""]
+        for edit in map(kind_named, names):
+            lines += [f"### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
+            lines += [f"- `{key.name}={_default(key)}`: {_help(key)}" for key in own_keys(edit)]
+            lines += ["- the keys of a selection, as below"] if _selects(edit) else []
+            lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
+            lines += [f"- source: {edit.source}", f"- {proof_of(edit)}"]
+            lines += [f"- in the training: {edit.training}"] if edit.training else []
+            lines += [f"- for real ({EFFORTS[edit.effort]}): {parse_edit(edit.example).how()}", ""]
+    lines += ["## Selections", ""]
+    lines += ["| key | selects |", "|---|---|"]
+    lines += [f"| `{key.name}=` | {_help(key)} |" for key in _keys_of_selections().values()]
+    return "\n".join(lines) + "\n"
+
+
+def proof_of(edit: type[Edit]) -> str:
+    """What recordings before and after such a change there are, in words."""
+    if edit.proof:
+        return f"proven by jobs recorded before and after: {edit.proof}"
+    return "unproven: no job was recorded before and after" if edit.is_advice else "a bound or supposition"
+
+
+def own_keys(edit: type[Edit]) -> list[Key]:
+    """The keys of an edit without those of its selection."""
+    others = _keys_of_selections() if _selects(edit) else {}
+    return [key for name, key in keys_of(edit).items() if name not in others]
+
+
+def _selects(edit: type[Edit]) -> bool:
+    return _keys_of_selections().keys() <= keys_of(edit).keys()
+
+
+def _keys_of_selections() -> dict[str, Key]:
+    from dpro.replay.whatif.graph_ops.selected import NodeSelection  # completion of words does without
+
+    return keys_of(NodeSelection)
+
+
+def _help(key: Key) -> str:
+    return f"{key.help} ({', '.join(key.choices)})" if key.choices else key.help
+
+
+def _default(key: Key) -> str:
+    if key.required or key.default is None:
+        return "…"
+    return number(key.default) if key.type is float else str(key.default)
+
+
+def generate(page: str) -> str:
+    """A page with the part between its two marks made again."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(generate(path.read_text()))

@@ -3,35 +3,490 @@
 In: a graph, and the ranks that findings name. Out: predictions, what the run cannot answer, and what cannot
 gain. Every edit there is names its candidates for this run. Those whose bound shows that they gain nothing
 are not replayed. The others are replayed, and those that gain are predicted with their intervals, and ranked
-by what they gain for certain.
+by what they gain for certain. Of condensed ranks, for which bounds are not known, all of it is predicted.
 
-The best pair of all is found by branch and bound (`best_pair.py`), since two edits may save the same time, or
-make room for each other. What gains most on top of a pair is taken with it, each time by a replay of all that
-is taken so far. Nothing is random: the same run gives the same answer.
+The best pair of all is found by branch and bound, best first (Land and Doig, An automatic method of solving
+discrete programming problems, 1960), since two edits may save the same time, or make room for each other. No
+pair gains more than both take from the critical path as it is, nor more than what one gains and what the
+other can take from the critical path of the graph that the first one makes: there an edit may gain much that
+gains nothing by itself. Bounds are worked out for a pair only as long as it may still be the best, the cheap
+ones first, and what remains is replayed.
+
+What gains most on top of a pair is taken with it, each time by a replay of all that is taken so far. Nothing
+is random: the same run gives the same answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
 import polars as pl
 
+from dpro.arrays import Ints
 from dpro.documents import DocumentPart
+from dpro.errors import Unanswerable
 from dpro.replay.construction.progress import Progress, ignore
+from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph
-from dpro.replay.whatif.best_pair import best_pair
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, goes_with, in_order
+from dpro.replay.graph import Graph, GraphError, once, with_own_known
+from dpro.replay.timeline import changed_durations, changed_ends, replay
+from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
-from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.job import ReplayedJob, job_of
-from dpro.replay.whatif.predict import Prediction, Refusal, ranked
-from dpro.replay.whatif.registry import all_kinds
+from dpro.replay.whatif.facts import RunFacts, facts_of
+from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob, job_of
+from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict, ranked
+from dpro.replay.whatif.registry import EDITS, all_kinds
 from dpro.units import format_duration, ms
+
+MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
+
+
+class EditSets:
+    """Gains and predictions of sets of edits.
+
+    Attributes:
+        facts: what the run shows.
+        changed: graphs that single edits have made of its graph.
+        least_after: what is left at least by a first edit and a second one on top of it, ns; and whether the
+            graph of the second was known then.
+        left: how many more sets of several edits may be tried.
+        trust: of the replay.
+    """
+
+    compares_pairs = True  # pairs with each other, each by a replay
+
+    def __init__(self, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
+        """Begin with nothing tried.
+
+        Args:
+            report: is called with how many were made, and how many there will be at most.
+        """
+        self.facts, self.trust, self.left = facts, trust, 0
+        self.changed: dict[Edit, Graph] = {}
+        self.least_after: dict[tuple[Edit, Edit, bool], float] = {}
+        self._report, self._made = report, 0
+        self._gains: dict[frozenset[Edit], float | None] = {}
+        self._taken: dict[tuple[Edit, bool], float] = {}
+
+    def bounds(self, kinds: Collection[type[Edit]]) -> tuple[dict[Edit, float], list[Refusal]]:
+        """What edits propose, and the most that each can gain, ns of the mean step; what has nothing to."""
+        edits, refused = candidates(self.facts, kinds)
+        bounds, refusals = bounds_of(self.facts, edits)
+        return bounds, refused + refusals
+
+    def single_gains(self, edits: Sequence[Edit], left: int) -> tuple[dict[Edit, float], list[Refusal]]:
+        """What each edit gains, ns of the time for a batch of today's size, and what the run cannot answer.
+
+        Args:
+            left: how many sets of several edits may be tried after that.
+        """
+        self.left = left
+        gains, refused = self._single_gains(edits)
+        self._gains |= {frozenset([edit]): gain for edit, gain in gains.items()}
+        return gains, refused
+
+    def _single_gains(self, edits: Sequence[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
+        return replayed_gains(self.facts, edits, self.count, self.changed)
+
+    def knows(self, edit: Edit) -> bool:
+        """Whether it was tried by itself."""
+        return frozenset([edit]) in self._gains
+
+    def count(self) -> None:
+        """Report one more."""
+        self._made += 1
+        self._report(self._made, self._made + max(self.left, 0))
+
+    def together(self, edits: Iterable[Edit]) -> float | None:
+        """What these gain together, ns of the time for a batch of today's size.
+
+        None where one leaves nothing for another to change, or no budget is left.
+
+        Args:
+            edits: in any order.
+        """
+        chosen = frozenset(edits)
+        if chosen not in self._gains:
+            if self.left <= 0:
+                return None
+            self.left -= 1
+            self.count()
+            self._gains[chosen] = self._gain(in_order(chosen))
+        return self._gains[chosen]
+
+    def _gain(self, edits: Sequence[Edit]) -> float | None:
+        changed, samples = self.facts.graph, 1.0
+        try:
+            for number, edit in enumerate(edits):
+                samples *= edit.samples(changed)
+                first = self.changed.get(edit) if number == 0 else None
+                changed = edit.apply(changed) if first is None else first
+        except (Unanswerable, GraphError):
+            return None
+        if len(edits) == 1 and is_slim(self.facts.graph, changed):
+            self.changed[edits[0]] = changed
+        return gain_of(self.facts, changed, replay(changed).end, samples)
+
+    def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
+        """What an edit takes from all durations, or from all lags, of the run's graph.
+
+        Args:
+            was: [K] ns as they are.
+            then: [K] ns under the edit.
+        """
+        place = (edit, was is self.facts.graph.edges.lag)
+        if place not in self._taken:
+            self._taken[place] = float(np.maximum(was - then, 0).sum())
+        return self._taken[place]
+
+    def answer(self, edits: Iterable[Edit]) -> Prediction:
+        """Predict these edits together.
+
+        Args:
+            edits: one or more, in any order.
+
+        Raises:
+            Unanswerable: one leaves nothing for another to change.
+        """
+        applied = apply_all(ReplayedJob(self.facts.graph, self.changed), in_order(edits))
+        return compare(applied, self.facts.baseline, self.trust)
+
+
+class PredictedSets(EditSets):
+    """The same of a job by condensed ranks, of which a set is predicted at once.
+
+    Edits that look at the graph of all ranks are refused. Those of the inside of ranks are proposed by the
+    rank that most of the critical path runs over.
+    """
+
+    compares_pairs = False
+
+    def __init__(self, job: ReplayedJob, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
+        """Begin with nothing tried.
+
+        Args:
+            facts: that the joined graph shows.
+            report: as of `EditSets`.
+        """
+        super().__init__(facts, trust, report)
+        self._job = job
+        self._answers: dict[frozenset[Edit], Prediction] = {}
+
+    def bounds(self, kinds: Collection[type[Edit]]) -> tuple[dict[Edit, float], list[Refusal]]:
+        """As of `EditSets`; no bound is known."""
+        graph, facts = self.facts.graph, self.facts
+        rank = int(np.argmax(np.bincount(graph.nodes.rank + 1, facts.of_critical_path)[1:]))
+        inside = facts_of(self._job.graph_of(rank, facts.timeline), suspects=facts.suspects)
+        bounds, refused = dict[Edit, float](), list[Refusal]()
+        for kind in kinds:
+            if kind.acts_on == "job":
+                refused.append(Refusal(kind.name, WHOLE_ONLY))
+                continue
+            edits, reasons = candidates(inside if kind.acts_on == "ranks" else facts, [kind])
+            if not edits and not reasons:  # what compares ranks, one shows not
+                edits, reasons = candidates(facts, [kind])
+            bounds |= {edit: math.inf for edit in edits if edit.scope() != "job"}
+            refused += reasons
+        return bounds, refused
+
+    def _single_gains(self, edits: Sequence[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
+        gains, refused = dict[Edit, float](), list[Refusal]()
+        for edit in edits:
+            self.count()
+            try:
+                gains[edit] = self._predicted([edit]).gain_ns
+            except Unanswerable as error:
+                refused.append(Refusal(str(edit), str(error)))
+        return gains, refused
+
+    def _gain(self, edits: Sequence[Edit]) -> float | None:
+        try:
+            return self._predicted(edits).gain_ns
+        except Unanswerable:  # one leaves nothing for another to change
+            return None
+
+    def _predicted(self, edits: Sequence[Edit]) -> Prediction:
+        answer = predict(self._job, self.facts.baseline, edits, self.trust)
+        self._answers[frozenset(edits)] = answer
+        return answer
+
+    def answer(self, edits: Iterable[Edit]) -> Prediction:
+        """As of `EditSets`, of edits whose gain is known."""
+        return self._answers[frozenset(edits)]
+
+
+def candidates(
+    facts: RunFacts, kinds: Iterable[type[Edit]] | None = None
+) -> tuple[list[Edit], list[Refusal]]:
+    """What each kind of edit proposes for a run, and what has nothing to propose.
+
+    Args:
+        kinds: the edits to consider, all where None.
+    """
+    edits: list[Edit] = []
+    refused = []
+    for kind in all_kinds() if kinds is None else kinds:
+        try:
+            refuse_foreign(kind, facts.graph)
+            edits += kind.candidates(facts)
+        except (Unanswerable, GraphError) as error:
+            refused.append(Refusal(kind.name, str(error)))
+    return edits, refused
+
+
+def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
+    """The most that each edit can gain, ns of the mean step, and what the run cannot answer."""
+    bounds, refused = dict[Edit, float](), []
+    for edit in edits:
+        try:
+            bounds[edit] = edit.bound(facts)
+        except (Unanswerable, GraphError) as error:
+            refused.append(Refusal(str(edit), str(error)))
+    return bounds, refused
+
+
+def replayed_gains(
+    facts: RunFacts,
+    edits: Sequence[Edit],
+    count: Callable[[], None] = lambda: None,
+    changed_by: dict[Edit, Graph] | None = None,
+) -> tuple[dict[Edit, float], list[Refusal]]:
+    """What each edit gains by a replay, ns of the time for a batch of today's size.
+
+    Args:
+        count: is called for each that was replayed or refused.
+        changed_by: is given the changed graphs of those that gain, and of those that have the nodes of the
+            unchanged one, if it is there.
+
+    Returns:
+        Gains, in the order of the edits, and what the run cannot answer.
+    """
+    graph, gains, refused = facts.graph, dict[Edit, float](), []
+    for edit in edits:
+        count()
+        try:
+            changed = edit.apply(graph)
+        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
+            refused.append(Refusal(str(edit), str(error)))
+            continue
+        gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
+        kept = is_slim(graph, changed) or gains[edit] > MIN_GAIN * facts.base_ns
+        if changed_by is not None and kept:
+            changed_by[edit] = changed
+    return gains, refused
+
+
+def is_slim(graph: Graph, changed: Graph) -> bool:
+    """Whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
+    return changed.has_nodes_of(graph)
+
+
+def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float:
+    """What is saved of the time for a batch of today's size, by the replay of a changed graph.
+
+    Args:
+        end: [N] ns of its nodes.
+    """
+    steps = changed_durations(facts.baseline, changed, end)
+    return facts.base_ns - float(steps.mean()) / samples
+
+
+def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+    """Whether an edit can be combined with others: not twice the same kind."""
+    return all(type(edit) is not type(other) for other in taken)
+
+
+def in_order(edits: Iterable[Edit]) -> list[Edit]:
+    """In the order of the registry, so that a set of edits has one text."""
+    order = {name: number for number, name in enumerate(EDITS)}
+    return sorted(edits, key=lambda edit: (order[edit.name], str(edit)))
+
+
+NEAR = 0.002  # of the time that is left: a pair that may be better by no more is as good
+
+
+def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
+    """The two edits that gain most together; of those that gain as much within `NEAR` any.
+
+    Returns:
+        The pair, or nothing where none gains more than the best single edit.
+    """
+    limits, base_ns = _Limits(sets), sets.facts.base_ns
+    queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
+    for number, (one, other) in enumerate(combinations(edits, 2)):
+        pair = frozenset([one, other])
+        if goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+            queue.append((limits.least_ns(pair), number, all(map(sets.knows, pair)), firsts, pair))
+    heapq.heapify(queue)
+    best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)
+    while queue and queue[0][0] < left_ns * (1 - NEAR):
+        least_ns, number, both_known, firsts, pair = heapq.heappop(queue)
+        if firsts:
+            least_ns = max(least_ns, limits.least_after_ns(firsts[0], pair))
+            heapq.heappush(queue, (least_ns, number, both_known, firsts[1:], pair))
+        elif any(sets.together([edit]) is None for edit in pair):
+            continue  # the run cannot answer one of them
+        elif not both_known:
+            least_ns = max(least_ns, limits.least_ns(pair))
+            heapq.heappush(queue, (least_ns, number, True, limits.firsts(pair), pair))
+        elif (gain := sets.together(pair)) is not None and base_ns - gain < left_ns * (1 - NEAR):
+            best, left_ns = pair, base_ns - gain
+    return best
+
+
+class _Limits:
+    """What edits leave at least of the time for a batch of today's size."""
+
+    def __init__(self, sets: EditSets) -> None:
+        self._sets = sets
+        self._after: dict[Edit, RunFacts] = {}
+        self._taken: dict[tuple[Edit, bool], float] = {}
+
+    def left_ns(self, edit: Edit) -> float:
+        """What one that was replayed leaves; all where it was not."""
+        gain = self._sets.together([edit]) if self._sets.knows(edit) else None
+        return self._sets.facts.base_ns - (gain or 0.0)
+
+    def firsts(self, pair: Collection[Edit]) -> list[Edit]:
+        """Those of two whose graphs are at hand; first those after which bounds take least to work out."""
+        before, changed = self._sets.facts.graph, self._sets.changed
+        made = [edit for edit in pair if edit in changed]
+        return sorted(
+            made,
+            key=lambda edit: (not is_slim(before, changed[edit]), self.left_ns(edit), str(edit)),
+        )
+
+    def least_ns(self, pair: Collection[Edit]) -> float:
+        """What two leave at least, of themselves or by what both take from the critical path as it is."""
+        facts = self._sets.facts
+        one, other = pair
+        on_path = sum(map(self._taken_ns, pair))
+        try:
+            most = min(on_path, one.bound_with(other, facts))
+        except Unanswerable:
+            most = on_path
+        return max(facts.base_ns - most, 0.0)
+
+    def _taken_ns(self, edit: Edit) -> float:
+        """What an edit takes from the critical path as it is, as far as its graph is at hand."""
+        place = (edit, edit in self._sets.changed)
+        if place not in self._taken:
+            self._taken[place] = taken(self._sets, self._sets.facts, edit)[0]
+        return self._taken[place]
+
+    def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
+        """What two leave at least by what the second can take from the critical path under the first."""
+        (second,) = pair - {first}
+        place = (first, second, second in self._sets.changed)
+        if place not in self._sets.least_after:
+            self._sets.least_after[place] = self._least_on_top_ns(first, second)
+        return self._sets.least_after[place]
+
+    def _least_on_top_ns(self, first: Edit, second: Edit) -> float:
+        """As `least_after_ns`, worked out."""
+        before = self._sets.facts
+        if first not in self._after:
+            self._after[first] = _facts_after(before, self._sets.changed[first])
+        after = self._after[first]
+        samples = first.samples(before.graph)
+        can, is_known = taken(self._sets, after, second, samples)
+        if not is_known:
+            try:
+                can = min(can, second.bound_on_top(before, after))
+            except (Unanswerable, GraphError):
+                return math.inf if in_order([first, second])[0] is first else 0.0
+        return (after.base_ns - max(can, 0.0)) / samples
+
+
+def _facts_after(facts: RunFacts, changed: Graph) -> RunFacts:
+    """What a changed graph shows, its windows counted from where those of the unchanged one begin."""
+    timeline = replay(with_own_known(changed))
+    baseline = changed_ends(facts.baseline, changed, timeline.end)
+    return RunFacts(timeline.graph, timeline, baseline, facts.suspects)
+
+
+def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
+    """What an edit can take from the critical path of a graph: what it took from the same work as it was.
+
+    Of what takes longer by now it can take as large a part. What the run has not can go away, but in all no
+    more than the edit took anywhere.
+
+    Args:
+        sets: has the graph that the edit makes of the run's.
+        facts: of the run, or of a graph that another edit made of the run's.
+        edit: one that leaves all dependencies and the batch; of others infinite.
+
+    Returns:
+        ns of the mean step, and whether the run has all of the path.
+    """
+    before, changed, now = sets.facts.graph, sets.changed.get(edit), facts.graph
+    if changed is None or edit.samples(before) != 1 or not _keeps_dependencies(before, changed):
+        return math.inf, False
+    path, edges = facts.path, facts.timeline.binding[facts.path]
+    edges = edges[edges != NO_NODE]
+    columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
+    origin = (path, before.nodes.measured_start)
+    same = [once(now, "path as before", origin, lambda: _as_before(before, now, path))]
+    if changed.edges.lag is not before.edges.lag:
+        columns.append((before.edges.lag, changed.edges.lag, now.edges.lag[edges]))
+        origin = (path, before.edges.source)
+        same.append(once(now, "edges as before", origin, lambda: _edges_as_before(before, now, edges)))
+    total = anywhere = 0.0
+    has_all = all((place >= 0).all() for place in same)
+    for (was, then, lasts), place in zip(columns, same):
+        longer = np.maximum(lasts / np.maximum(was[place], 1), 1)  # by what it takes longer by now
+        can = np.where(place >= 0, np.maximum(was[place] - then[place], 0) * longer, np.inf)
+        total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
+        anywhere += total if has_all else samples * sets.taken_anywhere_ns(edit, was, then)
+    return facts.per_step(min(total, anywhere)), has_all
+
+
+def _keeps_dependencies(graph: Graph, changed: Graph) -> bool:
+    """Whether a changed graph differs in durations and lags alone."""
+    kept = changed.edges.source is graph.edges.source and changed.nodes.earliest is graph.nodes.earliest
+    return kept and is_slim(graph, changed)
+
+
+def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
+    """Which nodes of the unchanged graph some of another are, or are copies of; -1 for others."""
+    if is_slim(before, graph):
+        return nodes
+    columns = (before.nodes.lane, before.nodes.kind, before.nodes.measured_start, before.nodes.measured_end)
+    order, keys = once(before, "nodes by what they are", columns, lambda: _sorted(_what(*columns)))
+    here = [getattr(graph.nodes, name)[nodes] for name in ("lane", "kind", "measured_start", "measured_end")]
+    likely = order[np.searchsorted(keys, _what(*here)).clip(max=keys.size - 1)]
+    equal = np.logical_and.reduce([now == was[likely] for now, was in zip(here, columns)])
+    return np.where(equal, likely, -1)
+
+
+def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
+    """A number of each node that is hardly that of another: it may leave the range of int64."""
+    return ((start * 1_000_003 + end) * 1_009 + lane) * 31 + kind
+
+
+def _sorted(keys: Ints) -> tuple[Ints, Ints]:
+    order = np.argsort(keys, kind="stable")
+    return order, keys[order]
+
+
+def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
+    """The edges of the unchanged graph between the same nodes as some of another; -1 where there is none."""
+    source, target, count = before.edges.source, before.edges.target, before.num_nodes
+    if graph.edges.source is source:
+        return edges
+    keys = once(before, "ends of edges", (source, target), lambda: target * count + source)
+    begins = _as_before(before, graph, graph.edges.source[edges])
+    ends = _as_before(before, graph, graph.edges.target[edges])
+    wanted = ends * count + begins
+    likely = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
+    return np.where((keys[likely] == wanted) & (begins >= 0) & (ends >= 0), likely, -1)
+
 
 MAX_TOGETHER = 4
 MAX_PAIRED = 6  # of the best edits each two are compared with their sum
@@ -106,7 +561,6 @@ def explore(
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
-        job: or its whole graph.
         budget: how many changed jobs to replay at most.
         report: is called with how many were, and how many will be at most.
         baseline: `baseline_steps` of its graph, if it is at hand or not of all steps.

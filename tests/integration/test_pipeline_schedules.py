@@ -13,8 +13,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import layout_document
 from dpro.analysis.answers.whatif import what_if
 from dpro.opening import ensure_finished
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
-from dpro.replay.pipeline.recorded import operations_by_backwards, operations_by_ranges
+from dpro.replay.pipeline.recorded import operations_by_backwards, operations_by_ranges, pipeline_bubbles
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import OPERATIONS, STEPS
 from dpro.store import Run, open_run

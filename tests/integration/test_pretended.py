@@ -14,7 +14,7 @@ from dpro.dashboards.links import Link
 from dpro.members import members_of
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.graph import NodeKind
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts
 from dpro.replay.timeline import measured_step_times
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.schema.members import num_members

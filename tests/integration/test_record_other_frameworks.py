@@ -8,7 +8,7 @@ import pytest
 
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.gradients.buckets import gradient_passes
+from dpro.replay.gradient_buckets import gradient_passes
 from dpro.schema import BUCKETS, COLLECTIVES
 from dpro.store import Run, open_run
 from tests.loops import EVERY, SKIP, check_that_ranks_agree, environment, values

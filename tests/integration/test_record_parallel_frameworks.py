@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.gradients.buckets import gradient_passes
+from dpro.replay.gradient_buckets import gradient_passes
 from dpro.schema import BUCKETS, COLLECTIVES, OPERATIONS, WORKERS
 from dpro.store import Run
 from tests.jobs import complete, opened

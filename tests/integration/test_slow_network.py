@@ -15,8 +15,8 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
-from dpro.detect.network.pairs import delay_matrix
 from dpro.detect.network.traffic import host_of, transfers_of
+from dpro.detect.network.transfers import delay_matrix
 from tests.jobs import PATIENCE_S, RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")

@@ -35,7 +35,7 @@ from dpro.replay.cost.fabric.placement import Placed, placed
 from dpro.replay.cost.fabric.planning import planned_connections
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edits.paths import PlannedPaths
+from dpro.replay.whatif.edits.fabric import PlannedPaths
 from dpro.replay.whatif.graph_ops.shared_fabric import (
     Cables,
     met_between_switches,

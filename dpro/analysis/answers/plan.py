@@ -28,7 +28,7 @@ from dpro.replay.layouts.layout import (
 from dpro.replay.layouts.memory import KINDS
 from dpro.replay.layouts.model import Model, framework_named
 from dpro.replay.layouts.plan import MeasuredLayout, plan
-from dpro.replay.layouts.recorded.job import RecordedJob, own_layout, ranked
+from dpro.replay.layouts.recorded_job import RecordedJob, own_layout, ranked
 
 SELECTIVE = RECOMPUTE.index("selective")
 

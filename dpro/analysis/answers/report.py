@@ -18,9 +18,9 @@ from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
-from dpro.replay.steps import breakdown, host
+from dpro.replay.steps import kernel_totals, per_rank
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import NS_PER_MS
 
@@ -228,10 +228,10 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
     facts = analysis.host
     return ReportTables(
         steps=analysis.breakdown,
-        kernels=breakdown.kernel_totals(analysis.spans),
+        kernels=kernel_totals(analysis.spans),
         collectives=analysis.sizes,
         facts=facts,
-        host=host.per_rank(facts),
+        host=per_rank(facts),
         stages=pipeline_bubbles(analysis.run, selection),
         on_gpu=bool((analysis.spans["kind"] == "kernel").any()),
     )

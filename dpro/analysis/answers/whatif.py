@@ -1,6 +1,10 @@
 """What changes would do to the step time: given edits, a search, sensitivity, time against memory.
 
 In: an `Analysis`, and edits. Out: documents, and the predictions that they are of.
+
+Of time against memory, points are ways to run the job: larger batches, recomputed activations, accumulated
+gradients. Some are best: none other takes less time for a batch of today's size and no more memory. Memory is
+what a step has allocated at most beyond what it found; time that of a batch of the size that was recorded.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -26,18 +30,19 @@ from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.analysis.unanswered import pretended_step
 from dpro.cache import cache_folder, keep_latest
-from dpro.documents import Document, plain
+from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
+from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.replay.timeline import durations_of
-from dpro.replay.whatif.documents import PredictionDocument, prediction_document, undominated
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.pareto import ParetoPoint, pareto
+from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, measured_ns, predict, ranked
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGain, explore
@@ -47,6 +52,174 @@ from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.kept import PATHS as PATHS
 from dpro.units import format_duration, ms
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.predict import Prediction
+
+FACTORS = (2, 4)
+UNLIMITED_GB = 1e6  # whether it fits is said, not refused
+
+
+class ParetoPoint(DocumentPart, frozen=True):
+    """One way to run the job: its time and its memory.
+
+    Attributes:
+        edits: what is changed; empty for the job as it is.
+        ms_per_batch: mean time for a batch of the size that was recorded.
+        speedup: of throughput, samples per second, to the job as it is.
+        within_step_bytes: the most that a step allocates beyond what it found.
+        fits: whether there is so much memory; null where the run does not show it.
+        best: whether no other point takes less of one and no more of the other.
+    """
+
+    edits: list[str]
+    ms_per_batch: float
+    speedup: float | None
+    within_step_bytes: int
+    fits: bool | None
+    best: bool
+
+
+def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
+    """Time against memory, the least memory first.
+
+    Raises:
+        Unanswerable: the run holds no allocations, or no whole step.
+    """
+    footprint = footprint_of(graph.run)
+    baseline = baseline_steps(graph)
+    base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
+    ways: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
+    for edits, within in _ways(graph, footprint.within_step_bytes):
+        with suppress(Unanswerable):  # what it needs is not in this run
+            predicted = predict(graph, baseline, edits, trust)
+            ways.append((tuple(edits), predicted.predicted_ns / predicted.samples, within))
+    free = footprint.free_bytes
+    points = [
+        ParetoPoint(
+            list(map(str, edits)),
+            ms(time),
+            base / time if time else None,
+            within,
+            None if free is None else within - footprint.within_step_bytes <= free,
+            best=not any(_beats((other, more), (time, within)) for _, other, more in ways),
+        )
+        for edits, time, within in ways
+    ]
+    return sorted(points, key=lambda point: (point.within_step_bytes, point.ms_per_batch))
+
+
+def _beats(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def _ways(graph: Graph, within: int) -> list[tuple[list[Edit], int]]:
+    """Edits, and what a step allocates with them."""
+    larger = {factor: Batch(factor, memory_gb=UNLIMITED_GB) for factor in FACTORS}
+    ways: list[tuple[list[Edit], int]] = [([Accumulate(factor)], within) for factor in FACTORS]
+    ways += [([batch], factor * within) for factor, batch in larger.items()]
+    for pattern, names in sorted(blocks_of_run(graph.run).items()):
+        left = max(within - freed_by_recomputing(graph.run, names), 0)
+        again = Recompute(pattern)
+        ways.append(([again], left))
+        ways += [([again, batch], factor * left) for factor, batch in larger.items()]
+    return ways
+
+
+class PredictionDocument(DocumentPart, frozen=True):
+    """What edits together would make of the mean step.
+
+    Attributes:
+        edits: as `--edit` accepts them, in the order in which they apply.
+        predicted_ms: mean step under the edits.
+        speedup: of throughput, samples per second; null where nothing is left of the step.
+        proven: whether recordings before and after such changes have confirmed such predictions.
+        block: proven, unproven or bound.
+        effect: faster, slower, or unclear where the interval of the gain holds none.
+        low, high: interval of the predicted time, ms.
+        how: how to make the change to the job, and what is assumed.
+        notes: what the edits found in the run, one line each.
+        samples: how many times as many samples a step works on.
+        speedup_low, speedup_high: interval of the speedup; null where nothing may be left of the step.
+        gain_ms: what is saved of the time for as many samples as a step works on now; null where nothing is
+            left of the step.
+        gain_low_ms, gain_high_ms: interval of that.
+        samples_per_s: elements of batches per second, all ranks; null where they were not counted.
+        effort: what it takes: flag, line (of code), code, money, or none where it cannot be done.
+        training: what changes in the training itself, one line each: what that does to how much a sample
+            teaches is not predicted.
+        best: whether nothing else that is advice gains as much for less effort.
+    """
+
+    edits: list[str]
+    predicted_ms: float
+    speedup: float | None
+    proven: bool
+    block: str
+    effect: str
+    low: float
+    high: float
+    how: str
+    notes: list[str]
+    samples: float
+    speedup_low: float | None
+    speedup_high: float | None
+    gain_ms: float | None
+    gain_low_ms: float | None
+    gain_high_ms: float | None
+    samples_per_s: float | None
+    effort: str
+    training: list[str]
+    best: bool
+
+
+def undominated(predictions: Sequence[Prediction]) -> list[bool]:
+    """[P] whether nothing else that is advice gains as much for less effort, or more for as much."""
+    advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
+    efforts = list(EFFORTS)
+
+    def beats(one: Prediction, other: Prediction) -> bool:
+        more = one.speedup - other.speedup
+        less = efforts.index(other.effort) - efforts.index(one.effort)
+        return more >= 0 and less >= 0 and (more > 0 or less > 0)
+
+    best = {id(prediction) for prediction in advice if not any(beats(one, prediction) for one in advice)}
+    return [id(prediction) in best for prediction in predictions]
+
+
+def prediction_document(
+    prediction: Prediction, best: bool = False, samples_per_s: float | None = None
+) -> PredictionDocument:
+    """A prediction for programs.
+
+    Args:
+        best: whether nothing else gains as much for less effort.
+        samples_per_s: elements of batches per second as it is; None where not known.
+    """
+    speedup = finite(prediction.speedup)
+    return PredictionDocument(
+        edits=[str(edit) for edit in prediction.edits],
+        predicted_ms=ms(prediction.predicted_ns),
+        speedup=speedup,
+        proven=prediction.proven,
+        block=prediction.block,
+        effect=prediction.effect,
+        low=ms(prediction.low_ns),
+        high=ms(prediction.high_ns),
+        how=prediction.how(),
+        notes=list(prediction.notes),
+        samples=prediction.samples,
+        speedup_low=finite(prediction.speedup_at(prediction.gain_low_ns)),
+        speedup_high=finite(prediction.speedup_at(prediction.gain_high_ns)),
+        gain_ms=finite(ms(prediction.gain_ns)),
+        gain_low_ms=finite(ms(prediction.gain_low_ns)),
+        gain_high_ms=finite(ms(prediction.gain_high_ns)),
+        samples_per_s=samples_per_s * speedup if samples_per_s and speedup else None,
+        effort=prediction.effort,
+        training=list(prediction.training),
+        best=best,
+    )
+
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
@@ -251,7 +424,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
     """Refusals for want of whole operations, with why those that were recorded are not replayed."""
     if not refused:
         return []
-    from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
+    from dpro.replay.whatif.edits.pipeline import NOT_OPERATIONS
 
     wanting = [refusal.reason == NOT_OPERATIONS for refusal in refused]
     why = analysis.why_no_operations if any(wanting) else ""

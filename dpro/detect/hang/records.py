@@ -190,7 +190,6 @@ def _keyed(
 
     Args:
         frame: rows with `group` and `group_ranks`.
-        process_groups: table `process_groups`.
 
     Returns:
         The rows with `key`; and `key`, `ranks` as a text.

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
-from dpro.replay.steps.host import host_facts
+from dpro.replay.steps import host_facts
 from dpro.units import NS_PER_S, format_duration
 
 MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
@@ -209,7 +209,6 @@ def with_throttling(
     periods of the kernel, of 100 ms, so that it may show in some steps only.
 
     Args:
-        steps: table `steps`.
         counters: with samples of processes, whose throttled time is a total so far.
     """
     held = _held_back(steps, counters)

@@ -22,7 +22,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.mesh import axis_of_group, mesh_of_run
-from dpro.replay.steps.durations import job_steps
+from dpro.replay.steps import job_steps
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart
 from dpro.schema.members import num_members

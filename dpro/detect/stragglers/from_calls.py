@@ -1,8 +1,14 @@
-"""Ranks that the others wait for persistently, inferred from the calls that are always recorded.
+"""Ranks that the others wait for, inferred from the calls that are always recorded.
 
 In: calls, steps, counters and workers on one clock; or, with clocks that need not agree, collectives outside
 of deep windows that have a duration. Out: findings, and what they cannot show. Which ranks are slower than
 their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and why.
+
+Three kinds are told apart. Late persistently: the same rank comes last in nearly all steps. Late one after
+another in each step: ranks take turns at something that they share, and no rank is at fault; ranks that are
+late by chance are not equally far apart in each step. Jitter: steps vary far more than those of peers, though
+they are not slower in most; which part of the machine is at fault a varying time does not show, so no part is
+blamed.
 """
 
 from __future__ import annotations
@@ -12,20 +18,22 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats
+from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
-from dpro.detect.significance import MIN_COST
+from dpro.detect.significance import MIN_COST, PERSISTENT
 from dpro.detect.stragglers.causes import (
     COUNTED,
     CPU,
+    EXPLAINED,
+    HOST_CAUSES,
     NEARLY_AS_LATE,
     RUN_QUEUE,
     counted_more,
     host_cause,
     idle_cause,
 )
-from dpro.detect.stragglers.excess import Excess, Team, late_columns
+from dpro.detect.stragglers.excess import MIN_RATIO, Excess, Team, late_columns, midmean
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams_by_calls, usual_ones
 from dpro.schema.members import num_members
 from dpro.units import format_duration
@@ -110,7 +118,6 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     """At most one finding, of ranks that are late together: healing one of them alone saves little.
 
     Args:
-        team: which ranks, and their times.
         late: those of its ranks that are slower than their peers, each with the finding that it is by itself.
     """
     slow = {excess.column: (excess, finding) for excess, finding in late if not excess.against_past}
@@ -146,8 +153,6 @@ def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
 
     Args:
         own_times: as `own_time` gives it.
-        rank: which.
-        since: the step.
     """
     late, own = pl.col("step") >= since, pl.col("rank") == rank
     excess = (
@@ -476,3 +481,195 @@ def _on_gpu(finding: Finding) -> Finding:
     evidence = tuple(LAST_ON_GPU if line == HOST_OR_GPU else line for line in finding.evidence)
     confidence = round(min(finding.confidence / HOST_OR_GPU_SURE * LAST_ON_GPU_SURE, 1.0), 3)
     return replace(finding, evidence=evidence, confidence=confidence)
+
+
+COMPONENT = "what ranks take in turn"
+MIN_STEPS_IN_TURN = 20
+MIN_GAP_IN_TURN = 0.05  # of the step: from one rank to the next
+MAX_SPREAD = 0.25  # of a distance: of normal noise it is 0.6 or more, however large that is
+MAX_RATIO = 2.0  # of the largest distance to the smallest
+MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by itself
+
+
+def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Finding]:
+    """Find ranks that take turns, costliest first.
+
+    Args:
+        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
+        calls: as `calls_of` gives them; for which ranks belong together.
+        workers: table `workers`, which says of what stage ranks are.
+    """
+    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
+    findings = []
+    for ranks in teams_by_calls(calls, own_times, stages):
+        team = team_of(own_times, ranks)
+        if len(ranks) < 2 or team.steps.size < MIN_STEPS_IN_TURN:
+            continue
+        cycle = float(np.median((team.own + team.waited).mean(axis=1)))
+        gaps_ns = distances(team.own, cycle)
+        if gaps_ns is None:
+            continue
+        cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
+        last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
+        shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, last, strict=True))
+        gap = format_duration(float(np.median(gaps_ns)))
+        evidence = (
+            f"in each step ranks come one after another, each {gap} later, "
+            f"and which comes last changes: {shares} of {team.steps.size} steps",
+            "no rank is at fault: they wait for each other at something that they share and take in turn, "
+            "such as a lock of a file, a server, or a disk; look at what all of them open in each step",
+        )
+        sure = round(float(1 - last.max()) * len(ranks) / (len(ranks) - 1), 3)
+        findings.append(
+            Finding(
+                "slow.host",
+                "job",
+                COMPONENT,
+                tuple(ranks),
+                round(cost / cycle, 4),
+                min(sure, 0.9),
+                cost,
+                evidence,
+            )
+        )
+    return costliest_first(findings)
+
+
+def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
+    """[R - 1] ns from each rank to the next in the order in which they come; None where they take no turns.
+
+    Args:
+        own_ns: [T, R] own times.
+    """
+    gaps_ns = np.diff(np.sort(own_ns, axis=1), axis=1)
+    typical = midmean(gaps_ns)
+    spread = MAD_TO_SIGMA * np.median(np.abs(gaps_ns - np.median(gaps_ns, axis=0)), axis=0)
+    last = np.bincount(own_ns.argmax(axis=1), minlength=own_ns.shape[1]) / len(own_ns)
+    steady = (gaps_ns >= typical / 2).mean(axis=0) >= PERSISTENT
+    if typical.min() < MIN_GAP_IN_TURN * cycle_ns or typical.max() > MAX_RATIO * typical.min():
+        return None
+    if not steady.all() or (spread > MAX_SPREAD * typical).any() or last.max() > MAX_LAST:
+        return None
+    return typical
+
+
+MIN_STEPS = 60  # of fewer, how far the slowest tenth is off is hardly known
+TAIL = 0.9  # quantile whose distance from the median is the spread: what the others wait for is lateness
+MIN_SPREAD = 0.01  # of the own time: lower spreads of peers are raised to this
+# Times the spread of the peers, typically and of the one that varies most: the quantile of 60 normal values
+# has a relative error of a quarter, and each rank of each job is one more chance to be wrong.
+MIN_TIMES, MIN_TIMES_NEXT = 4.0, 2.5
+MIN_TIMES_HALF = 2.5  # in each half of the steps: what was there for a while is no jitter
+CONFIDENCE = 0.7
+
+
+def find_jitter(
+    own_times: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
+) -> list[Finding]:
+    """Ranks whose own time varies far more than that of their peers, costliest first.
+
+    Args:
+        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
+        calls: as `calls_of` gives them; for which ranks belong together.
+    """
+    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
+    findings: list[Finding] = []
+    for ranks in teams_by_calls(calls, own_times, stages):
+        team = team_of(own_times, ranks)
+        if len(ranks) < 2 or team.steps.size < MIN_STEPS:
+            continue
+        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
+        equal = team.own if uneven is None else uneven.equal
+        findings += [_finding(team, equal, column, counters) for column in varying(equal)]
+    worth = [finding for finding in findings if finding.severity >= MIN_COST]
+    return costliest_first(worth)
+
+
+def varying(own_ns: Floats) -> list[int]:
+    """Columns that vary far more than the others, in both halves of the steps, and are not slower in most.
+
+    Args:
+        own_ns: [T, R] ns.
+    """
+    spread = spread_of(own_ns)
+    halves = [spread_of(half) for half in np.array_split(own_ns, 2)]
+    level = np.median(np.log(own_ns), axis=0)
+    columns = []
+    for column in range(own_ns.shape[1]):
+        usual, most = _peers(spread, column)
+        lasts = all(half[column] >= MIN_TIMES_HALF * _peers(half, column)[0] for half in halves)
+        slower = level[column] - np.median(np.delete(level, column)) >= np.log1p(MIN_RATIO)
+        apart = spread[column] >= max(MIN_TIMES * usual, MIN_TIMES_NEXT * most)
+        if apart and lasts and not slower:
+            columns.append(column)
+    return columns
+
+
+def spread_of(own_ns: Floats) -> Floats:
+    """[R] how far the slowest tenth of the steps is above the median, as a logarithm.
+
+    Args:
+        own_ns: [T, R] ns.
+    """
+    late, middle = np.quantile(np.log(own_ns), [TAIL, 0.5], axis=0)
+    spread: Floats = np.maximum(late - middle, MIN_SPREAD)
+    return spread
+
+
+def _peers(spread: Floats, column: int) -> tuple[float, float]:
+    others = np.delete(spread, column)
+    return float(np.median(others)), float(others.max())
+
+
+def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> Finding:
+    rank, spread = team.ranks[column], spread_of(own_ns)
+    usual, _ = _peers(spread, column)
+    middle = np.median(own_ns[:, column])
+    calm = own_ns.copy()
+    calm[:, column] = middle * (own_ns[:, column] / middle) ** (usual / spread[column])
+    waits = np.median(np.delete(team.waited, column, axis=1), axis=1)
+    saved = np.clip(own_ns.max(axis=1) - calm.max(axis=1), 0, None)
+    cost = min(float(saved.mean()), float(waits.mean()))  # a wait may be counted in the step after
+    step = float(np.median((team.own + team.waited)[:, column]))
+    last = float((own_ns.argmax(axis=1) == column).mean())
+    evidence = [
+        f"rank {rank}'s own time of a step is {format_duration(middle)}, and in the slowest tenth of "
+        f"{len(own_ns)} steps at least {_percent(spread[column])} more; that of its peers {_percent(usual)}",
+        f"it comes last in {last:.0%} of the steps; if it varied as its peers do, steps would take "
+        f"{format_duration(cost)} less",
+    ]
+    cause, why = _why(team, own_ns, column, counters)
+    return Finding(
+        "jitter", "rank", str(rank), (rank,), round(cost / step, 4) if step else 0.0, CONFIDENCE, cost,
+        (*evidence, why), cause,
+    )  # fmt: skip
+
+
+def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tuple[str, str]:
+    """Which counter is higher in the slow steps of the rank, by a good part of what they take longer.
+
+    Returns:
+        The cause, empty if unknown, and a line of evidence.
+    """
+    of_rank, start = own_ns[:, column], team.start[:, column]
+    late = of_rank >= np.quantile(of_rank, TAIL)
+    longer = float(of_rank[late].mean() - np.median(of_rank))
+    rows = counters.filter(
+        (pl.col("rank") == team.ranks[column]) & pl.col("counter").is_in(list(HOST_CAUSES))
+    )
+    times = pl.DataFrame(
+        {"time_ns": start, "late": late}, schema_overrides={"time_ns": rows["time_ns"].dtype}
+    )
+    means = (
+        rows.join(times, on="time_ns")
+        .group_by("counter")
+        .agg(more=pl.col("value").filter("late").mean() - pl.col("value").filter(~pl.col("late")).mean())
+        .drop_nulls("more")
+        .sort("more", descending=True)
+    )
+    for counter, more in means.head(1).iter_rows():
+        if more >= EXPLAINED * longer:
+            cause, does = HOST_CAUSES[counter]
+            return cause, f"in these steps it {does} {format_duration(more)} longer than in others"
+    unexplained = "no counter of its host explains it"
+    return "", "no counter of its host was recorded" if means.is_empty() else unexplained

@@ -136,7 +136,6 @@ def outside_calls(calls: pl.DataFrame, steps: pl.DataFrame, ranks: list[int], si
 
     Args:
         calls, steps: as `own_time_of_all` takes them.
-        ranks: which ranks.
         since: the first step of those that take longer.
     """
     gaps = _gaps(_in_steps(_released(calls.filter(pl.col("rank").is_in(ranks))), steps))

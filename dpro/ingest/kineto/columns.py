@@ -22,15 +22,17 @@ from dpro.classify import is_communication
 from dpro.ingest.kineto.events import (
     GPU_KINDS,
     KINDS,
+    MISSING_NS,
     NO_ARGS,
     SYNC,
     EventArguments,
     TraceEvent,
     is_frame,
     kind_of,
+    nanoseconds,
     unbound,
+    whole_numbers,
 )
-from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 Array = npt.NDArray[Any]
 
@@ -46,11 +48,7 @@ class ValueCodes(dict[Any, int]):
     """A number for every value: what a function says, else the order of first appearance."""
 
     def __init__(self, number: Callable[[Any], int] | None = None) -> None:
-        """Begin with none.
-
-        Args:
-            number: the function, if any.
-        """
+        """Begin with none."""
         self._number = number
 
     def __missing__(self, value: Any) -> int:

@@ -3,24 +3,106 @@
 In: a source. Out: an `EventReader`, which yields lists of events while it reads and then knows the facts that
 stand around them and what could not be read. Never more than a chunk of text is held. It does not interpret
 the events.
+
+Numbers, however they are written (as numbers, texts, JSON text, or not at all), become int64 arrays: exact
+times, and ids. No value stops that.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
+import polars as pl
 from msgspec import Raw
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import InputError
-from dpro.ingest.kineto.numbers import FLOAT_LOSES_NS, MISSING_NS, nanoseconds, whole_numbers
 from dpro.ingest.reading.files import Source, blocks
 from dpro.limits import MAX_FACTS_BYTES
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 from dpro.units import format_bytes
+
+LAST_NS = 1 << 62  # no clock shows a later time
+MISSING_NS = -LAST_NS
+FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer distinguishes neighbouring nanoseconds
+_PLAIN_US = float(1 << 42)  # µs: below, a product in ns is off by less than half of one
+_LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
+_NS_PER_US = 1000
+_MAX_CHARACTERS = 21  # of a whole number: what is longer does not fit
+
+
+def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
+    """Microseconds in ns, to the last digit that is written. What one becomes depends on no other.
+
+    Returns:
+        `[N]`, `MISSING_NS` where there is no number.
+    """
+    values = _floats(times)
+    if values.size and values.min() > -_PLAIN_US and values.max() < _PLAIN_US:  # not so if one is nan
+        values *= _NS_PER_US
+        return np.rint(values, out=values).astype(np.int64)
+    sound = np.abs(values) < _LARGEST_US  # not so for nan either
+    values = np.where(sound, values, 0)
+    # In two parts, since the product of a late time would lose its last digits.
+    whole = np.floor(values)
+    ns = whole.astype(np.int64) * _NS_PER_US + np.rint((values - whole) * _NS_PER_US).astype(np.int64)
+    late = [row for row in np.flatnonzero(values >= FLOAT_LOSES_NS).tolist() if isinstance(times[row], Raw)]
+    ns[late] = _from_texts([times[row] for row in late])
+    return np.where(sound, ns, MISSING_NS)
+
+
+def _floats(times: Sequence[int | float | Raw | None]) -> Floats:
+    """As floats, nan where there is no number."""
+    try:
+        return np.fromiter(times, np.float64, len(times))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(_float, times), np.float64, len(times))
+
+
+def _float(time: int | float | Raw | None) -> float:
+    try:
+        return float(msgspec.json.decode(time) if isinstance(time, Raw) else time)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, msgspec.DecodeError):
+        return math.nan
+
+
+def whole_numbers(values: Sequence[Any]) -> Ints:
+    """Whole numbers, also those written as text (`"7"`, `stream 7`); -1 where there is none.
+
+    Args:
+        values: `[N]` of any type.
+    """
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(_whole_number, values), np.int64, len(values))
+
+
+def _whole_number(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        match = re.search(r"-?\d+", value) if isinstance(value, str) else None
+        if not match:
+            return -1
+        number = int(match[0][:_MAX_CHARACTERS])
+    return number if -(1 << 63) <= number < 1 << 63 else -1
+
+
+def _from_texts(times: Sequence[Any]) -> Ints:
+    """JSON texts through decimals: exact, and slower."""
+    written = (
+        pl.Series(map(bytes, times), dtype=pl.Binary).cast(pl.String, strict=False).str.strip_chars(' "')
+    )
+    exact = (written.cast(pl.Decimal(38, 3), strict=False) * _NS_PER_US).cast(pl.Int64, strict=False)
+    return exact.fill_null(MISSING_NS).to_numpy()
+
 
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
@@ -439,21 +521,13 @@ def last_boundary(text: bytes) -> tuple[int, int] | None:
 
 
 def next_boundary(text: bytes, position: int) -> int:
-    """Where the next event begins, -1 where none does.
-
-    Args:
-        position: where to begin.
-    """
+    """Where the next event begins, -1 where none does."""
     match = _BOUNDARY.search(text, position)
     return match.end() if match else -1
 
 
 def split(text: bytes, position: int = 0) -> JsonObjects:
-    """The objects of a list one by one, up to one that does not end.
-
-    Args:
-        position: where to begin.
-    """
+    """The objects of a list one by one, up to one that does not end."""
     texts: list[bytes] = []
     depth, begin, end = 0, position, position
     for match in _STRUCTURE.finditer(text, position):

@@ -30,8 +30,7 @@ from dpro.ingest.kineto.collectives import (
     whole,
 )
 from dpro.ingest.kineto.columns import Columns, Memory
-from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, Marks, TraceFacts
-from dpro.ingest.kineto.numbers import LAST_NS
+from dpro.ingest.kineto.events import LAST_NS, NO_ARGS, EventArguments, EventReader, Marks, TraceFacts
 from dpro.ingest.reading.files import Source, rank_of_name
 from dpro.ingest.reading.values import int32, ranks_of
 from dpro.ingest.trace import RankTrace, of_rank

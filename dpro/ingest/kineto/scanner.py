@@ -29,8 +29,15 @@ from dpro.ingest.kineto.columns import (
     Memory,
     is_detailed,
 )
-from dpro.ingest.kineto.events import NO_ARGS, PADDING, UNREADABLE, Scanned, TraceEvent, decode_events
-from dpro.ingest.kineto.numbers import whole_numbers
+from dpro.ingest.kineto.events import (
+    NO_ARGS,
+    PADDING,
+    UNREADABLE,
+    Scanned,
+    TraceEvent,
+    decode_events,
+    whole_numbers,
+)
 from dpro.ingest.kineto.scan_kernel import scan
 
 _ROWS = (1 << 14) + 8  # no power of two, so that a row's columns do not compete for one place in the cache

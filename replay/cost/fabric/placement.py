@@ -194,7 +194,6 @@ class Placed:
     """A run in its fabric.
 
     Attributes:
-        fabric: the fabric.
         routes: next hops as it is.
         communications: what its ranks exchange.
         flows: the flows of each kind of that.

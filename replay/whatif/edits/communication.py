@@ -420,11 +420,7 @@ class Algorithm(Edit):
 
 
 def recorded_algorithm(graph: Graph, op: str) -> str:
-    """The algorithm that all collectives of an operation ran; empty where the run does not say.
-
-    Args:
-        op: as in the `collectives` table.
-    """
+    """The algorithm that all collectives of an operation ran; empty where the run does not say."""
     return recorded_word(graph, op, "algorithm", FLAT)
 
 

@@ -18,7 +18,7 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, i
 from dpro.replay.mesh import Mesh, axis_of_group, mesh_of_run, places_along
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import RanksAt
-from dpro.replay.whatif.edits.parallelism.pipeline import computes
+from dpro.replay.whatif.edits.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants

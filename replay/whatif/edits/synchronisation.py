@@ -16,11 +16,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.gradients.buckets import NOT_THERE, framework_of, of_no_overlap
-from dpro.replay.gradients.passes import Launches, Pass
+from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_no_overlap
+from dpro.replay.gradient_passes import Launches, Pass
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.reductions import ReductionEdit
+from dpro.replay.whatif.edits.gradients import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor

@@ -21,9 +21,8 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.curves import LinkCost, fit_line
 from dpro.replay.cost.transfers import fit_costs
-from dpro.replay.gradients.buckets import dtype_of, gradient_passes
-from dpro.replay.gradients.inferred import divided, with_other_sizes
-from dpro.replay.gradients.passes import MAIN_THREAD, Launches, Parameters, Pass
+from dpro.replay.gradient_buckets import divided, dtype_of, gradient_passes, with_other_sizes
+from dpro.replay.gradient_passes import MAIN_THREAD, Launches, Parameters, Pass
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.kept import kept, with_facts_alone
@@ -69,7 +68,6 @@ class GradientReductions:
     """How the gradients of a graph are reduced.
 
     Attributes:
-        graph: the graph.
         end: [N] ns of the replay.
         passes: backward passes of all ranks.
         message: which kind of communication a reduction is.

@@ -270,7 +270,6 @@ def recorded_word(graph: Graph, op: str, column: str, allowed: Sequence[str]) ->
     """What a run says of all collectives of an operation, in small letters; empty where that is not one word.
 
     Args:
-        op: as in the `collectives` table.
         column: `algorithm` or `protocol`.
     """
     if graph.run is None:

@@ -15,8 +15,7 @@ import numpy as np
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.cost.fabric.connections import Meeting, known_paths, meetings, quantile
-from dpro.replay.cost.fabric.fairness import ends_of, moved_by
+from dpro.replay.cost.fabric.connections import Meeting, ends_of, known_paths, meetings, moved_by, quantile
 from dpro.replay.cost.fabric.flows import Load, crossed, repeated, sprayed
 from dpro.replay.cost.fabric.network import between_switches, hashed
 from dpro.replay.cost.fabric.placement import Communications, Placed

@@ -19,7 +19,7 @@ from dpro.analysis import graphs
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.sharded.rank import build_rank
+from dpro.replay.sharded import build_rank
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
 from tests.builders import cpu_job

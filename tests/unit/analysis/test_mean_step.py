@@ -17,7 +17,7 @@ from dpro.analysis.mean_step import (
     shown_parts,
 )
 from dpro.errors import Unanswerable
-from dpro.replay.steps.breakdown import STEP_SCHEMA
+from dpro.replay.steps import STEP_SCHEMA
 from dpro.store import Manifest, open_run, write_manifest
 from tests.builders import TinyRun, cpu_job
 

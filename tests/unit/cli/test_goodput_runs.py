@@ -9,7 +9,7 @@ import pytest
 from dpro.cli.goodput import IN_WORDS
 from dpro.cli.watch import _seen
 from dpro.goodput.account import CLASSES
-from dpro.goodput.recovery.designs import DESIGNS
+from dpro.goodput.outlook import DESIGNS
 from dpro.watch.life import account_so_far
 from dpro.watch.watcher import Watcher
 from tests.commands import dpro, refused

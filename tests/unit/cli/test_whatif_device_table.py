@@ -38,7 +38,7 @@ def test_a_run_without_shapes_is_refused_as_a_table(tmp_path):
 
 
 def test_tables_reach_the_edit(tmp_path, monkeypatch):
-    from dpro.replay.whatif.edits.gpu import device
+    from dpro.replay.whatif.edits import device
 
     seen = []
 

@@ -18,8 +18,7 @@ from dpro.detect.stragglers.replayed import HealingGains, healing_gains, large_g
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.by_rank import condense_run
-from dpro.replay.steps.breakdown import step_breakdown
-from dpro.replay.steps.durations import steps_of
+from dpro.replay.steps import step_breakdown, steps_of
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run, open_run
 from tests.builders import TinyRun

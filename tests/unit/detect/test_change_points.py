@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.detect.change_points import SHORTEST, change_points
+from dpro.detect.significance import SHORTEST, change_points
 
 MIN_CHANGE = 0.03
 Noise = Callable[[np.random.Generator, int], np.ndarray]

@@ -11,7 +11,7 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.host_bound import find_idle_gpus, note_idle_gpus
-from dpro.replay.steps.breakdown import step_breakdown
+from dpro.replay.steps import step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from tests.builders import TinyRun, gpu_job
 from tests.unit.detect.jobs import found_in_graph

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.goodput.account import account, totals
 from dpro.goodput.attempts import attempts_of
 from dpro.goodput.life import life_of
-from dpro.goodput.recovery.stages import seen_failures
+from dpro.goodput.stages import seen_failures
 from dpro.store import open_run
 from tests.lives import S, WrittenAttempt, job, ns
 

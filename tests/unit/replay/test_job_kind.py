@@ -9,10 +9,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.job_kind import JobKind, kind_in_words, kind_of
 from dpro.replay.mesh import ACTIVATIONS, groups_of, mesh_of_run
-from dpro.replay.whatif.edit_sets import candidates
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.job import job_of
 from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.search import candidates
 from tests.builders import TinyRun, cpu_job
 
 FORWARD = ("aten::addmm", "aten::relu", "aten::embedding", "aten::softmax", "aten::layer_norm")

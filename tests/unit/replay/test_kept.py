@@ -15,7 +15,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.gradients.buckets import gradient_passes
+from dpro.replay.gradient_buckets import gradient_passes
 from dpro.replay.graph import Graph
 from dpro.replay.kept import kept
 from dpro.replay.mesh import axes_of_messages

@@ -14,7 +14,7 @@ from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.kept import tables_written
 from dpro.replay.mesh import mesh_of_run, places_along, with_layout
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
+from dpro.replay.whatif.job import with_kept_tables
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import Run
 from tests.builders import TinyRun

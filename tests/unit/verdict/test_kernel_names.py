@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.verdict.kernel_names import LONGEST, short_kernel
+from dpro.verdict.facts import LONGEST, short_kernel
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from dpro.analysis.answers.telemetry import GpuDocument, in_words, summarize
+from dpro.analysis.answers.info import GpuDocument, summarize, telemetry_in_words
 from dpro.documents import plain
 from dpro.schema import COUNTERS, WORKERS, conform
 
@@ -48,11 +48,11 @@ def test_what_was_sampled_is_counted_over_all_parts():
         "gpus": [],
         "memory_peaks": [],
     }
-    assert in_words(summary) == ["3 samples of 1 host, 1 network port, 2 ranks"]
+    assert telemetry_in_words(summary) == ["3 samples of 1 host, 1 network port, 2 ranks"]
 
 
 def test_a_run_without_telemetry_says_nothing():
-    assert in_words(summarize([], workers())) == []
+    assert telemetry_in_words(summarize([], workers())) == []
 
 
 def test_a_reason_holds_clocks_down_until_the_next_row_or_the_end():
@@ -97,7 +97,7 @@ def test_a_gpu_in_trouble_is_a_line_with_its_ranks():
         ],
         workers("quiet", GPU, GPU),
     )
-    assert in_words(summary) == [
+    assert telemetry_in_words(summary) == [
         "1 sample of 1 host, 2 GPUs",
         f"GPU {GPU} on node1 (rank 1, 2): lost; XID 31 2 times; XID 79; rows to be remapped at the next "
         "reset; clocks held down by hw thermal slowdown for 6.0 s",
@@ -115,7 +115,7 @@ def test_gpus_of_other_jobs_are_counted_apart_and_named_as_such():
     rows += [("g1", "xid", 1, 94.0), ("g7", "xid", 1, 79.0), ("", "telemetry_cpu_s", 1, 1.0)]
     summary = summarize([counters(*rows)], workers("GPU-g3", "GPU-g2", "GPU-g1", "GPU-g0"))
     assert [gpu.ranks for gpu in summary.gpus] == [[3], [2], [1], [0], [], [], [], []]
-    assert in_words(summary) == [
+    assert telemetry_in_words(summary) == [
         "1 sample of 1 host, 8 GPUs",
         "4 of the GPUs are of no rank of this job",
         "GPU g1 on node1 (rank 2): XID 94",
@@ -126,7 +126,9 @@ def test_gpus_of_other_jobs_are_counted_apart_and_named_as_such():
 def test_gpus_that_are_known_by_their_order_only_are_said_to_be():
     rows = [("a", "sampling_us", 1, 9.0), ("a", "pci_address", 1, 5.0), ("", "telemetry_cpu_s", 1, 1.0)]
     ranks = workers("").with_columns(local_rank=pl.lit(0, pl.Int32), gpu_name=pl.lit("H100"))
-    assert in_words(summarize([counters(*rows)], ranks))[1].startswith("which rank has which GPU is known by")
+    assert telemetry_in_words(summarize([counters(*rows)], ranks))[1].startswith(
+        "which rank has which GPU is known by"
+    )
 
 
 def test_peaks_of_memory_are_those_of_all_parts_and_are_reported_without_telemetry_too():
@@ -139,5 +141,5 @@ def test_peaks_of_memory_are_those_of_all_parts_and_are_reported_without_telemet
         {"rank": 0, "device": "gpu 0", "peak_bytes": 3072},
         {"rank": 1, "device": "gpu 0", "peak_bytes": 512},
     ]
-    (line,) = in_words(summary)
+    (line,) = telemetry_in_words(summary)
     assert line.endswith("at most 3.1 kB (rank 0), at least 512 B (rank 1)")

@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.machine.gpu_state import needed_for_errors, with_gpus
-from dpro.detect.machine.link_state import with_broken_links, with_links
+from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_gpus, with_links
 from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, RULES
 from dpro.schema import COUNTERS, STEPS, WORKERS, conform
 from dpro.units import NS_PER_S

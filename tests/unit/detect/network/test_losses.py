@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.network.losses import CAUSE, pairs_of_hosts, with_losses
+from dpro.detect.network.degradation import CAUSE, pairs_of_hosts, with_losses
 from dpro.schema import COUNTERS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.unit.detect.network.test_wires import put_fabric, spine_of

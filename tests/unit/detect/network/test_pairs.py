@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.network.pairs import SCHEMA, both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of, transfers_of
+from dpro.detect.network.transfers import SCHEMA, both_ways, delay_matrix, host_matrix
 from tests.unit.detect.jobs import MS, equal_work, graph_of
 
 Times = Callable[[int, int], float]

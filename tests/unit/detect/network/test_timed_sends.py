@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.network.pairs import delay_matrix
 from dpro.detect.network.traffic import Traffic, traffic_of_sends
+from dpro.detect.network.transfers import delay_matrix
 from dpro.detect.run import diagnose_traffic
 from dpro.schema import SENDS, STEPS, WORKERS, conform
 

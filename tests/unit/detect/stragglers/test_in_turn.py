@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.stragglers.in_turn import distances, find_turns
+from dpro.detect.stragglers.from_calls import distances, find_turns
 from dpro.detect.stragglers.own_time import calls_of, own_time
 from tests.unit.detect.calling import Job, data_parallel, noisy, tables
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.stragglers.jitter import find_jitter, spread_of, varying
+from dpro.detect.stragglers.from_calls import find_jitter, spread_of, varying
 from dpro.detect.stragglers.own_time import calls_of, own_time
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, late_ranks, noisy, slower, tables
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from dpro.ingest.kineto import read_trace
-from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
+from dpro.ingest.kineto.events import MISSING_NS, nanoseconds, whole_numbers
 from tests.traces import cpu_op, write
 
 LATE = Raw(b"1700000000000000.123")

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from dpro.replay.alignment.pretended import answers_of, one_after_the_other, without_answers
+from dpro.replay.alignment.align import answers_of, one_after_the_other, without_answers
 
 
 def collectives(*rows: tuple[int, int, int]) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.gradients.buckets import Buffers, buffers_of, gradient_moments, gradient_passes, turns_of
+from dpro.replay.gradient_buckets import Buffers, buffers_of, gradient_moments, gradient_passes, turns_of
 from dpro.replay.whatif.graph_ops.reductions import closing
 from dpro.schema import BUCKETS
 from tests.builders import TinyRun

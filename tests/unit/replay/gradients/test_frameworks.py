@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.gradients.buckets import FRAMEWORKS, framework_of
+from dpro.replay.gradient_buckets import FRAMEWORKS, framework_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS
 from tests.ddp import ddp_job

@@ -9,7 +9,7 @@ import pytest
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.gradients.passes import MB
+from dpro.replay.gradient_passes import MB
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run

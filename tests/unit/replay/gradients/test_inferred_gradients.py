@@ -11,8 +11,7 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.gradients.buckets import gradient_passes
-from dpro.replay.gradients.inferred import divided, inferred_passes, with_other_sizes
+from dpro.replay.gradient_buckets import divided, gradient_passes, inferred_passes, with_other_sizes
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit

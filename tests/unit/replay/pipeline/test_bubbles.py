@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.opening import open_path
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.schema import STEPS
 from dpro.selection import Selection
 from tests.builders import gpu_job

@@ -8,8 +8,13 @@ import polars as pl
 import pytest
 
 from dpro.replay.construction.graph_builder import build_operation_view
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
-from dpro.replay.pipeline.recorded import has_operations, has_ranges, operations_by_ranges, operations_of
+from dpro.replay.pipeline.recorded import (
+    has_operations,
+    has_ranges,
+    operations_by_ranges,
+    operations_of,
+    pipeline_bubbles,
+)
 from dpro.schema import SPANS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.table import complete

@@ -9,9 +9,8 @@ import pytest
 
 from dpro.replay.construction.graph_builder import build_graph, build_operation_view
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pipeline.operations import Role
-from dpro.replay.pipeline.recorded import operations_of
+from dpro.replay.pipeline.recorded import operations_of, pipeline_bubbles
 from dpro.replay.timeline import replay
 from dpro.schema import COLLECTIVES, OPERATIONS, STEPS
 from dpro.store import Manifest, open_run, write_manifest, write_part

@@ -11,9 +11,14 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.serving.changes import GivenFacts, Server, changed_by_all
+from dpro.replay.serving.changes import (
+    ChangedIterations,
+    GivenFacts,
+    Server,
+    changed_by_all,
+    changed_iterations,
+)
 from dpro.replay.serving.engine import Engine, IterationCost
-from dpro.replay.serving.inside import ChangedIterations, changed_iterations
 from dpro.replay.serving.predict import answered
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.members import members_text
-from dpro.replay.steps.breakdown import collective_totals, kernel_totals, step_breakdown
+from dpro.replay.steps import collective_totals, kernel_totals, step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, conform
 from dpro.table import Table
 

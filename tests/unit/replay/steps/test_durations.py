@@ -11,7 +11,7 @@ from dpro.analysis.answers.info import info_document
 from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.cli.info import in_words
 from dpro.detect.regression import regression_of
-from dpro.replay.steps.durations import host_steps_of, job_steps, step_series, steps_of
+from dpro.replay.steps import host_steps_of, job_steps, step_series, steps_of
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.timed import with_times

@@ -1,6 +1,6 @@
 import polars as pl
 
-from dpro.replay.steps.host import host_facts, per_rank
+from dpro.replay.steps import host_facts, per_rank
 from dpro.schema import COUNTERS, STEPS, conform
 
 

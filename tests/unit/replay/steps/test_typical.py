@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.steps.durations import step_series
+from dpro.replay.steps import step_series
 from dpro.schema import STEPS, conform
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay, step_lengths, usual_steps
-from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.pace import pace_of_hosts
+from dpro.replay.whatif.job import ReplayedJob, pace_of_hosts
 from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, cpu_job

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.best_pair import NEAR, best_pair
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, bounds_of, candidates, goes_with
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.search import MIN_GAIN, NEAR, EditSets, best_pair, bounds_of, candidates, goes_with
 from tests.unit.replay.whatif.test_every_edit import NAMES, TABLES, job  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of durations that are no numbers

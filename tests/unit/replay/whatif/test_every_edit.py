@@ -20,9 +20,9 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edit import EFFORTS, Edit
-from dpro.replay.whatif.edit_sets import bounds_of, candidates, replayed_gains
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import EDITS, all_kinds, kind_named, parse_edit
+from dpro.replay.whatif.search import bounds_of, candidates, replayed_gains
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.fabrics import crossing_pairs

@@ -13,8 +13,16 @@ from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.grammar import keys_of
-from dpro.replay.whatif.listing import generate, help_rows, list_text
-from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, kind_named, parse_edit
+from dpro.replay.whatif.registry import (
+    EDITS,
+    FAMILIES,
+    all_kinds,
+    generate,
+    help_rows,
+    kind_named,
+    list_text,
+    parse_edit,
+)
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "edits.md"
 edits = pytest.mark.parametrize("edit", all_kinds(), ids=EDITS)
@@ -63,7 +71,7 @@ def test_an_edit_says_all_that_a_user_must_know_of_it(edit):
 
 def test_the_page_about_edits_is_the_one_their_declarations_make():
     text = PAGE.read_text()
-    assert generate(text) == text, "run `python -m dpro.replay.whatif.listing docs/reference/edits.md`"
+    assert generate(text) == text, "run `python -m dpro.replay.whatif.registry docs/reference/edits.md`"
 
 
 @edits

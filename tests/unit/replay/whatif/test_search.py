@@ -9,14 +9,13 @@ from itertools import combinations, pairwise
 import pytest
 
 from benchmarks.search import WITHIN_PCT, speedup
+from dpro.analysis.answers.whatif import undominated
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
-from dpro.replay.whatif.documents import undominated
-from dpro.replay.whatif.edit_sets import MIN_GAIN, bounds_of, candidates, goes_with, in_order, replayed_gains
 from dpro.replay.whatif.edits.gradients import Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates
@@ -24,7 +23,17 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import ADDS, explore, search
+from dpro.replay.whatif.search import (
+    ADDS,
+    MIN_GAIN,
+    bounds_of,
+    candidates,
+    explore,
+    goes_with,
+    in_order,
+    replayed_gains,
+    search,
+)
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.cost.fabric.fairness import ends_of, max_min_rates
+from dpro.replay.cost.fabric.connections import ends_of, max_min_rates
 from dpro.replay.cost.fabric.flows import Load
 
 

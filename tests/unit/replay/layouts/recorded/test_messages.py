@@ -8,7 +8,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.layouts.recorded.job import a_rank_of_each_stage, message_us_of, micro_batches_of
+from dpro.replay.layouts.recorded_job import a_rank_of_each_stage, message_us_of, micro_batches_of
 from dpro.replay.mesh import Axis, Mesh
 from tests.builders import WORKER, TinyRun
 

@@ -14,7 +14,7 @@ from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.layouts.layout import in_words, schedule_of
-from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, is_own, own_layout, ranked, recorded_job
+from dpro.replay.layouts.recorded_job import GivenJob, RecordedJob, is_own, own_layout, ranked, recorded_job
 from dpro.store import Run
 from tests.gpu_layers import TENSOR, stack_trace
 from tests.layers import BATCH, HEADS, LAYERS, LENGTH, VOCABULARY, WIDE, WIDTH

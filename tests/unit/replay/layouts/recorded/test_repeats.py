@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.layouts.recorded.stack import find_pattern, occurrences
+from dpro.replay.layouts.stack import find_pattern, occurrences
 
 
 def pattern_of(tokens: list[int], weight: list[float] | None = None) -> list[int]:

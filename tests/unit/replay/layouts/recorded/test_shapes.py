@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.layouts.recorded.job import embedding_of, shapes_of
+from dpro.replay.layouts.recorded_job import embedding_of, shapes_of
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu[[2,{h},16,8],[2,{h},16,8],[2,{h},16,8]]"
 

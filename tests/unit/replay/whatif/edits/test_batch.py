@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro.analysis.answers.whatif import pareto
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.cost.memory import ALLOCATED, footprint_of, freed_by_recomputing
@@ -16,7 +17,6 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import moves_activations, with_larger_batch
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.scope import blocks_of_run
-from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import explore
 from tests.builders import US, TinyRun

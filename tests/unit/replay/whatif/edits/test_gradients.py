@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.gradients.passes import MB, parameters_of, passes_of
+from dpro.replay.gradient_passes import MB, parameters_of, passes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions import closing

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.cost.fabric.flows import flows_of
 from dpro.replay.cost.fabric.network import fabric_of, routes_of
-from dpro.replay.whatif.edits.neighbours import best_order, distances, exchanged, hosts_of, moved
+from dpro.replay.whatif.edits.fabric import best_order, distances, exchanged, hosts_of, moved
 from dpro.topology.fabrics import FabricSize, fat_tree
 
 FABRIC = fabric_of(fat_tree(FabricSize(4, gpus=2, nics=1, ports=4, gbit=80)))  # two hosts on each leaf

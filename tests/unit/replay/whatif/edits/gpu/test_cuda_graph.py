@@ -13,7 +13,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.gpu.cuda_graph import CudaGraph, captured
+from dpro.replay.whatif.edits.cuda_graph import CudaGraph, captured
 from dpro.replay.whatif.edits.host import free_host
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict

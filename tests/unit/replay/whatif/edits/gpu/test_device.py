@@ -16,7 +16,7 @@ from dpro.replay.cost.kernels.operations import matmuls as products
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.gpu.device import products_of
+from dpro.replay.whatif.edits.device import products_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import WORKERS
 from tests.builders import TinyRun, cpu_job

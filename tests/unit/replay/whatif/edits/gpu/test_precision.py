@@ -13,7 +13,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.cost.kernels.roofline import gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.edits.gpu.kernels import Precision
+from dpro.replay.whatif.edits.kernels import Precision
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 from dpro.replay.whatif.registry import parse_edit

@@ -11,7 +11,7 @@ from dpro.errors import Unanswerable
 from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.parallelism.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
+from dpro.replay.whatif.edits.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import parse_edit

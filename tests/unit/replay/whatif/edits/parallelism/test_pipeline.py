@@ -14,11 +14,11 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.schedules import FORWARD, HALF, SCHEDULES, looped, table_of
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edit_sets import candidates
-from dpro.replay.whatif.edits.parallelism.pipeline import Pipeline, computes, shape_of, slowness
+from dpro.replay.whatif.edits.pipeline import Pipeline, computes, shape_of, slowness
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
 from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.search import candidates
 from tests.builders import cpu_job
 from tests.pipelines import MS, Job, written
 

@@ -12,8 +12,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.parallelism.fill import bubbles
-from dpro.replay.whatif.edits.parallelism.pipeline import computes
+from dpro.replay.whatif.edits.pipeline import bubbles, computes
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job
 from tests.pipelines import MS, Job, written

@@ -1,1 +1,0 @@
-"""What a job would get done if it saved, failed and restarted in another way."""

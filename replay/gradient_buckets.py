@@ -1,0 +1,665 @@
+"""Each reduction of gradients with what it holds: recorded where the framework said so, else inferred.
+
+In: a graph and its run, by any profiler. Out: the passes that edits change, as of a recorded DDP job.
+
+Of DeepSpeed, whose gradients fill a buffer, which is reduced before one that no longer fits, the run says
+what was in each buffer (table `buckets`). The reductions of a pass are the recorded buffers, one after the
+other; a buffer is reduced within the hook of the gradient that comes after it, and the last one after
+backward. Where DeepSpeed reduces after backward alone (ZeRO 1 without overlap), gradients are ready for it
+then, in the order of the buffers.
+
+Else a reduction of gradients is an all-reduce or reduce-scatter that is called in a step from its first
+backward operator on, and of a kind that the forward pass does not call: those are of activations or
+statistics. Of several groups of a rank that which moves most bytes counts. The gradients that autograd
+accumulated on the thread of the call since the one before are in the reduction, or the last of these where
+their shapes are all that it moves. Where there are none, as when the optimizer calls it, the reduction is one
+gradient. Sizes follow from shapes, or from what the job said of its buckets if that fits in number and bytes;
+else those of a reduction divide its bytes evenly, which leaves open when they are ready: `with_other_sizes`
+has both ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.classify import REDUCTIONS
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.match import group_label
+from dpro.replay.gradient_passes import (
+    ACCUMULATE,
+    Launches,
+    Parameters,
+    Pass,
+    calls_of,
+    in_order,
+    parameters_of,
+    passes_at,
+    passes_of,
+)
+from dpro.replay.graph import Graph, once
+from dpro.replay.kept import kept
+from dpro.schema import BUCKETS, COLLECTIVES, SPANS, STEPS
+from dpro.store import Run
+
+EVALUATE = "autograd::engine::evaluate_function: "
+SIZED = ("torch::autograd::AccumulateGrad", "torch::distributed::reducer::mul_out")
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+TINY_BYTES = 64  # behind backward: a norm, a loss, a flag
+MIN_SHARE = 0.1  # of a group's bytes, in forward: it is one of activations
+PADDING = 0.05  # of a reduction's bytes, that are no gradient's
+PLACE = ["rank", "window", "tid"]
+AUTOGRAD = ["sequence_number", "forward_thread"]
+NO_BACKWARD = (
+    "the run does not show a backward pass: it holds no autograd spans; record with torch.profiler or "
+    "`dpro record`"
+)
+
+
+def inferred_passes(graph: Graph) -> list[Pass]:
+    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: the run shows no backward pass, or none that reduces gradients.
+    """
+    if graph.run is None:
+        raise Unanswerable(NO_BACKWARD)
+    run = graph.run
+    calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
+    moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
+    kinds = set(calls.select("op", "group").iter_rows())
+    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
+    issued = calls_of(graph)
+    reduced = []
+    for _, of_thread in moments.group_by(PLACE, maintain_order=True):
+        of_thread = of_thread.sort("start_ns")
+        passes = [
+            (int(of_step["first"][0]), _inferred_parameters(of_step))
+            for of_step in of_thread.with_row_index("first").partition_by("step", maintain_order=True)
+        ]
+        reduced += passes_at(graph, launches, issued, of_thread, partial(given_passes, passes))
+    if not reduced:
+        raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
+    return in_order(reduced)
+
+
+def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
+    """The passes that were found, whatever the steps of their nodes."""
+    return passes
+
+
+def gradient_calls(run: Run) -> pl.DataFrame:
+    """Calls of the reductions of gradients, in order on each thread.
+
+    Returns:
+        `PLACE`, `step`, `op`, `group`, `bytes` (-1 where not known), `dtype`, `at` (ns, of the launch),
+        `span_id`, `start_ns`, `end_ns` of the call, `since` (ns, of the last forward operator before it).
+
+    Raises:
+        Unanswerable: there are none.
+    """
+    calls = _reductions(run)
+    spans = run.table(SPANS, [*PLACE, "kind", "name", "start_ns", "duration_ns", *AUTOGRAD])
+    spans = spans.filter(pl.col("kind") == "cpu_op")
+    backward = spans.filter((pl.col("forward_thread") > 0) | pl.col("name").str.starts_with(EVALUATE))
+    if backward.is_empty():
+        raise Unanswerable(NO_BACKWARD)
+    backward = _in_steps(run, backward.rename({"start_ns": "at"}))
+    turns = backward.group_by("rank", "step").agg(
+        turn=pl.col("at").min(), over=(pl.col("at") + pl.col("duration_ns")).max()
+    )
+    calls = calls.join(turns, on=["rank", "step"])
+    kind = ["op", "group", "bytes"]
+    early = calls.filter(pl.col("at") < pl.col("turn"))
+    calls = calls.filter(pl.col("at") >= pl.col("turn")).join(early, on=kind, how="anti")
+    of_activations = _groups_of_activations(early, calls)
+    calls = calls.filter(~pl.col("group").is_in(of_activations))
+    behind = (pl.col("at") > pl.col("over")) & (pl.col("op") == "all_reduce")
+    calls = calls.filter(~(behind & pl.col("bytes").is_between(0, TINY_BYTES)))
+    if calls.is_empty():
+        raise Unanswerable("the run holds no reduction of gradients in or behind a backward pass")
+    kind = ["rank", "op", "group"]
+    most = calls.group_by(kind).agg(pl.col("bytes").clip(0).sum(), pl.len())
+    most = most.sort("bytes", "len", *kind, descending=[True, True, False, False, False])
+    calls = calls.join(most.unique("rank", keep="first", maintain_order=True).select(kind), on=kind)
+    return _with_last_forward(calls, spans).sort(*PLACE, "at")
+
+
+def _reductions(run: Run) -> pl.DataFrame:
+    """All reductions that were launched in a whole step, with the span that called each."""
+    rows = run.table(COLLECTIVES).filter(
+        pl.col("op").is_in(REDUCTIONS) & (pl.col("window") >= 0) & (pl.col("launch_span_id") >= 0)
+    )
+    spans = run.table(SPANS, ["rank", "window", "tid", "span_id", "name", "start_ns", "duration_ns"])
+    launched = spans.select("rank", "window", "tid", "span_id", at="start_ns", lasts="duration_ns")
+    rows = rows.select("rank", "window", "op", "dtype", "launch_span_id", group=group_label(),
+                       bytes=pl.max_horizontal("bytes_in", "bytes_out"))  # fmt: skip
+    rows = rows.join(
+        launched, left_on=["rank", "window", "launch_span_id"], right_on=["rank", "window", "span_id"]
+    )
+    called = spans.filter(pl.col("name").str.starts_with("c10d::")).select(
+        *PLACE, "start_ns", "span_id", end_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    rows = _before(rows, called, "start_ns")
+    inside = pl.col("end_ns") >= pl.col("at")
+    rows = rows.with_columns(
+        start_ns=pl.when(inside).then("start_ns").otherwise("at"),
+        span_id=pl.when(inside).then("span_id").otherwise("launch_span_id"),
+        end_ns=pl.when(inside).then("end_ns").otherwise(pl.col("at") + pl.col("lasts")),
+    )
+    return _in_steps(run, rows)
+
+
+def _before(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame:
+    """Rows, each with the last event of its thread that began before it (`at`)."""
+    return rows.sort("at").join_asof(
+        events.sort(when), left_on="at", right_on=when, by=PLACE, strategy="backward",
+        check_sortedness=False, coalesce=False,
+    )  # fmt: skip
+
+
+def _in_steps(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of which `at` is in a step of their rank, with `step`."""
+    steps = run.table(STEPS, ["rank", "step", "start_ns", "duration_ns"]).select(
+        "rank", "step", begin="start_ns", over=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    stepped = rows.sort("at").join_asof(
+        steps.sort("begin"), left_on="at", right_on="begin", by="rank", strategy="backward",
+        check_sortedness=False,
+    )  # fmt: skip
+    return stepped.filter(pl.col("at") < pl.col("over")).drop("begin", "over")
+
+
+def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
+    """Groups that reduce much in forward, beside others that do not."""
+    if calls["group"].n_unique() < 2:
+        return []
+    per_group = pl.concat([early.with_columns(early=True), calls.with_columns(early=False)]).group_by("group")
+    num_bytes = pl.col("bytes").clip(0)
+    shares = per_group.agg(share=num_bytes.filter("early").sum() / num_bytes.sum().clip(1))
+    return shares.filter(pl.col("share") >= MIN_SHARE)["group"].to_list()
+
+
+def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Calls with `since`: gradients that were ready before the last forward operator are of another pass.
+
+    Forward operators within backward ones compute activations again, and begin no pass.
+    """
+    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))
+    forward = forward.select(*PLACE, at="start_ns", since="start_ns")
+    evaluated = spans.filter(pl.col("name").str.starts_with(EVALUATE)).select(
+        *PLACE, "start_ns", ends=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    inside = _before(forward, evaluated, "start_ns")
+    forward = inside.filter((pl.col("ends") < pl.col("at")).fill_null(True)).select("rank", "window", "since")
+    return calls.sort("at").join_asof(
+        forward.sort("since"), left_on="at", right_on="since", by=["rank", "window"], strategy="backward",
+        check_sortedness=False, coalesce=False,
+    ).with_columns(pl.col("since").fill_null(-1))  # fmt: skip
+
+
+def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
+    """The moments at which gradients are ready, as `passes_at` takes them, with what is known of each.
+
+    Returns:
+        One row per gradient: `PLACE`, `step`, `span_id`, `start_ns`, `end_ns`, `call` (which reduction), its
+        `bytes`, `dtype`, `shape` of the gradient (JSON, empty where not known), and `known`: recorded sizes.
+    """
+    calls = calls.with_row_index("call")
+    spans = run.table(
+        SPANS, ["rank", "window", "tid", "span_id", "name", "start_ns", "duration_ns", "shapes"]
+    )
+    ready = spans.filter(pl.col("name") == ACCUMULATE).with_columns(
+        end_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    ready = ready.drop("shapes", "name", "duration_ns").join(
+        _shapes(spans, ready), on=["rank", "span_id"], how="left"
+    )
+    of_call = calls.select(*PLACE, "step", "call", "at", "since", "bytes", "dtype", call_end="end_ns")
+    members = ready.sort("start_ns").join_asof(
+        of_call.sort("at"), left_on="start_ns", right_on="at", by=PLACE, strategy="forward",
+        check_sortedness=False, coalesce=False,
+    ).filter(pl.col("start_ns") > pl.col("since"))  # fmt: skip
+    members = members.filter(pl.col("start_ns") >= _first_that_fits(members))
+    last = pl.col("start_ns") == pl.col("start_ns").max().over("call")
+    members = members.with_columns(end_ns=pl.when(last).then("call_end").otherwise("end_ns"))
+    alone = calls.join(members, on="call", how="anti")
+    alone = alone.join(spans.select("rank", "span_id", "shapes"), on=["rank", "span_id"])
+    moved = [_shape_of_bytes(*row) for row in alone.select("shapes", "bytes", "dtype").iter_rows()]
+    alone = alone.with_columns(shape=pl.Series(moved, dtype=pl.String))
+    columns = [*PLACE, "step", "span_id", "start_ns", "end_ns", "call", "bytes", "dtype", "shape"]
+    moments = pl.concat([members.select(columns), alone.select(columns)]).sort(*PLACE, "start_ns")
+    return _with_recorded(run, moments)
+
+
+def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
+    """Of the inputs of a call the one that has this many bytes, as JSON; None where none is known to."""
+    for shape in json.loads(text) if text else []:
+        is_known = shape and all(isinstance(size, int) for size in shape)
+        if is_known and math.prod(shape) * ITEM_BYTES.get(dtype, 0) == num_bytes:
+            return json.dumps([shape])
+    return None
+
+
+def _first_that_fits(members: pl.DataFrame) -> pl.Series:
+    """[M] ns: of each reduction the first of its last gradients that are all it moves; 0 for none."""
+    shapes = {text: _shape(text) for text in members["shape"].drop_nulls().unique()}
+    elements = {text: -1 if shape is None else math.prod(shape) for text, shape in shapes.items()}
+    item = pl.col("dtype").replace_strict(ITEM_BYTES, default=0, return_dtype=pl.Int64)
+    num_bytes = pl.col("shape").replace_strict(elements, default=-1, return_dtype=pl.Int64) * item
+    ordered = members.with_row_index("row").sort("start_ns", descending=True)
+    are_known = (num_bytes > 0).cum_min().over("call")
+    fits = are_known & (num_bytes.cum_sum().over("call") == pl.col("bytes"))
+    first = pl.when(fits).then("start_ns").max().over("call").fill_null(0)
+    return ordered.with_columns(first=first).sort("row")["first"]
+
+
+def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
+    """The shape of each gradient, of an operator within its accumulation: `rank`, `span_id`, `shape`."""
+    said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
+    said = said.select(*PLACE, "shapes", at="start_ns")
+    shapes = _before(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
+    shapes = shapes.filter(pl.col("at") < pl.col("end_ns"))
+    return shapes.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
+
+
+def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
+    """Moments with `known`: the size of each gradient, where the job said what one reduction holds.
+
+    A recorded bucket fits a reduction if it has as many parameters, and bytes in proportion (a reduction may
+    be in another precision, and padded). Where several fit that differ, none is taken.
+    """
+    rows = run.table(BUCKETS).filter(pl.col("parameter_bytes").list.len() > 0)
+    rows = rows.filter(pl.col("rank") == pl.col("rank").min())
+    forward = pl.col("source").str.starts_with("FSDP")  # others say them in the order in which they are ready
+    rows = rows.with_columns(
+        sizes=pl.when(forward).then(pl.col("parameter_bytes").list.reverse()).otherwise("parameter_bytes")
+    )
+    buckets = [
+        (int(row[0]), [int(size) for size in row[1]]) for row in rows.select("bytes", "sizes").iter_rows()
+    ]
+    fitting: dict[tuple[int, int], list[int]] = {}
+    for num_bytes, count in (
+        moments.group_by("call").agg(pl.col("bytes").first(), pl.len())["bytes", "len"].iter_rows()
+    ):
+        sizes = {
+            tuple(bucket)
+            for total, bucket in buckets
+            if len(bucket) == count and is_same_bucket(num_bytes, total)
+        }
+        if len(sizes) == 1:
+            fitting[num_bytes, count] = list(sizes.pop())
+    recorded = [
+        size
+        for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
+        for size in _sizes_of(list(of_call), fitting)
+    ]
+    return moments.with_columns(size=pl.Series(recorded, dtype=pl.Int64))
+
+
+def _sizes_of(of_call: list[tuple[int, int]], fitting: dict[tuple[int, int], list[int]]) -> list[int]:
+    return fitting.get((of_call[0][1], len(of_call)), [-1] * len(of_call))
+
+
+def is_same_bucket(num_bytes: int, recorded: int) -> bool:
+    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type."""
+    return any(0 <= num_bytes / max(recorded * times, 1) - 1 <= PADDING for times in (0.25, 0.5, 1, 2))
+
+
+def _inferred_parameters(moments: pl.DataFrame) -> Parameters:
+    """What a pass reduces, by its moments."""
+    sizes: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    are_known = True
+    calls: dict[int, list[_Moment]] = {}
+    for call, *rest in moments.select("call", *_Moment._fields).iter_rows():
+        calls.setdefault(call, []).append(_Moment(*rest))
+    for of_call in calls.values():
+        num_bytes = of_call[0].bytes
+        weights = _known_sizes(of_call, num_bytes)
+        are_known &= weights is not None
+        given = weights or [1] * len(of_call)
+        sizes += divided(max(num_bytes, len(of_call)), given)
+        shapes += _shapes_of(of_call)
+    complete = len(shapes) == len(sizes)
+    return Parameters(np.array(sizes, np.int64), tuple(shapes) if complete else (), "", False, are_known)
+
+
+class _Moment(NamedTuple):
+    """Of a gradient what `_moments` knows of its reduction and of its size."""
+
+    bytes: int
+    dtype: str
+    shape: str | None
+    size: int
+
+
+def _known_sizes(of_call: list[_Moment], num_bytes: int) -> list[int] | None:
+    """Sizes of the gradients of one reduction, in proportion; None where they are not known."""
+    if len(of_call) == 1:
+        return [1]
+    if all(moment.size >= 0 for moment in of_call):
+        return [moment.size for moment in of_call]
+    shapes = _shapes_of(of_call)
+    elements = [math.prod(shape) for shape in shapes]
+    item = ITEM_BYTES.get(of_call[0].dtype)
+    if len(elements) < len(of_call) or item is None or num_bytes <= 0:
+        return None
+    return elements if 0 <= num_bytes / max(sum(elements) * item, 1) - 1 <= PADDING else None
+
+
+def _shapes_of(of_call: list[_Moment]) -> list[tuple[int, ...]]:
+    """Shapes of gradients; fewer than there are where some are not known."""
+    read = [_shape(moment.shape) for moment in of_call if moment.shape is not None]
+    return [shape for shape in read if shape is not None]
+
+
+def _shape(text: str) -> tuple[int, ...] | None:
+    """The shape of an operator's first input; None where that is no tensor."""
+    listed = json.loads(text)
+    if not listed or not isinstance(listed[0], list) or not all(isinstance(size, int) for size in listed[0]):
+        return None
+    return tuple(listed[0])
+
+
+def divided(total: int, parts: list[int]) -> list[int]:
+    """A whole number in proportion to others, without a rest.
+
+    Args:
+        parts: at least one above 0.
+    """
+    ends = np.rint(np.cumsum(parts, dtype=np.float64) * (total / sum(parts))).astype(np.int64)
+    return [int(size) for size in np.diff(ends, prepend=0)]
+
+
+def with_other_sizes(inferred: Pass, where: int) -> Pass:
+    """A pass whose unknown sizes are as uneven as can be.
+
+    Args:
+        where: 0: all bytes of each reduction are those of its first gradient; -1: of its last.
+    """
+    if inferred.parameters.are_sizes_known:
+        return inferred
+    sizes: Ints = np.ones_like(inferred.parameters.num_bytes)
+    first = 0
+    for last in inferred.closes.tolist():
+        total = int(inferred.parameters.num_bytes[first : last + 1].sum())
+        sizes[first if where == 0 else last] += max(total - (last + 1 - first), 0)
+        first = last + 1
+    return replace(inferred, parameters=replace(inferred.parameters, num_bytes=sizes))
+
+
+SOURCE = "DeepSpeed"
+AFTER_BACKWARD = "after backward"
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What a job reduces in each pass.
+
+    Attributes:
+        num_bytes: of each buffer.
+        sizes: of the gradients in each, in order.
+        shapes: of all gradients, in order.
+        after_backward: whether no reduction begins before backward has ended.
+        is_zero: whether ranks share out at least the states of the optimizer.
+    """
+
+    num_bytes: list[int]
+    sizes: list[list[int]]
+    shapes: tuple[tuple[int, ...], ...]
+    after_backward: bool
+    is_zero: bool
+
+    @property
+    def num_gradients(self) -> int:
+        """Of a pass."""
+        return sum(len(sizes) for sizes in self.sizes)
+
+
+def buffered_passes(graph: Graph) -> list[Pass]:
+    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: the run has no buffers of DeepSpeed, or what was seen does not fit them.
+    """
+    if graph.run is None:
+        raise Unanswerable("the graph has no run")
+    buffers, calls = buffers_of(graph.run), gradient_calls(graph.run)
+    kinds = set(calls.select("op", "group").iter_rows())
+    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
+    spans = graph.run.table(SPANS, [*PLACE, "span_id", "name", "start_ns", "duration_ns"])
+    ready = spans.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
+    ready = ready.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    issued = calls_of(graph)
+    passes: list[Pass] = []
+    for place, of_thread in calls.group_by(PLACE, maintain_order=True):
+        here = ready.filter(pl.all_horizontal(pl.col(name) == value for name, value in zip(PLACE, place)))
+        turns = turns_of(of_thread.sort("at"), buffers)
+        moments = pl.concat([gradient_moments(turn, here, buffers) for turn in turns])
+        moments = moments.with_columns(**dict(zip(PLACE, map(pl.lit, place))))
+        given = [
+            (number * buffers.num_gradients, _parameters(turn, buffers)) for number, turn in enumerate(turns)
+        ]
+        passes += passes_at(graph, launches, issued, moments, partial(given_passes, given))
+    if not passes:
+        raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
+    return in_order(passes)
+
+
+def buffers_of(run: Run) -> Buffers:
+    """What the job said that it reduces in each pass.
+
+    Raises:
+        Unanswerable: nothing, or experts apart, whose reductions are in another group.
+    """
+    rows = run.table(BUCKETS).filter(pl.col("source").str.starts_with(SOURCE))
+    if rows.is_empty():
+        raise Unanswerable("the run does not say what DeepSpeed reduces together")
+    of_rank = rows.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    if of_rank["module"].n_unique() > 1:
+        raise Unanswerable("DeepSpeed reduces experts or several models apart")
+    shapes = tuple(tuple(shape) for listed in of_rank["shapes"].to_list() for shape in listed)
+    sizes = [[int(size) for size in buffer] for buffer in of_rank["parameter_bytes"].to_list()]
+    source = str(of_rank["source"][0])
+    is_zero = source.startswith(f"{SOURCE} ZeRO")
+    return Buffers(of_rank["bytes"].to_list(), sizes, shapes, source.endswith(AFTER_BACKWARD), is_zero)
+
+
+def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
+    """Calls of a thread, pass by pass.
+
+    Args:
+        calls: in order, as of `gradient_calls`.
+
+    Raises:
+        Unanswerable: they are not the recorded buffers, one after the other.
+    """
+    count = len(buffers.num_bytes)
+    turns = [
+        of_step.slice(first, count)
+        for of_step in calls.partition_by("step", maintain_order=True)
+        for first in range(0, of_step.height, count)
+    ]
+    for turn in turns:
+        moved = turn["bytes"].to_list()
+        fits = [
+            num_bytes < 0 or is_same_bucket(num_bytes, said)
+            for num_bytes, said in zip(moved, buffers.num_bytes)
+        ]
+        if len(moved) != count or not all(fits):
+            raise Unanswerable("the reductions seen do not fit the buffers of DeepSpeed that were recorded")
+    return turns
+
+
+def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) -> pl.DataFrame:
+    """[P] the moments at which the gradients of a pass are ready, in order: `span_id`, `start_ns`, `end_ns`.
+
+    Args:
+        turn: the calls of the pass, in order.
+        ready: accumulations of gradients on the thread, in order.
+
+    Raises:
+        Unanswerable: the pass has other gradients than the buffers.
+    """
+    begun, ended = turn["start_ns"].to_numpy(), turn["end_ns"].to_numpy()
+    last = np.cumsum([len(sizes) for sizes in buffers.sizes]) - 1
+    since = turn["since"][0]
+    within = ready.filter((pl.col("start_ns") > since) & (pl.col("start_ns") < int(begun[-1])))
+    if buffers.after_backward:
+        before = max([since, *within["end_ns"].to_list()])
+        start = np.repeat(np.append(min(before, int(begun[0])), ended[:-1]), np.diff(last, prepend=-1))
+        end = start.copy()
+        start[last], end[last] = begun, ended
+        span = np.repeat(turn["span_id"].to_numpy(), np.diff(last, prepend=-1))
+        return pl.DataFrame({"span_id": span, "start_ns": start, "end_ns": end})
+    if within.height != buffers.num_gradients:
+        raise Unanswerable(f"a pass has {within.height} gradients, not the {buffers.num_gradients} recorded")
+    start, end = within["start_ns"].to_numpy().copy(), within["end_ns"].to_numpy().copy()
+    _fit(start, end, last, begun, ended)
+    return pl.DataFrame({"span_id": within["span_id"], "start_ns": start, "end_ns": end})
+
+
+def _fit(start: Ints, end: Ints, last: Ints, begun: Ints, ended: Ints) -> None:
+    """Have each call lie in the moment of the last gradient of its buffer, and the next one begin behind it.
+
+    Args:
+        start, end: [P] ns, of the moments; changed in place.
+        last: [B] the last gradient of each buffer.
+        begun, ended: [B] ns, of its call.
+
+    Raises:
+        Unanswerable: a call came before its last gradient.
+    """
+    early: Bools = begun < start[last]
+    if early.any():
+        raise Unanswerable("a buffer was reduced before all the gradients recorded in it were ready")
+    end[last] = np.maximum(end[last], ended)
+    behind = last[:-1] + 1
+    start[behind] = np.maximum(start[behind], ended[:-1])
+    end[behind] = np.maximum(end[behind], start[behind])
+
+
+def _parameters(turn: pl.DataFrame, buffers: Buffers) -> Parameters:
+    """What a pass reduces: sizes as recorded, in the type and with the padding of the reductions."""
+    sizes = [
+        divided(moved, sizes) if moved > 0 else sizes
+        for moved, sizes in zip(turn["bytes"].to_list(), buffers.sizes)
+    ]
+    whole = np.array([size for buffer in sizes for size in buffer], np.int64)
+    return Parameters(whole, buffers.shapes, closes_before=True, is_update_shared_out=buffers.is_zero)
+
+
+# Passes of any framework.
+
+RECORDS = {"Parameters": Parameters, "Pass": Pass}
+
+
+def gradient_passes(graph: Graph) -> list[Pass]:
+    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: gradients go through a communication hook, or no pass is seen; the message says why.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
+    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
+    inputs = (*columns, graph.messages, graph.run)
+    return list(kept(graph, "gradient-passes", inputs, lambda: tuple(_gradient_passes(graph)), RECORDS))
+
+
+def _gradient_passes(graph: Graph) -> list[Pass]:
+    rows = graph.run.table(BUCKETS) if graph.run is not None else BUCKETS.empty()
+    hooks = rows.filter(pl.col("hook") != "")["hook"]
+    if hooks.len():
+        raise Unanswerable(f"gradients already go through a communication hook ({hooks[0]})")
+    with suppress(Unanswerable):
+        return passes_of(graph, parameters_of(graph.run))
+    with suppress(Unanswerable):
+        return buffered_passes(graph)
+    return inferred_passes(graph)
+
+
+NAMED_TYPES = {
+    "float32": ("_f32", "_float(", "Sum_float"),
+    "bfloat16": ("_bf16", "_bfloat16"),
+    "float16": ("_f16", "_half"),
+    "float64": ("_f64", "_double"),
+}
+
+
+def dtype_of(graph: Graph, transfer: int) -> str:
+    """The element type of a transfer, by the run or else its kernel's name; empty if neither has it."""
+    said = graph.messages[int(graph.nodes.message[transfer])].dtype
+    if said:
+        return said
+    name = graph.names[int(graph.nodes.name[transfer])]
+    dtypes = [dtype for dtype, marks in NAMED_TYPES.items() if any(mark in name for mark in marks)]
+    return dtypes[0] if len(dtypes) == 1 else ""
+
+
+# Which framework reduces the gradients of a run, and what to write in it for a change of its reductions.
+
+MEGATRON, DEEPSPEED, FSDP2 = "Megatron-core", "DeepSpeed", "FSDP2"
+FRAMEWORKS = (MEGATRON, DEEPSPEED, FSDP2)
+NOT_THERE = "it has no such setting"
+
+
+def framework_of(run: Run | None) -> str:
+    """One of `FRAMEWORKS`; empty for DDP, for several of them, and where the run does not say."""
+    sources = set() if run is None else set(run.table(BUCKETS, ["source"])["source"].unique())
+    frameworks = {name for name in FRAMEWORKS for source in sources if source.startswith(name)}
+    return frameworks.pop() if len(frameworks) == 1 else ""
+
+
+def of_bucket_size(framework: str, elements: int) -> str:
+    """The setting for buckets of a size.
+
+    Args:
+        framework: one of `FRAMEWORKS`.
+    """
+    return {
+        MEGATRON: (
+            f"DistributedDataParallelConfig(bucket_size={elements}, overlap_grad_reduce=True), which counts "
+            "parameters; without overlap_grad_reduce there is one bucket"
+        ),
+        DEEPSPEED: f'"zero_optimization": {{"reduce_bucket_size": {elements}}}, which counts elements',
+        FSDP2: f"fully_shard around groups of layers of about {elements} parameters: each is one reduction",
+    }[framework]
+
+
+def of_half_precision(framework: str, dtype: str) -> str:
+    """The setting for reductions in half precision.
+
+    Args:
+        framework: one of `FRAMEWORKS`.
+        dtype: fp16 or bf16.
+    """
+    torch_dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[dtype]
+    return {
+        MEGATRON: "DistributedDataParallelConfig(grad_reduce_in_fp32=False), with parameters in that type",
+        DEEPSPEED: f'"communication_data_type": "{dtype}"',
+        FSDP2: f"fully_shard(…, mp_policy=MixedPrecisionPolicy(reduce_dtype={torch_dtype}))",
+    }[framework]
+
+
+def of_no_overlap(framework: str) -> str:
+    """The setting for reductions after backward.
+
+    Args:
+        framework: one of `FRAMEWORKS`.
+    """
+    return {
+        MEGATRON: "DistributedDataParallelConfig(overlap_grad_reduce=False)",
+        DEEPSPEED: '"zero_optimization": {"overlap_comm": false}',
+        FSDP2: NOT_THERE,
+    }[framework]

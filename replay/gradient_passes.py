@@ -1,0 +1,390 @@
+"""Backward passes that reduce gradients: when each gradient is ready, and which reduction it is in.
+
+In: a graph and the run it was made from. Out: one `Pass` for each. DDP hangs a hook on each parameter's
+AccumulateGrad: the k-th of these in a pass is the k-th parameter in the order in which gradients were ready
+when the buckets were rebuilt, which is the order of the buckets. What a run does not say of its buckets is
+inferred in `inferred.py`, and ends here, too: as moments at which gradients are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.kept import kept
+from dpro.schema import BUCKETS, SPANS
+from dpro.store import Run
+
+ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+MAIN_THREAD = "main thread"
+MB = 1 << 20
+NO_BUCKETS = (
+    "the run does not say which parameters are in which gradient bucket: record a DDP job with `dpro record`"
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a pass reduces, in the order in which it is ready; the same on all ranks of the pass.
+
+    Attributes:
+        num_bytes: [P] size of each gradient; ns of its reduction where the run does not say any bytes.
+        shapes: shape of each parameter; empty where it is not known.
+        hook: what reduces in place of a plain all-reduce, empty for nothing.
+        is_recorded: whether the framework itself said so; else it is inferred.
+        are_sizes_known: whether each size is known, or only that of each reduction, which was divided evenly.
+        closes_before: whether a bucket closes before the gradient that no longer fits, as DeepSpeed's do;
+            else after the one that fills it, as DDP's do.
+        is_update_shared_out: whether each rank updates a part of the parameters, whatever reduces gradients.
+    """
+
+    num_bytes: Ints
+    shapes: tuple[tuple[int, ...], ...]
+    hook: str = ""
+    is_recorded: bool = True
+    are_sizes_known: bool = True
+    closes_before: bool = False
+    is_update_shared_out: bool = False
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One backward pass of one rank.
+
+    Attributes:
+        parameters: what is reduced.
+        ready: [P] the node of the thread after which each gradient is ready.
+        closes: [B] the last parameter in each bucket.
+        calls: for each bucket the nodes of the thread that call its reduction.
+        arrive, transfer: [B] nodes of the reductions.
+    """
+
+    rank: int
+    window: int
+    step: int
+    parameters: Parameters
+    ready: Ints
+    closes: Ints
+    calls: tuple[Ints, ...]
+    arrive: Ints
+    transfer: Ints
+
+
+def parameters_of(run: Run | None) -> Parameters:
+    """The parameters of the run's only DDP module.
+
+    Raises:
+        Unanswerable: there is none, there are several, or their sizes are not recorded.
+    """
+    buckets = run.table(BUCKETS) if run is not None else BUCKETS.empty()
+    if buckets.is_empty():
+        raise Unanswerable(NO_BUCKETS)
+    sources = buckets["source"]
+    buckets = buckets.filter(pl.col("source").str.starts_with("DDP"))
+    if buckets.is_empty() and sources.str.starts_with("Megatron").any():
+        raise Unanswerable("Megatron-core says what each bucket holds, not the order in which it is ready")
+    if buckets.is_empty():
+        raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
+    if buckets["module"].n_unique() > 1:
+        raise Unanswerable(
+            "several modules are wrapped by DDP: which bucket belongs to which is not recorded"
+        )
+    of_rank = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    sizes = of_rank["parameter_bytes"].explode(empty_as_null=False)
+    if (of_rank["parameter_bytes"].list.len() == 0).any():
+        raise Unanswerable(
+            "sizes of single parameters are not in the run: DDP did not rebuild its buckets "
+            "(find_unused_parameters), or an older dpro recorded it"
+        )
+    shapes = [tuple(shape) for listed in of_rank["shapes"].to_list() for shape in listed]
+    return Parameters(sizes.to_numpy(), tuple(shapes), str(of_rank["hook"][0]))
+
+
+def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
+    """Backward passes that reduce the gradients of a DDP module, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
+    """
+    if graph.run is None or ACCUMULATE not in graph.names:
+        raise Unanswerable("the run does not show when gradients are ready: it holds no autograd spans")
+    spans = graph.run.table(SPANS, ["span_id", "rank", "window", "name", "start_ns", "duration_ns", "tid"])
+    spans = spans.filter(pl.col("name") == ACCUMULATE).sort("rank", "window", "start_ns")
+    moments = spans.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    launches, issued = Launches(graph), calls_of(graph)
+    passes = []
+    for _, of_thread in moments.group_by("rank", "window", maintain_order=True):
+        passes += passes_at(graph, launches, issued, of_thread, lambda step: _each_whole(step, parameters))
+    if not passes:
+        raise Unanswerable("no backward pass in the run reduces gradients in buckets")
+    return passes
+
+
+def calls_of(graph: Graph) -> pl.DataFrame:
+    """Spans of calls of collectives: `rank`, `window`, `tid`, `start_ns`, `duration_ns`, `name`."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", "name", "start_ns", "duration_ns", "tid"])
+    return spans.filter(pl.col("name").str.starts_with("c10d::"))
+
+
+def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameters]]:
+    """Where passes begin: in each whole step its gradients are a multiple of the parameters.
+
+    Raises:
+        Unanswerable: they are not.
+    """
+    num_parameters = parameters.num_bytes.size
+    first = []
+    for number in np.unique(step[step >= 0]).tolist():
+        of_step = np.flatnonzero(step == number)
+        if of_step.size % num_parameters:
+            raise Unanswerable(
+                f"step {number} has {of_step.size} gradients of {num_parameters} parameters: not all are used"
+            )
+        first += of_step[::num_parameters].tolist()
+    return [(gradient, parameters) for gradient in first]
+
+
+class Launches:
+    """Calls of collectives in a graph.
+
+    Attributes:
+        source, arrive: [C] nodes of the thread that calls, and the arrivals at the rendezvous.
+        transfer: [C] their transfers, -1 where there is none.
+    """
+
+    def __init__(self, graph: Graph, of: Bools | None = None) -> None:
+        """Find them by the edges of launches.
+
+        Args:
+            of: [messages] which kinds of communication; all if not given.
+        """
+        nodes, edges = graph.nodes, graph.edges
+        launch, moves = (
+            graph.edges_into(np.flatnonzero(nodes.kind == kind))
+            for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER)
+        )
+        launch = launch[edges.kind[launch] == EdgeKind.LAUNCH]
+        moves = moves[nodes.kind[edges.source[moves]] == NodeKind.ARRIVE]
+        transfer = np.full(graph.num_nodes, -1)
+        transfer[edges.source[moves]] = edges.target[moves]
+        self.source, self.arrive = edges.source[launch], edges.target[launch]
+        self.transfer = transfer[self.arrive]
+        if of is not None:
+            kept = (self.transfer >= 0) & np.append(of, False)[nodes.message[self.transfer]]
+            self.source, self.arrive, self.transfer = (
+                column[kept] for column in (self.source, self.arrive, self.transfer)
+            )
+
+
+def in_order(passes: list[Pass]) -> list[Pass]:
+    """By rank, then in the order in which they ran."""
+    return sorted(passes, key=lambda one: (one.rank, one.window, one.step, int(one.ready[0])))
+
+
+def passes_at(
+    graph: Graph,
+    launches: Launches,
+    issued: pl.DataFrame,
+    moments: pl.DataFrame,
+    split: Callable[[Ints], list[tuple[int, Parameters]]],
+) -> list[Pass]:
+    """Passes of one thread, by the moments at which its gradients are ready.
+
+    Args:
+        issued: as of `calls_of`.
+        moments: of one `rank`, `window` and `tid`, in order: `span_id`, `start_ns` and `end_ns`. A reduction
+            is called within the moment of its last gradient.
+
+    Raises:
+        Unanswerable: the calls do not fit the moments.
+    """
+    nodes = graph.nodes
+    rank, window, tid = (int(moments[name][0]) for name in ("rank", "window", "tid"))
+    lane = lane_of(graph, rank, window, moments["span_id"].to_numpy())
+    if lane is None:
+        return []
+    thread = np.flatnonzero((nodes.lane == lane[0]) & (nodes.window == window))
+    thread = thread[np.argsort(nodes.measured_start[thread], kind="stable")]
+    begin, end = moments["start_ns"].to_numpy() + lane[1], moments["end_ns"].to_numpy() + lane[1]
+    calls = _extents(issued, rank, window, tid, lane[1])
+    ready = thread[np.searchsorted(nodes.measured_end[thread], end, side="right") - 1]
+    called, position = _called_within(graph, launches, thread, begin, end)
+    passes = []
+    for first, parameters in split(nodes.step[ready]):
+        count = parameters.num_bytes.size
+        inside = (position >= first) & (position < first + count)
+        if not inside.any():
+            continue
+        chosen = called[inside]
+        closes = position[inside] - first
+        if closes[-1] != count - 1 or (np.diff(closes) <= 0).any():
+            raise Unanswerable(
+                "the reductions seen do not fit the buckets recorded: parameters are ready in another order"
+            )
+        sources = launches.source[chosen].tolist()
+        pieces = [_pieces(thread, nodes.measured_start, source, *calls) for source in sources]
+        passes.append(
+            Pass(
+                rank,
+                window,
+                int(nodes.step[ready[first]]),
+                parameters,
+                ready[first : first + count],
+                closes,
+                tuple(pieces),
+                launches.arrive[chosen],
+                launches.transfer[chosen],
+            )
+        )
+    return passes
+
+
+def _called_within(
+    graph: Graph, launches: Launches, thread: Ints, begin: Ints, end: Ints
+) -> tuple[Ints, Ints]:
+    """Launches of a thread within its moments, in order, and which moment each is in."""
+    nodes = graph.nodes
+    called = np.flatnonzero(np.isin(launches.source, thread))
+    called = called[np.lexsort((launches.arrive[called], nodes.measured_start[launches.source[called]]))]
+    called_ns = nodes.measured_start[launches.source[called]]
+    position = np.searchsorted(begin, called_ns, side="right") - 1
+    within = (position >= 0) & (called_ns <= end[np.maximum(position, 0)])
+    return called[within], position[within]
+
+
+def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int) -> tuple[Ints, Ints]:
+    """Start and end of the calls of a thread, on the graph's clock."""
+    of_thread = issued.filter(
+        (pl.col("rank") == rank) & (pl.col("window") == window) & (pl.col("tid") == tid)
+    )
+    start = of_thread["start_ns"].to_numpy() + offset
+    return start, start + of_thread["duration_ns"].to_numpy()
+
+
+def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
+    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's.
+
+    Args:
+        span_ids: of the rank's accumulations of gradients.
+    """
+    nodes = graph.nodes
+    accumulating = np.flatnonzero((nodes.rank == rank) & (nodes.window == window))
+    accumulating = accumulating[np.isin(nodes.span[accumulating], span_ids)]
+    if accumulating.size == 0 or graph.run is None:
+        return None
+    first = accumulating[np.argmin(nodes.measured_start[accumulating])]
+    spans = graph.run.table(SPANS, ["span_id", "rank", "start_ns"])
+    start = spans.filter((pl.col("rank") == rank) & (pl.col("span_id") == int(nodes.span[first])))["start_ns"]
+    return int(nodes.lane[first]), int(nodes.measured_start[first]) - int(start[0])
+
+
+def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: Ints) -> Ints:
+    """Nodes of a thread in the call that holds a node; that one alone where no call does."""
+    start_ns = start[source]
+    around = np.flatnonzero((call_start <= start_ns) & (start_ns < np.maximum(call_end, call_start + 1)))
+    if around.size == 0:
+        return np.array([source])
+    begin, end = call_start[around[0]], call_end[around[0]]
+    on_thread = start[thread]
+    return thread[np.searchsorted(on_thread, begin) : np.searchsorted(on_thread, end)]
+
+
+# Where in the next forward pass each gradient's parameter is needed first, on the thread or on the GPU.
+
+COLUMNS = ["span_id", "kind", "name", "start_ns", "sequence_number", "forward_thread"]
+
+
+def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
+    """For each pass the nodes of its own forward pass that use its parameters first.
+
+    Args:
+        on_gpu: whether the GPU's work is meant, or that of the thread.
+
+    Returns:
+        For each pass [P] nodes.
+
+    Raises:
+        Unanswerable: the run has no sequence numbers, or does not hold the forward pass.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
+    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
+    inputs = (*columns, graph.lanes, graph.messages, graph.run)
+    return list(kept(graph, "first-uses", inputs, lambda: tuple(_first_uses(graph, passes, on_gpu))))
+
+
+def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
+    first_use: list[Ints] = [np.empty(0, np.int64)] * len(passes)
+    for place in sorted({(pass_.rank, pass_.window) for pass_ in passes}):
+        here = [which for which, pass_ in enumerate(passes) if (pass_.rank, pass_.window) == place]
+        nodes, begins = _work_of(graph, *place, on_gpu)
+        for which, starts in zip(here, _forward_starts(graph, *place, [passes[which] for which in here])):
+            piece = np.searchsorted(begins, starts)
+            if (piece == begins.size).any():
+                raise Unanswerable("no work of the forward pass follows the operator that uses a parameter")
+            first_use[which] = nodes[piece]
+    return first_use
+
+
+def _work_of(graph: Graph, rank: int, window: int, on_gpu: bool) -> tuple[Ints, Ints]:
+    """Work of the main thread or what it launched, and when the thread did it or launched it, in order."""
+    nodes, edges = graph.nodes, graph.edges
+    lanes = [lane for lane, what in enumerate(graph.lanes) if what == (rank, MAIN_THREAD)]
+    on_thread = np.isin(nodes.lane, lanes) & (nodes.window == window)
+    if on_gpu:
+        launch = (edges.kind == EdgeKind.LAUNCH) & on_thread[edges.source]
+        launch &= np.isin(nodes.kind[edges.target], GPU_KINDS)
+        source, target = edges.source[launch], edges.target[launch]
+    else:
+        source = target = np.flatnonzero(on_thread)
+    order = np.lexsort((target, nodes.measured_start[source]))
+    return target[order], nodes.measured_start[source[order]]
+
+
+def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) -> list[Ints]:
+    """For each pass [P] ns, when the forward operators began that its gradients come from."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", *COLUMNS])
+    spans = spans.filter((pl.col("rank") == rank) & (pl.col("window") == window)).sort("start_ns", "span_id")
+    lane = lane_of(graph, rank, window, spans.filter(pl.col("name") == ACCUMULATE)["span_id"].to_numpy())
+    numbered = spans.filter(
+        (pl.col("kind") == "cpu_op")
+        & (pl.col("sequence_number") >= 0)
+        & ~pl.col("name").str.ends_with("AccumulateGrad")
+    )
+    backward = numbered.filter(pl.col("forward_thread") > 0)
+    forward = numbered.filter(pl.col("forward_thread") <= 0)
+    if lane is None or backward.is_empty():
+        raise Unanswerable(
+            "the run does not say which forward operator a gradient comes from: it has no sequence numbers"
+        )
+    ends = np.concatenate([graph.nodes.measured_end[pass_.ready] for pass_ in passes])
+    made = pl.DataFrame({"ready": ends - lane[1] - 1})  # what begins at the end is the next operator
+    asked = (
+        made.with_row_index("gradient")
+        .sort("ready")
+        .join_asof(
+            backward.select("start_ns", "sequence_number"),
+            left_on="ready",
+            right_on="start_ns",
+            strategy="backward",
+        )
+    )
+    used = asked.sort("start_ns").join_asof(
+        forward.select("start_ns", "sequence_number", began="start_ns"),
+        on="start_ns",
+        by="sequence_number",
+        strategy="backward",
+        check_sortedness=False,
+    )
+    if used["began"].null_count():
+        raise Unanswerable("the window does not hold the forward operator that a gradient comes from")
+    began = used.sort("gradient")["began"].to_numpy() + lane[1]
+    return np.split(began, np.cumsum([pass_.ready.size for pass_ in passes])[:-1])

@@ -1,0 +1,729 @@
+"""Graphs of runs that are too large to be held at once: each rank is built and condensed by itself.
+
+Ranks are matched: what a rank must know of the others before it can be built is in a `MatchedRun`, for which
+only a few columns of spans are read, one part of the run at a time. Each rank is built, and kept as a file
+until lags are pooled over all ranks; then it is condensed to a `RankSkeleton`: its graph with only the nodes
+that matter to others. What is left is joined to a `JoinedGraph`, whose nodes come in an order of their own;
+every start and every step is that of the graph of the whole run, to the nanosecond. Everything that goes from
+a process to another can be pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.archive import read_archive, write_archive
+from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, skeletons_of
+from dpro.replay.construction.data_dependencies import recorded_dependencies
+from dpro.replay.construction.graph_builder import (
+    COLUMNS,
+    asked_after,
+    by_place,
+    coded,
+    count_from,
+    in_order,
+    on_worker,
+    places_of,
+    steps_in,
+    wait_and_transfer,
+    with_messages,
+    write_columns,
+)
+from dpro.replay.construction.lags import LagFacts, Lags, facts_of, pooled, started_work, with_lags
+from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
+from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph, build_rank_graph
+from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
+from dpro.replay.graph import (
+    GPU_KINDS,
+    EdgeKind,
+    Edges,
+    Graph,
+    MeshPosition,
+    Message,
+    NodeKind,
+    Nodes,
+    assembled,
+)
+from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, extents_of, replay
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run
+from dpro.table import Table
+
+MapTasks = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
+LANE_COLUMNS = ("span_id", "rank", "window", "device", "stream")
+TABLES_OF_RANKS = (
+    SPANS,
+    SYNCS,
+    STEPS,
+    DEPENDENCIES,
+    COLLECTIVES,
+    COUNTERS,
+)  # tables of which a rank has rows of its own
+
+
+@dataclass(frozen=True)
+class MatchedRank:
+    """What a rank has to know before it is built.
+
+    Attributes:
+        windows: deep windows that it has spans of.
+        alignment: its clock.
+        moved: its rows of `MatchedRun.moved`.
+        parts: files of the run that hold its rows, by table.
+    """
+
+    rank: int
+    windows: tuple[int, ...]
+    alignment: Alignment
+    moved: pl.DataFrame
+    parts: Mapping[str, tuple[Path, ...]]
+
+
+@dataclass(frozen=True)
+class MatchedRun:
+    """What all ranks have in common.
+
+    Attributes:
+        windows: of each rank, those that it has spans of.
+        matching: collectives and their instances.
+        alignment: the clocks.
+        moved: collectives on the aligned clock, with what each member waited for and moved, by rank.
+        messages: what `moved.message` numbers.
+        places: of ranks, where the run says.
+        parts: files of the run by rank and table.
+    """
+
+    windows: Mapping[int, tuple[int, ...]]
+    matching: Matching
+    alignment: Alignment
+    moved: pl.DataFrame
+    messages: tuple[Message, ...]
+    places: Mapping[int, MeshPosition]
+    parts: Mapping[int, Mapping[str, tuple[Path, ...]]]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks, ascending."""
+        return sorted(self.windows)
+
+    def of(self, rank: int) -> MatchedRank:
+        """What one rank needs."""
+        windows, clocks = self.windows[rank], self.alignment.clocks
+        of_rank = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
+        low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
+        return MatchedRank(
+            rank, windows, Alignment(of_rank), self.moved.slice(low, high - low), self.parts.get(rank, {})
+        )
+
+
+def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
+    """Match the collectives of all ranks, and align their clocks.
+
+    Args:
+        map_tasks: has the parts of the spans read: `map`, or that of an executor.
+
+    Raises:
+        Unanswerable: the run has no spans, or its ranks are pretended.
+    """
+    if run.manifest.is_pretended:
+        raise Unanswerable("ranks that were pretended ran one after the other: their graph is built at once")
+    collectives, workers = run.table(COLLECTIVES), run.table(WORKERS)
+    wanted = collectives.select("rank", "span_id").unique()
+    of_rank = wanted.partition_by("rank", as_dict=True)
+    named = [(part, _rank_of(part)) for part in run.parts(SPANS)]
+    tasks = [(part, wanted if rank is None else of_rank.get((rank,), wanted.clear())) for part, rank in named]
+    if not tasks:
+        raise Unanswerable("the run holds no spans to replay")
+    where_parts, lanes = zip(*map_tasks(partial(_read_part, run), tasks))
+    where = pl.concat(where_parts).unique().sort("rank", "window").rows()
+    matching = match_collectives(collectives, pl.concat(lanes))
+    alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES))
+    moved, messages = with_messages(wait_and_transfer(alignment.aligned(asked_after(matching.rows))))
+    windows: dict[int, tuple[int, ...]] = {}
+    for rank, window in where:
+        windows[rank] = (*windows.get(rank, ()), window)
+    moved = moved.sort("rank", maintain_order=True)
+    return MatchedRun(
+        windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows)
+    )
+
+
+def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Which windows of which ranks a part of the spans is of, and the lanes of those that are wanted."""
+    part = run.read(SPANS, [task[0]], LANE_COLUMNS)
+    lanes = part.join(task[1], on=["rank", "span_id"], how="semi", maintain_order="left")
+    return part.select("rank", "window").unique(), lanes
+
+
+def _rank_of(part: Path) -> int | None:
+    """The rank that a file is named after."""
+    match = re.match(r"rank(\d{5,})", part.name)
+    return int(match[1]) if match else None
+
+
+def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
+    """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
+    by_rank: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
+    for table in TABLES_OF_RANKS:
+        named: dict[int, list[Path]] = {}
+        others: list[Path] = []
+        for part in run.parts(table):
+            number = _rank_of(part)
+            (others if number is None else named.setdefault(number, [])).append(part)
+        for rank, by_table in by_rank.items():
+            by_table[table.name] = (*named.get(rank, ()), *others)
+    return by_rank
+
+
+@dataclass(frozen=True)
+class BareRank:
+    """One rank's nodes and edges in all its windows, before lags are pooled.
+
+    Attributes:
+        graph: without lags; times are not counted from an origin yet, and `phase` is when work was asked for.
+        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
+        calls: the collectives that it called, by window.
+    """
+
+    graph: Graph
+    instance: Ints
+    arrive: Ints
+    transfer: Ints
+    calls: tuple[CallOrder, ...]
+
+
+RECORDS = {kind.__name__: kind for kind in (BareRank, CallOrder, Edges, Graph, Nodes)}  # of its file
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What others need to know of a rank.
+
+    Attributes:
+        lags: what it shows of lags.
+        calls: the collectives that it called.
+        begins: when its first node began, ns.
+        background: spans on threads that touch neither a stream nor a collective, left out.
+        steps_known: whether the run says where its steps begin.
+        on_gpu: whether it has work on a GPU.
+        num_nodes, num_edges: how many it has.
+    """
+
+    rank: int
+    lags: LagFacts
+    calls: tuple[CallOrder, ...]
+    begins: int
+    background: int
+    steps_known: bool
+    on_gpu: bool
+    num_nodes: int
+    num_edges: int
+
+
+def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankSummary:
+    """Build one rank without lags, and keep it in a folder.
+
+    Args:
+        folder: where: `rank_file` says as what.
+
+    Raises:
+        GraphError: the trace contradicts itself (a cycle).
+        OSError: the file cannot be written.
+    """
+    bare, facts = bare_rank_of(run, matched)
+    write_archive(rank_file(folder, matched.rank), bare, RECORDS)
+    return facts
+
+
+def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]:
+    """One rank without lags, and what others need to know of it.
+
+    Raises:
+        GraphError: the trace contradicts itself (a cycle).
+    """
+    spans, names = coded(_rows(run, matched, SPANS, COLUMNS))
+    spans, syncs, steps = map(
+        matched.alignment.aligned, (spans, _sorted(run, matched, SYNCS), _sorted(run, matched, STEPS))
+    )
+    needs = by_place(recorded_dependencies(run, spans, matched.parts.get(DEPENDENCIES.name, ())))
+    spans_of, moved_of, syncs_of, steps_of = map(by_place, (spans, matched.moved, syncs, steps))
+    by_code = Names(names)
+    views, parts = [], []
+    stepped = run.num_rows(STEPS) > 0
+    for window in matched.windows:
+        place = (matched.rank, window)
+        own_steps = steps_in(steps_of, *place)
+        view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, stepped)
+        views.append(view)
+        parts.append(build_rank_graph(view, syncs_of(*place), needs(*place), by_code, None))
+    bare = _put_together(parts, views, matched.moved, (*names.to_list(), "(no span)", "(rendezvous)"))
+    graph = bare.graph
+    started = started_work(graph.edges, graph.nodes, on_worker(graph.lanes))
+    return bare, RankSummary(
+        rank=matched.rank,
+        lags=facts_of(started, graph.names),
+        calls=bare.calls,
+        begins=int(graph.nodes.measured_start.min()),
+        background=sum(part.background for part in parts),
+        steps_known=any(view.step_start.size for view in views),
+        on_gpu=bool(np.isin(graph.nodes.kind, GPU_KINDS).any()),
+        num_nodes=graph.num_nodes,
+        num_edges=graph.edges.source.size,
+    )
+
+
+def _rows(run: Run, matched: MatchedRank, table: Table, columns: Sequence[str]) -> pl.DataFrame:
+    """A rank's rows of a table."""
+    parts = matched.parts.get(table.name, ())
+    if not parts:
+        return table.empty().select(columns)
+    return run.read(table, parts, columns).filter(pl.col("rank") == matched.rank)
+
+
+def _sorted(run: Run, matched: MatchedRank, table: Table) -> pl.DataFrame:
+    return _rows(run, matched, table, list(table.columns)).sort(table.sort_by, maintain_order=True)
+
+
+def _put_together(
+    parts: Sequence[RankGraph], views: Sequence[RankView], moved: pl.DataFrame, names: tuple[str, ...]
+) -> BareRank:
+    """The windows of a rank as one graph, without rendezvous: the ranks that it meets are not known here."""
+    nothing = np.empty(0, np.int64)
+    alone = [dataclasses.replace(part, instance=nothing, arrive=nothing, transfer=nothing) for part in parts]
+    joined = in_order(alone, moved.clear(), names)
+    graph = assembled(joined.nodes, joined.edges, names, joined.lanes, 0)
+    first = np.cumsum([0, *(part.begins.size for part in parts)])
+    arrive, transfer = (
+        joined.number[np.concatenate([getattr(part, end) + begin for part, begin in zip(parts, first)])]
+        for end in ("arrive", "transfer")
+    )
+    instance = np.concatenate([part.instance for part in parts])
+    return BareRank(graph, instance, arrive, transfer, tuple(map(call_order, views)))
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Where a rank is kept."""
+    return folder / f"rank{rank:05d}.npz"
+
+
+def load_rank(file: Path) -> BareRank:
+    """Read what `build_rank` wrote.
+
+    Raises:
+        OSError: there is no such file, or not a whole one.
+    """
+    bare = read_archive(file, RECORDS, None)
+    if not isinstance(bare, BareRank):
+        raise OSError(f"{file}: no rank")
+    return bare
+
+
+# What follows for all ranks from what each shows: lags, and where in steps collectives are.
+
+
+@dataclass(frozen=True)
+class PooledOfRank:
+    """What a rank has to know of all others to be condensed.
+
+    Attributes:
+        lags: of all ranks.
+        origin_ns: when the first node of any rank began.
+        positions: where in its steps its collectives stand.
+        on_gpu: whether any rank has work on a GPU.
+    """
+
+    rank: int
+    lags: Lags
+    origin_ns: int
+    positions: Positions
+    on_gpu: bool
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What holds for all ranks.
+
+    Attributes:
+        lags: of work.
+        origin_ns: when the first node of any rank began.
+        positions: by rank, where in its steps its collectives stand.
+        background: spans that were left out.
+        steps_known: whether the run says where steps begin.
+        on_gpu: whether any rank has work on a GPU.
+        num_nodes, num_edges: how many all ranks have, without those of rendezvous.
+    """
+
+    lags: Lags
+    origin_ns: int
+    positions: dict[int, Positions]
+    background: int
+    steps_known: bool
+    on_gpu: bool
+    num_nodes: int
+    num_edges: int
+
+    def of(self, rank: int) -> PooledOfRank:
+        """What one rank needs."""
+        positions = self.positions.get(rank, {})
+        return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu)
+
+
+def pool(facts: Iterable[RankSummary]) -> Pooled:
+    """Pool what all ranks show; the order in which they come makes no difference."""
+    parts = sorted(facts, key=lambda part: part.rank)
+    return Pooled(
+        lags=pooled(part.lags for part in parts),
+        origin_ns=min(part.begins for part in parts),
+        positions=positions_in_steps(calls for part in parts for calls in part.calls),
+        background=sum(part.background for part in parts),
+        steps_known=any(part.steps_known for part in parts),
+        on_gpu=any(part.on_gpu for part in parts),
+        num_nodes=sum(part.num_nodes for part in parts),
+        num_edges=sum(part.num_edges for part in parts),
+    )
+
+
+# A rank with only the nodes that matter to others.
+
+
+@dataclass(frozen=True)
+class RankSkeleton:
+    """A rank between what it waits for and what others wait for.
+
+    Attributes:
+        graph: the nodes kept and the longest paths between them; names are only those that they have.
+        node: [M] node of the rank's graph that each is; -1 of the virtual end of a step.
+        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it; instance -1 where an
+            edit has taken the rank out of it.
+    """
+
+    rank: int
+    graph: Graph
+    node: Ints
+    instance: Ints
+    arrive: Ints
+    transfer: Ints
+
+
+def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
+    """Condense the rank that `build_rank` has kept.
+
+    Raises:
+        OSError: it is not there.
+    """
+    bare = load_rank(rank_file(folder, of_all.rank))
+    return skeleton_of(of_all.rank, bare, with_pooled_lags(bare, of_all))
+
+
+def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
+    """A rank's graph, with lags, phases, and times from the run's origin."""
+    graph = bare.graph
+    columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
+    for calls in bare.calls:
+        in_window = graph.nodes.window == calls.window
+        time, step = graph.nodes.phase[in_window], graph.nodes.step[in_window]
+        columns["phase"][in_window] = phases_at(calls, time, step, of_all.positions)
+    nodes = Nodes(**columns)
+    count_from(nodes, of_all.origin_ns)
+    edges, nodes = with_lags(
+        started_work(graph.edges, nodes, on_worker(graph.lanes)), of_all.lags, graph.names
+    )
+    return dataclasses.replace(graph, nodes=nodes, edges=edges, origin_ns=of_all.origin_ns)
+
+
+def skeleton_of(rank: int, bare: BareRank, graph: Graph) -> RankSkeleton:
+    """Condense a rank's graph.
+
+    Args:
+        graph: as from `with_pooled_lags`, perhaps changed since.
+    """
+    cut = cut_of(rank, bare, graph)
+    return _kept(rank, bare, graph, cut, skeletons_of(graph, cut))
+
+
+def skeletons_of_both(
+    rank: int, bare: BareRank, graph: Graph, changed: Ints
+) -> tuple[RankSkeleton, RankSkeleton]:
+    """Two skeletons of a rank of one shape: as it is, and changed.
+
+    Args:
+        graph: as from `with_pooled_lags`, perhaps changed since.
+        changed: [N] ns, how long its nodes last in the other.
+    """
+    cut = cut_of(rank, bare, graph)
+    skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
+    return _kept(rank, bare, graph, cut, skeletons, 0), _kept(rank, bare, graph, cut, skeletons, 1)
+
+
+def _kept(
+    rank: int, bare: BareRank, graph: Graph, cut: Cut, skeleton: Skeletons, scenario: int = 0
+) -> RankSkeleton:
+    """What is left of a rank in one of the scenarios of a skeleton."""
+    small, node = joined_graph(graph, cut, skeleton, scenario)
+    small = _with_measured_ends(small, graph)
+    place = np.full(graph.num_nodes, -1, np.int64)
+    place[node[node >= 0]] = np.flatnonzero(node >= 0)
+    return RankSkeleton(
+        rank, _with_own_names(small), node, bare.instance, place[bare.arrive], place[bare.transfer]
+    )
+
+
+def cut_of(rank: int, bare: BareRank, graph: Graph) -> Cut:
+    """Where other ranks' edges would meet a rank's graph: at all its collectives, whoever else ran them."""
+    size = graph.num_nodes
+    joins = np.zeros(size, np.bool_)
+    joins[bare.arrive] = True
+    joins[bare.transfer] = True
+    every = np.arange(size)
+    free = joins & (graph.nodes.kind == NodeKind.TRANSFER)
+    return Cut(np.array([rank]), np.array([0, size]), every, every[:0], joins, free)
+
+
+def _with_measured_ends(small: Graph, graph: Graph) -> Graph:
+    """Virtual ends of steps, measured for as long as the work that they stand for.
+
+    What steps took as measured is then read from a skeleton as from its graph.
+    """
+    end = small.nodes.kind == NodeKind.END
+    measured = extents_of(graph, ["window", "step"], graph.nodes.measured_start, graph.nodes.measured_end)
+    ends = pl.DataFrame({"window": small.nodes.window[end], "step": small.nodes.step[end]})
+    extents = ends.join(measured, on=["window", "step"], how="left", maintain_order="left")
+    start, stop = small.nodes.measured_start.copy(), small.nodes.measured_end.copy()
+    start[end], stop[end] = extents["start"], extents["end"]
+    nodes = dataclasses.replace(small.nodes, measured_start=start, measured_end=stop)
+    return dataclasses.replace(small, nodes=nodes)
+
+
+def _with_own_names(graph: Graph) -> Graph:
+    """The same graph with only the names that its nodes have."""
+    nodes = graph.nodes
+    used, code = np.unique(np.append(nodes.name, nodes.around), return_inverse=True)
+    code -= int(np.searchsorted(used, 0))  # -1 for none comes first
+    name, around = np.split(code, 2)
+    names = tuple(graph.names[number] for number in used[used >= 0].tolist())
+    return dataclasses.replace(graph, names=names, nodes=dataclasses.replace(nodes, name=name, around=around))
+
+
+@dataclass(frozen=True)
+class JoinedGraph:
+    """The condensed graph of a run.
+
+    Attributes:
+        graph: its skeletons, joined.
+        node: [M] node of its rank that each node is; -1 of rendezvous and of virtual ends of steps.
+    """
+
+    graph: Graph
+    node: Ints
+
+
+def join_skeletons(
+    skeletons: Sequence[RankSkeleton], matched: MatchedRun, pooled: Pooled, run: Run | None = None
+) -> JoinedGraph:
+    """Join the skeletons of all ranks where the ranks meet.
+
+    A collective that others hold, too, keeps no edge from its arrival to its transfer: the rendezvous is
+    between them. An edit that takes it out starts from `with_own_order`.
+
+    Args:
+        skeletons: of all ranks, in any order.
+    """
+    skeletons = sorted(skeletons, key=lambda skeleton: skeleton.rank)
+    names = sorted({name for skeleton in skeletons for name in skeleton.graph.names})
+    code = {name: number for number, name in enumerate(names)}
+    labels = (*names, "(no span)", "(rendezvous)")
+    origin = pooled.origin_ns
+    as_parts = [_as_part(skeleton, code, origin) for skeleton in skeletons]
+    parts = in_order(as_parts, matched.moved, labels)
+    for times in (parts.nodes.measured_start, parts.nodes.measured_end):
+        times -= origin
+    edges = _less_paths_beside(parts.edges, parts.nodes.duration.size)
+    graph = assembled(parts.nodes, edges, labels, parts.lanes, origin)
+    node = np.full(graph.num_nodes, -1, np.int64)
+    of_ranks = np.concatenate([skeleton.node for skeleton in skeletons])
+    node[parts.number[: of_ranks.size]] = of_ranks
+    graph = dataclasses.replace(graph, messages=matched.messages, places=matched.places, run=run)
+    return JoinedGraph(graph, node)
+
+
+def _less_paths_beside(edges: Edges, size: int) -> Edges:
+    meets = edges.kind == EdgeKind.RENDEZVOUS
+    inside, between = np.flatnonzero(~meets), edges.taken(np.flatnonzero(meets))
+    lag = edges.lag[inside, None]
+    meets[inside[paths_beside(edges.source[inside], edges.target[inside], lag, between, size)]] = True
+    return edges.taken(np.flatnonzero(meets))
+
+
+def with_own_order(graph: Graph) -> Graph:
+    """The same with an edge from each arrival to its transfer: without rendezvous no other orders them."""
+    nodes, edges = graph.nodes, graph.edges
+    arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
+    order = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
+    all_edges = edges.and_also(order)
+    return assembled(nodes, all_edges, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+
+
+def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkeleton]:
+    """A joined graph without some ranks, as one skeleton of all others; none where there are no others."""
+    graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
+    nodes, edges = graph.nodes, graph.edges
+    kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)
+    rest_nodes = np.flatnonzero(kept)
+    if rest_nodes.size == 0:
+        return []
+    place = np.cumsum(kept) - 1
+    inside = edges.taken(np.flatnonzero(kept[edges.source] & kept[edges.target]))
+    inside = dataclasses.replace(inside, source=place[inside.source], target=place[inside.target])
+    columns = nodes.taken(rest_nodes)
+    rest = assembled(columns, inside, graph.names, graph.lanes, graph.origin_ns)
+    arrive, transfer = (_members(columns, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    return [RankSkeleton(-1, rest, joined.node[rest_nodes], columns.collective[transfer], arrive, transfer)]
+
+
+def _members(nodes: Nodes, kind: NodeKind) -> Ints:
+    """Nodes of one kind by collective and rank."""
+    members = np.flatnonzero(nodes.kind == kind)
+    return members[np.lexsort((nodes.rank[members], nodes.collective[members]))]
+
+
+def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
+    """A skeleton as a part of a graph, its times as recorded: those of rendezvous are, too."""
+    graph, members = skeleton.graph, skeleton.instance >= 0
+    begins = graph.nodes.measured_start + origin
+
+    def nodes(into: Place) -> Lanes:
+        kept = graph.nodes
+        codes = np.array([*(code[name] for name in graph.names), -1], np.int64)
+        as_recorded = dataclasses.replace(
+            kept, name=codes[kept.name], around=codes[kept.around],
+            lane=np.where(kept.lane < 0, -1, kept.lane + into.lane),
+            measured_start=begins, measured_end=kept.measured_end + origin,
+        )  # fmt: skip
+        write_columns(as_recorded, into.nodes, into.number)
+        return list(graph.lanes)
+
+    columns = (skeleton.instance, skeleton.arrive, skeleton.transfer)
+    instance, arrive, transfer = (column[members] for column in columns)
+    return RankGraph(begins, nodes, graph.edges, instance, arrive, transfer, background=0)
+
+
+# One rank as it runs in the joined graph: its own nodes, replayed by themselves.
+
+
+class RendezvousTimes(NamedTuple):
+    """Rendezvous.
+
+    Attributes:
+        collective: [K] of which collectives, ascending.
+        start: [K] ns, when they happen.
+    """
+
+    collective: Ints
+    start: Ints
+
+
+def rendezvous_of(timeline: Timeline) -> RendezvousTimes:
+    """The rendezvous of a joined graph."""
+    met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
+    collective = timeline.graph.nodes.collective[met]
+    order = np.argsort(collective, kind="stable")
+    return RendezvousTimes(collective[order], timeline.start[met][order])
+
+
+def of_collectives(rendezvous: RendezvousTimes, instance: Ints) -> RendezvousTimes:
+    """The rendezvous of some collectives.
+
+    Args:
+        rendezvous: as from `rendezvous_of`.
+        instance: [K] the collectives; those that one rank ran alone have none.
+    """
+    place = np.searchsorted(rendezvous.collective, np.sort(instance))
+    place = place[place < rendezvous.collective.size]
+    wanted = place[np.isin(rendezvous.collective[place], instance)]
+    return RendezvousTimes(rendezvous.collective[wanted], rendezvous.start[wanted])
+
+
+def replay_inside(bare: BareRank, graph: Graph, rendezvous: RendezvousTimes) -> Timeline:
+    """Replay a rank by itself.
+
+    Args:
+        graph: its graph, as from `dpro.replay.sharded.with_pooled_lags`.
+        rendezvous: rendezvous of all its collectives at least.
+
+    Returns:
+        Of its graph, in which transfers do not begin before their rendezvous.
+    """
+    met = np.flatnonzero(np.isin(bare.instance, rendezvous.collective))
+    begins = rendezvous.start[np.searchsorted(rendezvous.collective, bare.instance[met])]
+    earliest, transfers = graph.nodes.earliest.copy(), bare.transfer[met]
+    earliest[transfers] = np.maximum(earliest[transfers], begins)
+    return replay(dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, earliest=earliest)))
+
+
+# What decides when a step ends, through ranks that were condensed: their nodes are found where it goes.
+
+InsideOf = Callable[[int], Timeline]  # of a rank its replay by itself, as of `replay_inside`
+
+
+def inside_of(timeline: Timeline, built: Callable[[int], tuple[BareRank, Graph]]) -> InsideOf:
+    """What replays ranks by themselves, each once.
+
+    Args:
+        built: returns a rank without lags, and its graph.
+    """
+    rendezvous = rendezvous_of(timeline)
+    return cache(lambda rank: replay_inside(*built(rank), rendezvous))
+
+
+def path_through(joined: JoinedGraph, timeline: Timeline, inside: InsideOf) -> PathTo:
+    """How to find what decides when nodes of a joined graph end, through the ranks that it goes through."""
+    return partial(_path_to_last, joined, timeline, inside)
+
+
+def _path_to_last(joined: JoinedGraph, timeline: Timeline, inside: InsideOf, last: Bools) -> list[Stretch]:
+    """What decides when the last work ends of which some kept nodes are, or stand for the end."""
+    kept = int(np.argmax(last))
+    nodes = joined.graph.nodes
+    rank = int(nodes.rank[kept])
+    inner = inside(rank).graph.nodes
+    ends = inside(rank).end == timeline.end[kept]
+    ends &= inner.window == nodes.window[kept]
+    if nodes.kind[kept] == NodeKind.END:
+        ends &= inner.step == nodes.step[kept]
+    return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
+
+
+def path_inside(
+    joined: JoinedGraph, timeline: Timeline, inside: InsideOf, rank: int, node: int
+) -> list[Stretch]:
+    """What decides when a node of a rank ends."""
+    stretches: list[Stretch] = []
+    edges, kind = joined.graph.edges, joined.graph.nodes.kind
+    met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
+    met_by = {int(joined.graph.nodes.collective[meeting_node]): int(meeting_node) for meeting_node in met}
+    while True:
+        inner = inside(rank)
+        path = chain_to(inner, node)
+        stretches.append((inner, path))
+        first, nodes = int(path[0]), inner.graph.nodes
+        meeting = (
+            met_by.get(int(nodes.collective[first]), -1) if nodes.kind[first] == NodeKind.TRANSFER else -1
+        )
+        if meeting < 0 or timeline.start[meeting] < inner.start[first] or timeline.binding[meeting] < 0:
+            return stretches[::-1]
+        last_arrived = edges.source[timeline.binding[meeting]]
+        rank, node = int(joined.graph.nodes.rank[last_arrived]), int(joined.node[last_arrived])

@@ -1,1 +1,0 @@
-"""How long steps take, which of them are pauses, and where their time went: from tables alone."""

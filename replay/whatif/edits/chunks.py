@@ -1,0 +1,793 @@
+"""What edits share that cut stretches of work and collectives into chunks: what is cut, and what it costs.
+
+In: a graph. Out: the graph with its segments as pipelines of chunks, once with what a chunk is expected to
+cost besides, once with nothing, and once with the most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import matmuls
+from dpro.replay.cost.kernels.recorded import SHORT_US
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
+from dpro.replay.cost.transfers import fit_costs, why_no_cost
+from dpro.replay.fidelity.overlap import overlap_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
+from dpro.replay.kept import kept
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
+from dpro.replay.whatif.graph_ops.scope import products_of_kernels
+from dpro.units import NS_PER_US
+
+# Where collectives stand in the order of their ranks' work: behind what, and before what waits for them.
+
+IN_BETWEEN = 0.1  # of a collective's time: more work between its call and the wait, and it overlaps already
+FSDP = "FSDP::"  # ranges in which parameters are gathered, and gradients reduced
+
+
+class Member(NamedTuple):
+    """A rank's part in a collective that its own work waits for.
+
+    Attributes:
+        rank: whose.
+        arrive, transfer: nodes.
+        call: the node of a thread that launches it, -1 where none is known.
+        before: the last work before it: of its stream, or its call.
+        after: the first work that waits for it, on the same thread or stream.
+        num_bytes: payload, -1 where unknown.
+        message: which kind of communication.
+    """
+
+    rank: int
+    arrive: int
+    transfer: int
+    call: int
+    before: int
+    after: int
+    num_bytes: int
+    message: int
+
+
+class Order:
+    """The nodes of each thread and stream, one after the other.
+
+    Attributes:
+        nodes: [K] of all lanes, lane by lane.
+        place: [N] the position of each node in them; -1 of what is on no lane.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Of a graph."""
+        lane = graph.nodes.lane
+        on_lane = np.flatnonzero(lane >= 0)
+        self.nodes: Ints = on_lane[np.argsort(lane[on_lane], kind="stable")]
+        self.place: Ints = np.full(graph.num_nodes, -1)
+        self.place[self.nodes] = np.arange(self.nodes.size)
+        self._lane = lane
+        self._until = np.append(0, np.cumsum(graph.nodes.duration[self.nodes]))
+
+    def between_ns(self, first: int, last: int) -> int:
+        """What the nodes between two of one lane take."""
+        return int(self._until[self.place[last]] - self._until[self.place[first] + 1])
+
+    def are_in_order(self, first: int, last: int) -> bool:
+        """Whether two nodes are on one lane, and the last is the first or comes after it."""
+        return bool(self._lane[first] == self._lane[last] and self.place[first] <= self.place[last])
+
+    def within(self, first: int, last: int) -> list[int]:
+        """The nodes from one to another, both included."""
+        return [int(node) for node in self.nodes[self.place[first] : self.place[last] + 1]]
+
+    def from_here(self, node: int, way: int) -> Iterator[int]:
+        """A node, and those before or behind it on its lane.
+
+        Args:
+            node: where to begin.
+            way: -1 or 1.
+        """
+        place = int(self.place[node])
+        while 0 <= place < self.nodes.size and self._lane[self.nodes[place]] == self._lane[node]:
+            yield int(self.nodes[place])
+            place += way
+
+
+def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
+    """Collectives that the work of each of their recorded ranks waits for at once, in order of time.
+
+    Gathers and reductions of FSDP, which no chunk of tokens needs less of, are left out.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
+    records = {"Member": Member}
+    collectives = kept(
+        graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records
+    )
+    return [list(members) for members in collectives]
+
+
+def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
+    nodes, edges = graph.nodes, graph.edges
+    into = _by_node(edges.target, np.isin(nodes.kind[edges.target], (NodeKind.ARRIVE,)))
+    out = _by_node(edges.source, nodes.kind[edges.source] == NodeKind.TRANSFER)
+    arrives: dict[int, list[int]] = defaultdict(list)
+    for arrive in np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)).tolist():
+        arrives[int(nodes.collective[arrive])].append(arrive)
+    moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    transfers = {(int(nodes.collective[node]), int(nodes.rank[node])): int(node) for node in moving}
+    awaited = []
+    for collective, arrivals in arrives.items():
+        members = []
+        for arrive in arrivals:
+            transfer = transfers.get((collective, int(nodes.rank[arrive])), -1)
+            member = _member(graph, order, arrive, transfer, into[arrive], out[transfer])
+            if member is not None:
+                members.append(member)
+        if members and len(members) == len(arrivals):
+            awaited.append(sorted(members))
+    return sorted(
+        awaited, key=lambda members: min(int(nodes.measured_start[member.arrive]) for member in members)
+    )
+
+
+def _by_node(ends: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, list[int]]:
+    """Of each node the edges among the chosen that it ends."""
+    edges_of: dict[int, list[int]] = defaultdict(list)
+    for edge in np.flatnonzero(chosen).tolist():
+        edges_of[int(ends[edge])].append(edge)
+    return edges_of
+
+
+def _member(
+    graph: Graph, order: Order, arrive: int, transfer: int, into: list[int], out: list[int]
+) -> Member | None:
+    """A rank's part, if its work waits for it at once; None if not."""
+    nodes, edges = graph.nodes, graph.edges
+    if transfer < 0:
+        return None
+    calls = [int(edges.source[edge]) for edge in into if edges.kind[edge] == EdgeKind.LAUNCH]
+    call = calls[0] if calls else -1
+    if call >= 0 and nodes.around[call] >= 0 and graph.names[nodes.around[call]].startswith(FSDP):
+        return None
+    on_stream = graph.lanes[int(nodes.lane[transfer])][1].startswith("stream")
+    kinds = GPU_KINDS if on_stream else CPU_KINDS
+    waits = (EdgeKind.EVENT, EdgeKind.STREAM) if on_stream else (EdgeKind.SYNC,)
+    befores = [int(edges.source[edge]) for edge in into if edges.kind[edge] in waits] if on_stream else calls
+    afters = [int(edges.target[edge]) for edge in out if edges.kind[edge] in waits]
+    pairs = [
+        (order.between_ns(before, after), before, after)
+        for before in befores
+        for after in afters
+        if nodes.kind[before] in kinds
+        and nodes.kind[after] in kinds
+        and nodes.lane[before] == nodes.lane[after]
+        and order.place[before] < order.place[after]
+    ]
+    between, before, after = min(pairs, default=(0, -1, -1))
+    if before < 0 or between > IN_BETWEEN * nodes.duration[transfer]:
+        return None
+    rank, num_bytes = int(nodes.rank[arrive]), int(nodes.bytes[transfer])
+    return Member(rank, arrive, transfer, call, before, after, num_bytes, int(nodes.message[transfer]))
+
+
+class ChunkedEdit(Edit):
+    """Segments of a graph cut into chunks that overlap."""
+
+    chunks: int
+
+    @abstractmethod
+    def find(self, graph: Graph) -> list[Segment]:
+        """The segments to cut; none where the run holds none."""
+
+    @abstractmethod
+    def why_none(self, graph: Graph) -> str:
+        """Why there is nothing to cut."""
+
+    def segments(self, graph: Graph) -> list[Segment]:
+        """What is cut.
+
+        Raises:
+            Unanswerable: there is nothing to cut.
+        """
+        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
+        segments: list[Segment] = once(graph, (self.name, self), columns, lambda: self.find(graph))
+        if not segments:
+            raise Unanswerable(self.why_none(graph))
+        return segments
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle_without_communication
+
+    def is_proven(self, graph: Graph) -> bool:
+        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
+        return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
+
+    def apply(self, graph: Graph) -> Graph:
+        """Cut up all segments."""
+        return self._with(graph, 0)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With chunks that cost nothing besides, and with the most that they may cost."""
+        return (self._with(graph, 1), self._with(graph, 2))
+
+    def _with(self, graph: Graph, which: int) -> Graph:
+        segments = self.segments(graph)
+        if self.chunks == 1:
+            return graph
+        costs = costs_of(graph, *cut_nodes(segments, graph.num_nodes), self.chunks)
+        return with_chunks(graph, segments, costs[which])
+
+
+# A graph whose segments run as pipelines: a chunk of a stage once that chunk of the stage before is done.
+
+PASSED_ON = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.SYNC, EdgeKind.CONTENTION)
+
+
+def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Graph:
+    """The graph with its segments in chunks.
+
+    Args:
+        segments: of it; each node is in one at most.
+
+    Raises:
+        Unanswerable: in the recorded times, work depends on chunks that come after it.
+    """
+    made = _Chunked(graph, costs, _with_fewer_bytes(graph, segments, costs.chunks))
+    for segment in segments:
+        made.cut_up(segment)
+    try:
+        return made.draft.finish()
+    except GraphError as error:
+        raise Unanswerable("the recorded order of calls leaves no room for chunks") from error
+
+
+def _with_fewer_bytes(graph: Graph, segments: Sequence[Segment], chunks: int) -> Graph:
+    """The graph, each collective of segments with the bytes of a chunk."""
+    num_bytes = graph.nodes.bytes.copy()
+    is_cut = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
+    num_bytes[is_cut] = np.maximum(np.rint(num_bytes[is_cut] / chunks), 1)
+    return dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, bytes=num_bytes))
+
+
+class _Chunked:
+    """A graph whose segments are being cut up."""
+
+    def __init__(self, graph: Graph, costs: Costs, smaller: Graph) -> None:
+        self.graph, self.costs, self.draft = graph, costs, GraphEditor(smaller)
+        edges, kind = graph.edges, graph.nodes.kind
+        self.by_source = np.argsort(edges.source, kind="stable")
+        self.first_out = np.searchsorted(edges.source[self.by_source], np.arange(graph.num_nodes + 1))
+        self.instances = int(graph.nodes.collective.max(initial=-1)) + 1
+        meetings = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
+        self.rendezvous = dict(zip(graph.nodes.collective[meetings].tolist(), meetings.tolist()))
+
+    def cut_up(self, segment: Segment) -> None:
+        """Put chunks 2, 3, … of a segment behind its first, which is what is recorded."""
+        chains = [_Chain(self, stages) for stages in segment.ranks]
+        for chain in chains:
+            chain.shorten()
+        for number, chunk in _turns(chains[0], self.costs.chunks):
+            meet = self._meeting(segment.ranks[0][number], chunk)
+            for chain in chains:
+                chain.add(number, chunk, meet)
+        for chain in chains:
+            for number in range(len(chain.stages)):
+                chain.close(number)
+            chain.pass_on()
+
+    def _meeting(self, stage: Stage, chunk: int) -> int:
+        """The rendezvous of a chunk; -1 of work, and where the recorded collective has none."""
+        if isinstance(stage, WorkStage):
+            return -1
+        number = int(self.graph.nodes.collective[stage.arrive])
+        recorded = self.rendezvous.get(number, -1)
+        return -1 if recorded < 0 else self.draft.add(recorded, collective=self.number_of(number, chunk))
+
+    def number_of(self, collective: int, chunk: int) -> int:
+        """The number of a chunk of a collective, which none has."""
+        return collective + chunk * self.instances
+
+    def into(self, node: int) -> list[int]:
+        """Edges into a node."""
+        return list(range(int(self.graph.indptr[node]), int(self.graph.indptr[node + 1])))
+
+    def out(self, node: int) -> list[int]:
+        """Edges out of a node."""
+        edges = self.by_source[self.first_out[node] : self.first_out[node + 1]]
+        return [int(edge) for edge in edges]
+
+
+class _Chain:
+    """The stages of one rank in chunks."""
+
+    def __init__(self, job: _Chunked, stages: tuple[Stage, ...]) -> None:
+        self.job, self.stages = job, stages
+        self.nodes, self.edges = job.graph.nodes, job.graph.edges
+        self.done: list[list[int]] = [[_last(stage)] for stage in stages]  # by stage, the last node per chunk
+        self.calls: dict[tuple[int, int], int] = {}
+        self.on_thread = any(
+            isinstance(stage, WorkStage) and self.nodes.kind[stage.nodes[0]] in CPU_KINDS for stage in stages
+        )
+        self.members = {node for stage in stages for node in _nodes(stage)}
+
+    def shorten(self) -> None:
+        """What is recorded is the first chunk: of a stage that begins, it has nothing beside it."""
+        duration = self.job.draft.duration
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, WorkStage):
+                nodes = np.array(stage.nodes)
+                beside_ns = self._beside(number) if number else 0.0
+                duration[nodes] = np.rint(
+                    self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns)
+                )
+            else:
+                duration[stage.transfer] = round(float(self.job.costs.transfer_ns[stage.transfer]))
+
+    def _beside(self, number: int) -> float:
+        """ns of communication beside each chunk of a stage of work: of the collectives next to it."""
+        near = [
+            stage.transfer
+            for stage in self.stages[max(number - 1, 0) : number + 2]
+            if not isinstance(stage, WorkStage)
+        ]
+        return float(self.job.costs.transfer_ns[near].sum())
+
+    def add(self, number: int, chunk: int, meet: int) -> None:
+        """One more chunk of a stage.
+
+        Args:
+            chunk: from 1 on.
+            meet: where its members meet, -1 of work.
+        """
+        stage = self.stages[number]
+        node = (
+            self._work(number, stage)
+            if isinstance(stage, WorkStage)
+            else self._move(number, stage, chunk, meet)
+        )
+        self.done[number].append(node)
+
+    def _work(self, number: int, stage: WorkStage) -> int:
+        draft, nodes, chunk = self.job.draft, np.array(stage.nodes), len(self.done[number])
+        last_alone = number == len(self.stages) - 1 and chunk == self.job.costs.chunks - 1
+        beside_ns = 0.0 if last_alone else self._beside(number)
+        took_ns = round(float(self.job.costs.work_ns(nodes, self.nodes.duration[nodes], beside_ns).sum()))
+        like = int(nodes[np.argmax(self.nodes.duration[nodes])])
+        if self.on_thread:
+            node = draft.insert(self._anchor(number), template=like, duration=took_ns + stage.besides_ns)
+        else:
+            node = draft.add(like, duration=took_ns)
+            draft.link(self.done[number][-1], node, EdgeKind.STREAM)
+            self._launch(like, node, len(stage.nodes))
+        self._after_stage_before(number, node, EdgeKind.SYNC if self.on_thread else EdgeKind.EVENT)
+        return node
+
+    def _anchor(self, number: int) -> int:
+        """Behind which node a thread goes on with the next chunk: the call of what follows, or the work."""
+        follows = self.stages[number + 1] if number + 1 < len(self.stages) else None
+        if isinstance(follows, Member) and follows.call >= 0:
+            return follows.call
+        return _last(self.stages[number])
+
+    def _after_stage_before(self, number: int, node: int, kind: EdgeKind) -> None:
+        if number:
+            self.job.draft.link(self.done[number - 1][len(self.done[number])], node, kind)
+
+    def _move(self, number: int, stage: Member, chunk: int, meet: int) -> int:
+        draft, nodes = self.job.draft, self.nodes
+        collective = self.job.number_of(int(nodes.collective[stage.arrive]), chunk)
+        arrive = draft.add(stage.arrive, collective=collective)
+        took = round(float(self.job.costs.transfer_ns[stage.transfer]))
+        transfer = draft.add(stage.transfer, collective=collective, duration=took)
+        draft.link(self.done[number][-1], arrive, EdgeKind.STREAM)
+        draft.link(arrive, transfer, EdgeKind.STREAM)
+        if meet >= 0:
+            draft.link(arrive, meet, EdgeKind.RENDEZVOUS)
+            draft.link(meet, transfer, EdgeKind.RENDEZVOUS, self._lag_from_meeting(stage.transfer))
+        if self.on_thread and stage.call >= 0:
+            call = draft.insert(stage.call, duration=int(nodes.duration[stage.call]))
+            draft.link(call, arrive, EdgeKind.LAUNCH, self._launch_of(stage.arrive)[1])
+            if number and isinstance(self.stages[number - 1], Member):
+                self._after_stage_before(number, call, EdgeKind.SYNC)
+        else:
+            self._launch(stage.arrive, arrive, 1)
+            self._after_stage_before(number, arrive, EdgeKind.EVENT)
+        return transfer
+
+    def _lag_from_meeting(self, transfer: int) -> int:
+        lags = [
+            int(self.edges.lag[edge])
+            for edge in self.job.into(transfer)
+            if self.nodes.kind[self.edges.source[edge]] == NodeKind.RENDEZVOUS
+        ]
+        return max(lags, default=0)
+
+    def _launch_of(self, node: int) -> tuple[int, int]:
+        """The call that launches a node, -1 where none is known, and its lag."""
+        for edge in self.job.into(node):
+            if self.edges.kind[edge] == EdgeKind.LAUNCH:
+                return int(self.edges.source[edge]), int(self.edges.lag[edge])
+        return -1, 0
+
+    def _launch(self, like: int, node: int, count: int) -> None:
+        """A thread launches one more chunk behind what it launched before."""
+        call, lag = self._launch_of(like)
+        if call >= 0 and self.nodes.lane[call] >= 0:
+            spent = round(count * self.job.costs.launch_ns)
+            self.job.draft.link(self.job.draft.insert(call, duration=spent), node, EdgeKind.LAUNCH, lag)
+
+    def close(self, number: int) -> None:
+        """Collectives of the same group or stream begin once all chunks of this one have moved."""
+        stage = self.stages[number]
+        if isinstance(stage, WorkStage):
+            return
+        for other in self.stages[number + 1 :]:
+            if isinstance(other, Member) and self._share(stage, other):
+                self.job.draft.link(self.done[number][-1], other.arrive, EdgeKind.STREAM)
+                return
+
+    def _share(self, one: Member, other: Member) -> bool:
+        messages = self.job.graph.messages
+        same_lane = self.nodes.lane[one.transfer] == self.nodes.lane[other.transfer]
+        return bool(same_lane) or messages[one.message].group == messages[other.message].group
+
+    def pass_on(self) -> None:
+        """What waited for the recorded work or collective waits for the last chunk, if it comes behind."""
+        begins = int(self.nodes.measured_start[_first(self.stages[-1])])
+        for number, stage in enumerate(self.stages):
+            for node in _nodes(stage):
+                for edge in self.job.out(node):
+                    target = int(self.edges.target[edge])
+                    if target in self.members or self.edges.kind[edge] not in PASSED_ON:
+                        continue
+                    if self.nodes.measured_start[target] >= begins:
+                        kind, lag = EdgeKind(self.edges.kind[edge]), int(self.edges.lag[edge])
+                        self.job.draft.link(self.done[number][-1], target, kind, lag)
+
+
+def _turns(chain: _Chain, chunks: int) -> Iterator[tuple[int, int]]:
+    """Stages and their chunks from the second on, in the order of the program.
+
+    Stage by stage; but a thread that computes calls the collective of a chunk before its next chunk.
+    """
+    number = 0
+    while number < len(chain.stages):
+        pair = (
+            chain.on_thread and isinstance(chain.stages[number], WorkStage) and number + 1 < len(chain.stages)
+        )
+        for chunk in range(1, chunks):
+            yield number, chunk
+            if pair:
+                yield number + 1, chunk
+        number += 1 + pair
+
+
+def _nodes(stage: Stage) -> tuple[int, ...]:
+    return stage.nodes if isinstance(stage, WorkStage) else (stage.arrive, stage.transfer)
+
+
+def _first(stage: Stage) -> int:
+    return stage.nodes[0] if isinstance(stage, WorkStage) else stage.transfer
+
+
+def _last(stage: Stage) -> int:
+    return stage.nodes[-1] if isinstance(stage, WorkStage) else stage.transfer
+
+
+def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools]:
+    """[N] the work, and the transfers, of segments."""
+    masks = [np.zeros(num_nodes, np.bool_) for _ in range(2)]
+    for segment in segments:
+        for stages in segment.ranks:
+            for stage in stages:
+                nodes: Ints = np.array(stage.nodes if isinstance(stage, WorkStage) else [stage.transfer])
+                masks[isinstance(stage, Member)][nodes] = True
+    return masks[0], masks[1]
+
+
+# What a chunk of work or of a collective takes: a share of the whole, and what each chunk costs besides.
+
+# Of kernels beside communication: the mean, and the most (Lee et al., arXiv 2507.03114, 2025).
+SLOWDOWN, LARGEST_SLOWDOWN = 1.19, 1.40
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What chunks take.
+
+    Attributes:
+        slowdown: of work beside communication.
+        work: [N] of a node's time, what a chunk of it takes.
+        transfer_ns: [N] ns of a chunk of each transfer.
+        launch_ns: of a thread for each kernel and collective more.
+    """
+
+    chunks: int
+    slowdown: float
+    work: Floats
+    transfer_ns: Floats
+    launch_ns: float
+
+    def work_ns(self, nodes: Floats, duration: Floats, beside_ns: float) -> Floats:
+        """ns of a chunk of each node.
+
+        Args:
+            nodes: [K] numbers.
+            duration: [K] ns of each now.
+        """
+        alone = self.work[nodes] * duration
+        share = min(beside_ns / max(float(alone.sum()), 1.0), 1.0)
+        return np.asarray(alone * (1 + (self.slowdown - 1) * share), np.float64)
+
+
+def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[Costs, Costs, Costs]:
+    """What chunks take: as expected, at best and at worst.
+
+    Args:
+        work: [N] what is cut.
+        transfers: [N] what is cut.
+
+    Raises:
+        Unanswerable: the run does not show what the collectives cost.
+    """
+    on_gpu = bool((graph.nodes.kind[work] == NodeKind.KERNEL).any())
+    shares, fixed = _work(graph, work, chunks), 0.0
+    usual, unseen = _transfers(graph, transfers, chunks)
+    launch = _launch_ns(graph) if on_gpu else fixed
+    expected, best, worst = _slowdowns(graph, on_gpu)
+    return (
+        Costs(chunks, expected, shares, usual, launch),
+        Costs(chunks, best, np.full(graph.num_nodes, 1 / chunks), usual, launch),
+        Costs(chunks, worst, shares, unseen, launch),
+    )
+
+
+def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
+    """Of work beside communication: as expected, at least, at most."""
+    seen = once(graph, "overlap", (*graph.nodes.columns, graph.edges.lag), lambda: _overlap(graph))
+    if seen is not None:
+        return seen
+    return (SLOWDOWN, 1.0, LARGEST_SLOWDOWN) if on_gpu else (1.0, 1.0, SLOWDOWN)
+
+
+def _overlap(graph: Graph) -> tuple[float, float, float] | None:
+    contention = overlap_of(graph)
+    return None if contention is None else (contention.factor, contention.low, contention.high)
+
+
+def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Floats]:
+    """[N] ns of a chunk of each transfer: by the run's curves, and with the largest latency there can be."""
+    nodes, lines = graph.nodes, fit_costs(graph)
+    moves = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)
+    shortest = float(nodes.duration[moves].min()) if moves.any() else 0.0
+    usual, unseen = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes)
+    for message in np.unique(nodes.message[transfers]).tolist():
+        kind = graph.messages[message].op, graph.messages[message].group
+        of_message = np.flatnonzero(transfers & (nodes.message == message))
+        took, size = nodes.duration[of_message].astype(np.float64), nodes.bytes[of_message]
+        if kind[0] in (DISPATCH, COMBINE) and (size <= 0).any():  # their kernels do not say how many tokens
+            latency = np.minimum(shortest, took)
+            usual[of_message] = took / chunks
+            unseen[of_message] = latency + (took - latency) / chunks
+            continue
+        if kind not in lines or (size <= 0).any():
+            raise Unanswerable(why_no_cost(graph, kind))
+        line = lines[kind]
+        part = took * line.time_ns(size / chunks) / np.maximum(line.time_ns(size), 1e-9)
+        usual[of_message] = np.clip(part, took / chunks, took)
+        latency = np.minimum(shortest if line.bandwidth_only else 0.0, took)
+        unseen[of_message] = np.maximum(usual[of_message], latency + (took - latency) / chunks)
+    return usual, unseen
+
+
+def _work(graph: Graph, work: Bools, chunks: int) -> Floats:
+    """[N] what a chunk of each node is of its time."""
+    share = np.full(graph.num_nodes, 1 / chunks)
+    kernels = np.flatnonzero(work & (graph.nodes.kind == NodeKind.KERNEL))
+    took = np.maximum(graph.nodes.duration[kernels].astype(np.float64), 1.0)
+    fixed = np.minimum(SHORT_US * NS_PER_US / took, 1.0)
+    share[kernels] = fixed + (1 - fixed) / chunks
+    for node, part in _by_shapes(graph, work, chunks).iter_rows():
+        share[node] = min(max(part, 1 / chunks), 1.0)
+    return share
+
+
+def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
+    """`node`, `part`: what a matmul of fewer rows takes of the whole, where shapes are known."""
+    nothing = pl.DataFrame(schema={"node": pl.Int64, "part": pl.Float64})
+    device = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
+    kernels = work & (graph.nodes.kind == NodeKind.KERNEL)
+    if not device or not kernels.any():
+        return nothing
+    products = products_of_kernels(graph, kernels)
+    dtypes = [stored_as(graph.names[code]) for code in graph.nodes.name[products["node"].to_numpy()]]
+    rows = products.with_columns(dtype=pl.Series(dtypes, dtype=pl.String))
+    rows = rows.filter(pl.col("dtype").is_in([dtype for dtype in GPUS[device].tflops if dtype in BYTES]))
+    parts = [nothing]
+    for (stored,), same in rows.partition_by("dtype", as_dict=True).items():
+        whole, cut = (
+            estimate(matmuls(str(stored), same["m"] / by, same["n"], same["k"], same["batch"]), device)
+            for by in (1, chunks)
+        )
+        ratio = same.select("node", part=cut["us"] / whole["us"]).drop_nulls()
+        parts.append(ratio.cast({"node": pl.Int64, "part": pl.Float64}))
+    return pl.concat(parts)
+
+
+def _launch_ns(graph: Graph) -> float:
+    """What a thread usually takes from one launch to the next: the median."""
+    nodes, edges = graph.nodes, graph.edges
+    calls = np.unique(edges.source[edges.kind == EdgeKind.LAUNCH])
+    calls = calls[np.isin(nodes.kind[calls], CPU_KINDS)]
+    order = calls[np.lexsort((nodes.measured_end[calls], nodes.window[calls], nodes.lane[calls]))]
+    gap_ns = np.diff(nodes.measured_end[order])
+    one_thread = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
+    return float(np.median(gap_ns[one_thread])) if one_thread.any() else 0.0
+
+
+# Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
+
+BESIDES = 0.1  # of a matmul's time: more other work between it and the collective, and they are not a pair
+MAX_AWAY = 64  # nodes between them
+ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
+DISPATCH, COMBINE = "dispatch", "combine"  # kernels that exchange tokens themselves
+EXCHANGES = (ALL_TO_ALL, DISPATCH, COMBINE)
+ENGINE, BACKWARD = "autograd::engine", "Backward"
+NEAR = 8  # nodes before a call that show which pass it belongs to
+SAME_BYTES = 0.1  # of the bytes that tokens are on their way out: so much more or fewer may come back
+
+
+class WorkStage(NamedTuple):
+    """A stage of work.
+
+    Attributes:
+        nodes: of one thread or stream, in order.
+        besides_ns: what lies between it and its collective, which a thread does again for each chunk.
+    """
+
+    nodes: tuple[int, ...]
+    besides_ns: int = 0
+
+
+Stage = WorkStage | Member
+
+
+class Segment(NamedTuple):
+    """Stages that depend on each other, of each rank that takes part: all have stages of the same sorts."""
+
+    ranks: tuple[tuple[Stage, ...], ...]
+
+
+def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: Bools) -> list[Segment]:
+    """Each collective with the work that it drains or feeds, where all its ranks have such.
+
+    Where it could do either, an all-gather feeds and all others drain; work is in one pair only.
+
+    Args:
+        work: [N] what may be cut.
+    """
+    ns = graph.nodes.duration.tolist()
+    taken: set[int] = set()
+    pairs = []
+    for members in awaited:
+        feeds = graph.messages[members[0].message].op == ALL_GATHER
+        for way in (1, -1) if feeds else (-1, 1):
+            begins = [member.before if way < 0 else member.after for member in members]
+            near = [_nearest(order, begin, way, work, ns) for begin in begins]
+            if all(node >= 0 and node not in taken for node in near):
+                taken.update(near)
+                ends = [sorted(pair, key=order.place.__getitem__) for pair in zip(begins, near)]
+                cut = [
+                    WorkStage((node,), order.between_ns(first, last) if first != last else 0)
+                    for node, (first, last) in zip(near, ends)
+                ]
+                pairs.append(Segment(tuple(zip(cut, members) if way < 0 else zip(members, cut))))
+                break
+    return pairs
+
+
+def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int]) -> int:
+    """The next work on a lane with little else before it; -1 where there is none."""
+    between_ns = 0
+    for away, node in enumerate(order.from_here(begin, way)):
+        if work[node] and between_ns <= BESIDES * ns[node]:
+            return node
+        between_ns += ns[node]
+        if away > MAX_AWAY:
+            break
+    return -1
+
+
+def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> list[Segment]:
+    """Exchanges of tokens, what their experts do, and the exchanges back, with what ranks gather in between.
+
+    An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes. Of
+    kernels of their own (DeepEP's and others) a combine takes back what the dispatch before it sent.
+    """
+    segments: list[Segment] = []
+    open_: dict[tuple[str, tuple[int, ...], bool], int] = {}
+    for number, members in enumerate(awaited):
+        message = graph.messages[members[0].message]
+        if message.op not in EXCHANGES:
+            continue
+        place = (message.group, tuple(member.rank for member in members), message.op == ALL_TO_ALL)
+        out = -1 if message.op == DISPATCH else open_.pop(place, -1)
+        segment = None if out < 0 else _segment(graph, order, awaited[out : number + 1])
+        if segment is not None:
+            segments.append(segment)
+        elif message.op != COMBINE:
+            open_[place] = number
+    return segments
+
+
+def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) -> Segment | None:
+    """From an all-to-all to the one that takes its tokens back; None if these do not belong together."""
+    out, back = collectives[0], collectives[-1]
+    between = [
+        members for members in collectives[1:-1] if {one.rank for one in members} >= {one.rank for one in out}
+    ]
+    ranks = []
+    for one, other in zip(out, back):
+        if abs(one.num_bytes - other.num_bytes) > SAME_BYTES * max(one.num_bytes, 1):
+            return None
+        if not order.are_in_order(one.after, other.before) or _turns_back(graph, order, one, other):
+            return None
+        if graph.nodes.step[one.transfer] != graph.nodes.step[other.transfer]:
+            return None
+        inner = [member for members in between for member in members if member.rank == one.rank]
+        ranks.append(_stages(order, [one, *_nested(order, one, other, inner), other]))
+    kinds = {tuple(type(stage) for stage in stages) for stages in ranks}
+    return Segment(tuple(ranks)) if len(kinds) == 1 and WorkStage in next(iter(kinds)) else None
+
+
+def _turns_back(graph: Graph, order: Order, one: Member, other: Member) -> bool:
+    """Whether a call belongs to a forward and one to a backward pass: gradients come back, not tokens."""
+    if one.call < 0 or other.call < 0:
+        return False
+    if graph.nodes.lane[one.call] != graph.nodes.lane[other.call]:
+        return True
+
+    def is_backward(node: int) -> bool:
+        name = graph.names[graph.nodes.name[node]]
+        same_step = graph.nodes.step[node] == graph.nodes.step[one.call]
+        return bool(same_step) and (name.startswith(ENGINE) or BACKWARD in name)
+
+    before = islice(order.from_here(one.call, -1), NEAR)
+    return any(map(is_backward, order.within(one.call, other.call))) and not any(map(is_backward, before))
+
+
+def _nested(order: Order, one: Member, other: Member, inner: Iterable[Member]) -> list[Member]:
+    """Collectives between two on the lane of the work between these."""
+    first, last = order.place[one.after], order.place[other.before]
+    return [
+        member for member in inner if first <= order.place[member.before] < order.place[member.after] <= last
+    ]
+
+
+def _stages(order: Order, members: Sequence[Member]) -> tuple[Stage, ...]:
+    """Collectives of a rank in order, and the work between each and the next."""
+    stages: list[Stage] = [members[0]]
+    for one, other in pairwise(members):
+        last = other.before if other.before != other.call else _in_front_of(order, other.before)
+        if order.place[one.after] <= order.place[last]:
+            stages.append(WorkStage(tuple(order.within(one.after, last))))
+        stages.append(other)
+    return tuple(stages)
+
+
+def _in_front_of(order: Order, node: int) -> int:
+    """The node before a call on its thread."""
+    return int(order.nodes[order.place[node] - 1])

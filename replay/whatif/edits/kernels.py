@@ -1,0 +1,430 @@
+"""The same work in fewer kernels, or with fewer bits.
+
+Pointwise work takes as long as memory needs to move what it reads and writes. Fused, what one kernel writes
+for the next to read stays on the chip; the launches and operators of all kernels but one go.
+
+A matmul that the GPU's arithmetic limits gains by the ratio of the peaks; one that its memory limits, by the
+bytes; both keep the share of the limit that they reached. Casts come on top, and pointwise kernels between
+matmuls move fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.arrays import Bools, Ints
+from dpro.classify import classify
+from dpro.errors import NothingToChange, Unanswerable, UsageError
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.whatif.choices import DOWN_TO, choose_precisions, precision_lines
+from dpro.replay.whatif.edit import CountedEdit, Counts, Edit, kind_of_job
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
+from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
+from dpro.replay.whatif.graph_ops.scope import (
+    OPTIMIZER,
+    in_modules,
+    launching_only,
+    names_in_scope,
+    optimizing,
+)
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.schema import SENSITIVITIES
+
+# Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
+# pass must (parameter, gradient and state in; parameter and state out).
+LOOPS = {"AdamW": (9, 21, 7), "Adam": (8, 19, 7), "Adagrad": (5, 12, 5), "SGD": (3, 8, 5)}
+PLAIN_SGD = (1, 3, 3)  # without momentum
+KERNELS = "kernels of the optimizer"
+
+# Share of a pointwise kernel's time that goes into writing its result, and into reading the one before: most
+# read two tensors and write one.
+SHARE_OF_A_TENSOR = 1 / 3
+
+
+@dataclass(frozen=True)
+class Optimizer(CountedEdit):
+    """The optimizer updates all parameters in a few kernels (foreach) or in one pass (fused)."""
+
+    name = "optimizer"
+    summary = "a foreach or fused optimizer instead of a loop over parameters"
+    example = "optimizer:impl=fused"
+    needs = "the range that torch.profiler and dpro record around `Optimizer.step`"
+    assumes = "updating is bound by memory, and one fused pass moves each tensor once"
+    source = (
+        "tensors moved per parameter in torch's loops and by one pass: Adam 19 to 7, AdamW 21, SGD 8 to 5"
+    )
+    proof = "AdamW as a loop, foreach and fused, CPU"
+    of_training = True
+    effort = "flag"
+    impl: str = key("which implementation", "fused", choices=("fused", "foreach"))
+    doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls("fused"), cls("foreach")]
+
+    def bound(self, facts: RunFacts) -> float:
+        inside = in_modules(facts.graph, f"{OPTIMIZER}*")
+        return facts.on_path(inside, inside[facts.graph.edges.target])
+
+    def counts(self, graph: Graph) -> Counts:
+        """Which spans the optimizer's step holds, and how many kernels."""
+        with suppress(NothingToChange):
+            names = names_in_scope(graph, f"{OPTIMIZER}*")
+            inside = in_modules(graph, f"{OPTIMIZER}*") & (graph.nodes.kind == NodeKind.KERNEL)
+            return dict.fromkeys(names, 1.0) | {KERNELS: float(inside.sum())}
+        return {}
+
+    def apply(self, graph: Graph) -> Graph:
+        """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
+        counts = self.counts_of_job(graph)
+        names = [name for name in counts if name != KERNELS] or names_in_scope(graph, f"{OPTIMIZER}*")
+        now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
+        if now == self.impl:
+            return graph
+        if now == "fused":
+            raise Unanswerable("the optimizer is fused: what a loop of operators would cost is unknown")
+        operators, moved, fused = _loop_of(names)
+        mask = in_modules(graph, f"{OPTIMIZER}*")
+        ratio = fused / moved if self.impl == "fused" else 1.0
+        kernels = mask & (graph.nodes.kind == NodeKind.KERNEL)
+        if counts[KERNELS]:
+            return _updated_at_once(graph, mask, kernels, ratio, operators)
+        if self.impl == "foreach":
+            return graph  # on CPUs it loops all the same
+        duration = graph.nodes.duration.astype(np.float64)
+        duration[mask & (graph.nodes.kind == NodeKind.CPU)] *= ratio
+        duration[mask & is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+        return graph.with_durations(np.rint(duration).astype(np.int64))
+
+    def describe(self) -> str:
+        return f"a {self.impl} optimizer"
+
+    def how(self) -> str:
+        return f"torch.optim.…(…, {self.impl}=True)"
+
+
+def _any(names: list[str], beginning: str) -> bool:
+    return any(name.startswith(beginning) for name in names)
+
+
+def _loop_of(names: list[str]) -> tuple[int, int, int]:
+    """The row of `LOOPS` for the optimizer that was recorded."""
+    optimizers = {name.removeprefix(OPTIMIZER).split(".")[0] for name in names if name.startswith(OPTIMIZER)}
+    loops = [name for name in LOOPS if name in optimizers]
+    if len(loops) != 1 or len(optimizers) != 1:
+        given = ", ".join(sorted(optimizers))
+        raise Unanswerable(f"what {given} moves is not known: there are {', '.join(LOOPS)}, one in a run")
+    if loops == ["SGD"] and not any(name in ("aten::mul_", "aten::_foreach_mul_") for name in names):
+        return PLAIN_SGD
+    return LOOPS[loops[0]]
+
+
+def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, operators: int) -> Graph:
+    """Kernels behind one another without gaps; of operators and launches, the first of each step are left."""
+    nodes, edges = graph.nodes, graph.edges
+    duration = nodes.duration.astype(np.float64)
+    duration[kernels] *= ratio
+    duration[mask & is_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+    calls = np.zeros(graph.num_nodes, np.bool_)
+    calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & kernels[edges.target]]] = True
+    for rank, window, step in np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, calls], axis=1).T:
+        of_step = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
+        first = nodes.measured_end[np.flatnonzero(of_step & calls)].min()
+        later = (
+            of_step & (nodes.measured_start >= first) & is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+        )
+        duration[later] = 0
+    queued = (edges.kind == EdgeKind.STREAM) & kernels[edges.source] & kernels[edges.target]
+    lag = np.where(queued, np.minimum(edges.lag, 0), edges.lag)
+    return graph.with_durations(np.rint(duration).astype(np.int64)).with_lags(lag)
+
+
+@dataclass(frozen=True)
+class Compile(Edit):
+    """Pointwise kernels that follow one another on a stream become one."""
+
+    name = "compile"
+    acts_on = "ranks"
+    summary = "runs of pointwise kernels and reductions are fused, as torch.compile does"
+    example = "compile"
+    needs = "GPU kernels and their launches"
+    assumes = (
+        "kernels that follow one another use each other's results, and guards cost nothing; matmuls and "
+        "attention stay kernels of their own, and the interval goes to where reductions do, too"
+    )
+    source = (
+        "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
+        "writing what the next reads (two tensors in, one out); no less than the longest is left"
+    )
+    effort = "line"
+    selection: NodeSelection
+    doubt: float = 0.35
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        _require_uncompiled(facts.graph)
+        return [cls(NodeSelection())]
+
+    def bound(self, facts: RunFacts) -> float:
+        fits = np.array([is_fused(name) for name in facts.graph.names], np.bool_)
+        fused = fits[facts.graph.nodes.name] & (facts.graph.nodes.kind == NodeKind.KERNEL)
+        return facts.on_path(fused | facts.on_cpu, fused[facts.graph.edges.target])
+
+    def apply(self, graph: Graph) -> Graph:
+        """Give the first of each run the time of all, and take the others with what launched them."""
+        _require_uncompiled(graph)
+        fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
+        if fused is graph:
+            raise NothingToChange(
+                "no two pointwise kernels or reductions follow one another: nothing to fuse"
+            )
+        return fused
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Where reductions stay kernels of their own."""
+        return (_with_fused(graph, _runs(graph, self.selection.chosen(graph), is_pointwise)),)
+
+    def describe(self) -> str:
+        return "pointwise kernels and reductions are fused"
+
+    def how(self) -> str:
+        return "torch.compile(model)"
+
+
+def _require_kernels(graph: Graph) -> None:
+    """Refuse a run without GPU kernels."""
+    if not (graph.nodes.kind == NodeKind.KERNEL).any():
+        raise NothingToChange(
+            "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
+        )
+
+
+def _require_uncompiled(graph: Graph) -> None:
+    """As `_require_kernels`; refuse a job whose kernels torch.compile has fused, too."""
+    _require_kernels(graph)
+    if kind_of_job(graph).compiled:
+        raise NothingToChange("torch.compile has fused kernels of this job already")
+
+
+def _with_fused(graph: Graph, run: Ints) -> Graph:
+    """The first of each run takes the time of all; the others go, with what launched them."""
+    gone = run >= 0
+    leads = _firsts(run)
+    gone[leads] = False
+    if not gone.any():
+        return graph
+    duration = graph.nodes.duration.copy()
+    duration[leads] = _fused_ns(graph, run)
+    duration[gone | launching_only(graph, gone)] = 0
+    lag = np.where(gone[graph.edges.target], np.minimum(graph.edges.lag, 0), graph.edges.lag)
+    return graph.with_durations(duration).with_lags(lag)
+
+
+def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
+    """[N] number of the run of fitting kernels that a node is in, -1 for none; runs have two or more.
+
+    What follows on a stream belongs to one run if the same thread launched it in the same step, with no
+    collective called in between.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    named = np.array([fitting(name) for name in graph.names], np.bool_)
+    fits = chosen & (nodes.kind == NodeKind.KERNEL) & named[nodes.name]
+    caller = np.full(graph.num_nodes, -1)
+    launch = edges.kind == EdgeKind.LAUNCH
+    caller[edges.target[launch]] = nodes.lane[edges.source[launch]]
+    on_stream = np.flatnonzero(is_of(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
+    order = on_stream[
+        np.lexsort((nodes.measured_start[on_stream], nodes.lane[on_stream], nodes.window[on_stream]))
+    ]
+    columns = (nodes.window, nodes.lane, nodes.step, nodes.phase, caller, fits)
+    breaks = np.any([np.diff(column[order].astype(np.int64)) != 0 for column in columns], axis=0)
+    number = np.cumsum(np.append(True, breaks)[: order.size]) - 1
+    several = np.bincount(number)[number] > 1
+    run = np.full(graph.num_nodes, -1)
+    kept = fits[order] & several & (caller[order] >= 0)
+    run[order[kept]] = np.unique(number[kept], return_inverse=True)[1]
+    return run
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether a kernel reads and writes element by element: also those that copy or cast so."""
+    kind = classify(name).kind
+    return kind == "elementwise" or (kind == "memory" and "elementwise" in name.lower())
+
+
+REDUCES = ("reduction", "normalisation")
+
+
+def is_fused(name: str) -> bool:
+    """Whether torch.compile makes one kernel of a kernel and its like: pointwise work and reductions.
+
+    As in the names of its kernels in traces of compiled jobs: `triton_poi_`, `triton_per_` and `triton_red_`
+    hold pointwise operators before and after sums and norms; products and attention are kernels of libraries.
+    What it has compiled already is as fused as can be.
+    """
+    return is_pointwise(name) or (classify(name).kind in REDUCES and not name.startswith("triton_"))
+
+
+def _firsts(run: Ints) -> Ints:
+    """The first node of each run: numbers of nodes on a stream ascend with time."""
+    members = np.flatnonzero(run >= 0)
+    return members[np.unique(run[members], return_index=True)[1]]
+
+
+def _fused_ns(graph: Graph, run: Ints) -> Ints:
+    """[R] how long each run takes as one kernel."""
+    members = np.flatnonzero(run >= 0)
+    of, lasts = run[members], graph.nodes.duration[members]
+    first, last = _firsts(run), members[members.size - 1 - np.unique(of[::-1], return_index=True)[1]]
+    total = np.bincount(of, lasts)
+    ends = graph.nodes.duration[first] + graph.nodes.duration[last]
+    longest = np.zeros(total.size, np.int64)
+    np.maximum.at(longest, of, lasts)
+    saved = SHARE_OF_A_TENSOR * (2 * total - ends)
+    return np.maximum(np.rint(total - saved).astype(np.int64), longest)
+
+
+COMPUTES = ("gemm", "convolution", "attention")
+
+
+@dataclass(frozen=True)
+class Precision(Edit):
+    """Matmuls and what is between them compute with fewer bits."""
+
+    name = "precision"
+    summary = "autocast to bf16 or fp16, or fp8 matmuls; or a precision for each module"
+    example = "precision:dtype=bf16"
+    needs = "GPU kernels, operators with shapes (`--shapes`), and a GPU that is known; or speedup="
+    assumes = (
+        "matmuls reach the same share of their limit, each forward one casts both operands and each backward "
+        "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
+    )
+    source = (
+        "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes; by "
+        "module: an integer program over what `dpro try precision:probe` measured (HAWQ-V2, NeurIPS "
+        "2020), and times of docs/devices.md"
+    )
+    effort = "line"
+    training = "fewer bits: the loss may change"
+    selection: NodeSelection
+    dtype: str = key("of matmuls; with budget the fewest bits", "bf16", choices=tuple(DOWN_TO))
+    speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MAX_TIMES)
+    budget: float | None = key("a precision per module: share by which loss may rise", None, least=0.0)
+    doubt: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuse a budget with a speedup."""
+        super().__post_init__()
+        if self.budget is not None and self.speedup is not None:
+            raise UsageError("precision: budget and speedup exclude each other")
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        run = facts.graph.run
+        measured = run is not None and run.table(SENSITIVITIES).height > 0
+        chosen = [cls(NodeSelection(), dtype, budget=0.01) for dtype in ("bf16", "fp8")] if measured else []
+        return [*(cls(NodeSelection(), dtype) for dtype in (half_of(facts.graph), "fp8")), *chosen]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(self.selection.mask(facts.graph) & (facts.graph.nodes.kind == NodeKind.KERNEL))
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the kernels of matmuls by their roofline, and pointwise kernels by their bytes."""
+        kernels, computing = self._chosen(graph)
+        duration = graph.nodes.duration.astype(np.float64)
+        if self.budget is not None:
+            for choice in choose_precisions(graph, kernels, self.dtype, self.budget):
+                duration[choice.nodes] = choice.ns
+            return graph.with_durations(np.rint(duration).astype(np.int64))
+        if self.speedup is None:
+            nodes, new, _ = by_roofline(graph, kernels, self.dtype)
+            duration[nodes] = new
+        else:
+            duration[computing] /= self.speedup
+        if self.dtype != "fp8":
+            duration[kernels & _pointwise_floats(graph)] *= BYTES[self.dtype] / BYTES["fp32"]
+        return graph.with_durations(np.rint(duration).astype(np.int64))
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which matmuls the arithmetic limits, and which the memory."""
+        kernels, _ = self._chosen(graph)
+        if self.budget is not None:
+            return tuple(precision_lines(choose_precisions(graph, kernels, self.dtype, self.budget)))
+        halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
+        lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
+        if self.speedup is None:
+            nodes, _, limits = by_roofline(graph, kernels, self.dtype)
+            total = graph.nodes.duration[nodes].sum()
+            for limit in ("compute", "memory"):
+                of = limits == limit
+                share = graph.nodes.duration[nodes[of]].sum() / max(total, 1)
+                lines.append(f"{of.sum()} kernels of matmuls, {share:.0%} of their time, are {limit}-bound")
+        return tuple(lines)
+
+    def _chosen(self, graph: Graph) -> tuple[Bools, Bools]:
+        """[N] the selected kernels, and which of them are matmuls with more bits.
+
+        Raises:
+            Unanswerable: there is none.
+        """
+        kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
+        if not kernels.any():
+            raise Unanswerable("no such GPU kernel in the run: nothing is known of the precision of CPUs")
+        matmuls = kernels & _matmuls(graph)
+        if not matmuls.any():
+            raise Unanswerable(
+                "none of these kernels is a matmul, a convolution or attention by its name: fewer bits "
+                "change nothing that is known of the others"
+            )
+        computing = matmuls & _more_bits(graph, self.dtype)
+        if self.speedup is not None and not computing.any():
+            raise Unanswerable(
+                f"no matmul in the run has more bits than {self.dtype}, by the names of its kernels"
+            )
+        return kernels, computing
+
+    def describe(self) -> str:
+        if self.budget is not None:
+            return f"a precision for each module, down to {self.dtype}"
+        return f"{'matmuls in fp8' if self.dtype == 'fp8' else 'autocast to ' + self.dtype}"
+
+    def how(self) -> str:
+        if self.budget is not None and self.dtype != "fp8":
+            return f"torch.autocast around the modules that were chosen: dpro try {self} makes it"
+        if self.dtype == "fp8":
+            return "torchao.float8.convert_to_float8_training(model), or Transformer Engine's fp8_autocast"
+        scaler = " and torch.amp.GradScaler" if self.dtype == "fp16" else ""
+        kind = "bfloat16" if self.dtype == "bf16" else "float16"
+        return f"with torch.autocast('cuda', dtype=torch.{kind}) around forward and loss{scaler}"
+
+
+def half_of(graph: Graph) -> str:
+    """What a run's GPU multiplies in half precision: bf16, or fp16 where it is too old for that."""
+    model = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
+    return "fp16" if model and "bf16" not in GPUS[model].tflops else "bf16"
+
+
+def _matmuls(graph: Graph) -> Bools:
+    """[N] kernels of matmuls, convolutions and attention, by their names."""
+    computes: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
+    return computes[graph.nodes.name]
+
+
+def _more_bits(graph: Graph, dtype: str) -> Bools:
+    """[N] kernels that read more bits than these, by their names."""
+    more: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
+    return more[graph.nodes.name]
+
+
+def _pointwise_floats(graph: Graph) -> Bools:
+    """[N] pointwise kernels on 32-bit floats but those of the optimizer: parameters stay as they are."""
+    fits = np.array([is_pointwise(name) and stored_as(name) == "fp32" for name in graph.names], np.bool_)
+    mask: Bools = fits[graph.nodes.name] & (graph.nodes.kind == NodeKind.KERNEL)
+    return mask & ~optimizing(graph)

@@ -1,1 +1,0 @@
-"""Edits of how a model is cut over ranks."""

@@ -1,0 +1,789 @@
+"""Change how a pipeline-parallel job is divided: its schedule, its micro-batches, and the work of each stage
+and rank; or fill its bubbles with other work, and say what that costs the job.
+
+These edits are about runs of whole operations, whose nodes are the forward and backward of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, Value, once
+from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
+from dpro.replay.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    HALF,
+    SCHEDULES,
+    WEIGHTS,
+    Order,
+    PipelineTask,
+    Schedule,
+    most_in_flight,
+    table_of,
+)
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
+from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, optimizing
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.schema import COUNTERS, STEPS
+
+NOT_OPERATIONS = (
+    "the run does not consist of whole operations: record a pipeline of torch.distributed.pipelining, "
+    "Megatron-core or DeepSpeed, or import a trace of forward and backward per micro-batch "
+    "(operation-level Parquet or pipeline timelines)"
+)
+MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
+
+
+def computes(graph: Graph) -> pl.DataFrame:
+    """Forward and backward operations: a row each, by order of time.
+
+    Returns:
+        `node`, `rank`, `dp`, `stage`, `step`, `kind` (as in `schedules.tasks`), `ns`, `start`, `chunk` (of
+        its stage), `micro_batch` and `place` (number of the chunk in the model).
+
+    Raises:
+        Unanswerable: the run does not consist of whole operations.
+    """
+    return _once(graph, "computes", lambda: _computes(graph))
+
+
+def _once(graph: Graph, name: str, compute: Callable[[], Value]) -> Value:
+    """What follows from the computes of a graph, as `once`."""
+    nodes = graph.nodes
+    columns = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step, nodes.measured_start)
+    return once(graph, name, (*columns, nodes.duration, graph.names, graph.places), compute)
+
+
+def _computes(graph: Graph) -> pl.DataFrame:
+    nodes = graph.nodes
+    kinds = {name: kind for kind, names in _NAMES.items() for name in names}
+    kind_of = [kinds.get(name.lower(), "") for name in graph.names]
+    operations = np.flatnonzero(
+        (nodes.kind == NodeKind.KERNEL) & np.array([kind != "" for kind in kind_of])[nodes.name]
+    )
+    if operations.size == 0 or not graph.places:
+        raise Unanswerable(NOT_OPERATIONS)
+    places = [graph.places[int(rank)] for rank in nodes.rank[operations]]
+    rows = pl.DataFrame(
+        {
+            "node": operations,
+            "rank": nodes.rank[operations],
+            "dp": [place.dp for place in places],
+            "stage": [place.stage for place in places],
+            "step": nodes.step[operations],
+            "kind": [kind_of[name] for name in nodes.name[operations]],
+            "ns": nodes.duration[operations],
+            "start": nodes.measured_start[operations],
+            "around": nodes.around[operations],
+        }
+    ).sort("step", "rank", "start", "node")
+    return _numbered(rows, graph.names)
+
+
+def _numbered(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Computes with `chunk`, `micro_batch` and `place`.
+
+    Chunks and micro-batches are as written around them; else there is one chunk, and micro-batches are in
+    their order.
+    """
+    around = pl.Series("around_name", [*names, ""])
+    written = rows.with_columns(around=around.gather(rows["around"].to_numpy() % len(around)))
+    chunk = pl.col("around").str.extract(r"chunk (\d+)").cast(pl.Int64).fill_null(0)
+    batch = pl.col("around").str.extract(r"micro-batch (\d+)").cast(pl.Int64)
+    order = pl.int_range(pl.len()).over("step", "rank", "kind", "chunk")
+    numbered = written.with_columns(chunk=chunk, batch=batch).with_columns(
+        micro_batch=pl.coalesce("batch", order)
+    )
+    return _placed(numbered.drop("around", "batch"))
+
+
+def _placed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Computes with `place`: the number of their chunk in the model.
+
+    Chunks go round the stages, or up and down again (V), as the first forwards of each chunk say.
+    """
+    stages = int(rows["stage"].to_numpy().max()) + 1
+    second = rows.filter((pl.col("chunk") == 1) & (pl.col("kind") == FORWARD) & (pl.col("micro_batch") == 0))
+    first = second.sort("start").unique(["step", "dp"], keep="first", maintain_order=True)
+    is_v = int(rows["chunk"].to_numpy().max()) == 1 and bool(first.select((pl.col("stage") > 0).all()).item())
+    looped_place = pl.col("chunk") * stages + pl.col("stage")
+    down = pl.when(pl.col("chunk") == 1).then(2 * stages - 1 - pl.col("stage")).otherwise("stage")
+    return rows.with_columns(place=down if is_v else looped_place)
+
+
+_NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAMES}
+
+
+MIN_SLOWNESS = 1.1  # of a rank to others of its stage, in three steps of four: less is how work varies
+
+
+def slowness(graph: Graph) -> pl.DataFrame:
+    """How much longer each rank takes than others of its stage do for the same work.
+
+    Returns:
+        `rank`, `kind`, `slowness`: 1 of a rank that is not clearly slower in most steps, or alone.
+    """
+    return _once(graph, "slowness of ranks", lambda: _slowness(computes(graph)))
+
+
+def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
+    ratios: list[tuple[int, str, float]] = []
+    per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
+    per_step = per_step.sort("stage", "kind", "rank", "step")
+    for (_, kind), same in per_step.group_by("stage", "kind", maintain_order=True):
+        table = same.pivot("rank", index="step", values="ns").drop("step")
+        times = table.fill_null(0).to_numpy().astype(np.float64)
+        for column, rank in enumerate(table.columns):
+            others = np.delete(times, column, axis=1)
+            usual = np.median(others, axis=1) if others.size else times[:, column]
+            ratio = times[:, column][usual > 0] / usual[usual > 0]
+            is_slow = ratio.size and np.quantile(ratio, 0.25) > MIN_SLOWNESS
+            ratios.append((int(rank), str(kind), float(np.median(ratio)) if is_slow else 1.0))
+    schema = {"rank": pl.Int64, "kind": pl.String, "slowness": pl.Float64}
+    return pl.DataFrame(ratios, schema=schema, orient="row")
+
+
+@dataclass(frozen=True)
+class Balance(Edit):
+    """The same work, divided evenly over stages, or over the sequences of a step."""
+
+    name = "balance"
+    summary = "stages, or the sequences of a step, have even work"
+    example = "balance:over=stages"
+    needs = "a trace of whole operations; of sequences else how many elements the batches of ranks have"
+    assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
+    source = (
+        "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean; tokens "
+        "and zones of short and long sequences: Zeppelin (arXiv 2509.21841)"
+    )
+    proof = "tokens of two ranks evened out, DDP on gloo"
+    effort = "code"
+    of_operations = True
+    over: str = key("what is evened out", choices=("stages", "sequences"))
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        if _by_tokens(facts.graph):
+            handed(facts.graph)
+            return [cls("sequences")]
+        computes(facts.graph)
+        return [cls("stages"), cls("sequences")]
+
+    def bound(self, facts: RunFacts) -> float:
+        work = np.zeros(facts.graph.num_nodes, np.bool_)
+        if self.over == "sequences" and _by_tokens(facts.graph):
+            work[handed(facts.graph).nodes] = True
+            return facts.on_path(work)
+        work[computes(facts.graph)["node"].to_numpy()] = True
+        return facts.on_path(work)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Give each operation the mean of those it is evened out with; the sum of all work stays.
+
+        What a slow rank takes longer is no work that others could do: it stays with it.
+        """
+        if self.over == "sequences" and _by_tokens(graph):
+            return with_even_tokens(graph)
+        rows = computes(graph).join(slowness(graph), on=["rank", "kind"], how="left", maintain_order="left")
+        mean = (pl.col("ns") / pl.col("slowness")).mean()
+        if self.over == "stages":
+            of_stage, all_stages = mean.over("kind", "stage"), mean.over("kind")
+            new = pl.col("ns") * (all_stages / of_stage).fill_nan(1.0)
+        else:
+            new = mean.over("kind", "stage", "step") * pl.col("slowness")
+        changed = rows.with_columns(new=new.round().cast(pl.Int64))
+        duration = graph.nodes.duration.copy()
+        duration[changed["node"].to_numpy()] = changed["new"].to_numpy()
+        return graph.with_durations(duration)
+
+    def is_proven(self, graph: Graph) -> bool:
+        """The pair is of tokens that are counted, not of whole operations."""
+        return self.over == "sequences" and _by_tokens(graph)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Where tokens count, with more and less of the work growing with them."""
+        if self.over == "stages" or not _by_tokens(graph):
+            return ()
+        return with_even_tokens(graph, -OPEN_SHARE), with_even_tokens(graph, OPEN_SHARE)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which ranks are slow by themselves, and whether that could be seen; or what they were handed."""
+        if self.over == "sequences" and _by_tokens(graph):
+            return zones(graph)
+        rows = computes(graph)
+        most = slowness(graph).group_by("rank").agg(pl.col("slowness").max())
+        slow = most.filter(pl.col("slowness") > 1).sort("rank")
+        lines = [
+            f"rank {rank} takes {times:.2f} times as long as others of its stage: that is not spread over "
+            f"them, since it is no work of theirs; heal:rank={rank} says what it costs"
+            for rank, times in slow.iter_rows()
+        ]
+        if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:
+            lines.append("each stage is one rank: a slow one cannot be distinguished from one with more work")
+        return tuple(lines)
+
+    def describe(self) -> str:
+        return "all stages have as much work" if self.over == "stages" else "sequences are spread evenly"
+
+    def how(self) -> str:
+        if self.over == "stages":
+            return "move layers between stages: fewer on the last, which has the loss"
+        return "sort or pack sequences so that micro-batches and ranks have even sums of squared lengths"
+
+
+def _by_tokens(graph: Graph) -> bool:
+    """Whether a graph does not consist of whole operations, but its run says what ranks were handed."""
+    try:
+        computes(graph)
+    except Unanswerable:
+        return graph.run is not None and TOKENS in graph.run.table(COUNTERS, ["counter"])["counter"]
+    return False
+
+
+@dataclass(frozen=True)
+class Pipeline(Edit):
+    """Another schedule, another number of micro-batches of the same batch or of chunks, or all of these."""
+
+    name = "pipeline"
+    summary = "another pipeline schedule, number of micro-batches or of chunks"
+    example = "pipeline:schedule=1f1b,micro_batches=16"
+    needs = "a trace of whole operations with more than one stage"
+    assumes = (
+        "work is proportional to the size of a micro-batch and spread evenly within a stage but for what the "
+        "first and last of several take longer (embedding, loss), messages are proportional, too, and never "
+        "in each other's way, memory suffices, and gradients of weights that are computed apart take half of "
+        "a backward, if the run does not say"
+    )
+    source = (
+        "the published orders, replayed: GPipe, 1F1B, interleaved (PTD-P, SC 2021), ZB-H1 and ZB-V "
+        "(arXiv 2401.10241), DualPipe (arXiv 2412.19437)"
+    )
+    proof = "GPipe, 1F1B, interleaved, ZB-H1, ZB-V, DualPipe, 8 and 4 micro-batches: sleeping layers, gloo"
+    effort = "line"
+    of_operations = True
+    schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
+    micro_batches: int | None = key("how many there are; as recorded without", None, least=1, most=65_536)
+    chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1, most=1024)
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Schedules with less of a bubble, and more micro-batches."""
+        rows = computes(facts.graph)
+        shape = shape_of(rows)
+        wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
+        wanted = [edit for edit in wanted if shape.chunks == 1 or edit.schedule != "interleaved"]
+        wanted += [cls("1f1b", times * shape.batches) for times in (2, 4)]
+        return [edit for edit in wanted if edit._is_possible(shape)]
+
+    def bound(self, facts: RunFacts) -> float:
+        """All idle time; where chunks move, beside a stage that has as much work as all on average."""
+        rows = computes(facts.graph)
+        if self._keeps_places(rows, shape_of(rows)):
+            other_work = np.ones(facts.graph.num_nodes, np.bool_)
+            other_work[rows["node"].to_numpy()] = False
+            return facts.idle(other_work)
+        even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
+        work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
+        return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the operations of the recorded schedule out, and put those of the wanted one in."""
+        rows = computes(graph)
+        return self._made(graph, rows, share_of_weights(rows) or HALF)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With less of a backward in the gradients of weights; with loss and embedding spread like layers."""
+        rows = computes(graph)
+        shape, graphs = shape_of(rows), []
+        share = share_of_weights(rows)
+        if self._chosen.splits and share is None:
+            graphs.append(self._made(graph, rows, MIN_SHARE))
+        recorded = shape.stages * shape.chunks
+        if self._places(shape) != recorded and recorded > 2:
+            graphs.append(self._made(graph, rows, share or HALF, ends_stay=False))
+        return tuple(graphs)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What the schedule keeps in memory."""
+        rows = computes(graph)
+        shape = shape_of(rows)
+        before = _once(graph, "activations held", lambda: most_held(rows, shape))
+        orders = self._orders(shape)
+        most = max(map(most_in_flight, orders)) / self._chunks(shape)
+        after = most * shape.batches / (self.micro_batches or shape.batches)
+        lines = [
+            f"a stage holds activations of {after:.3g} micro-batches of the recorded size at most, where it "
+            f"held {before:.3g}"
+        ]
+        if self._chosen.copies > 1:
+            lines.append("each stage holds the parameters of two; reducing their gradients is not predicted")
+        if self._chosen.splits and share_of_weights(rows) is None:
+            lines.append(
+                "how much of a backward the gradients of weights are was not recorded: half is assumed, a "
+                "third is the other end of the interval"
+            )
+        return tuple(lines)
+
+    @property
+    def _chosen(self) -> Schedule:
+        return SCHEDULES[self.schedule]
+
+    def _chunks(self, shape: PipelineShape) -> int:
+        if self.chunks is None and self.schedule == "interleaved" and shape.chunks > 1:
+            return shape.chunks
+        return self.chunks or (1 if self.schedule == "interleaved" else self._chosen.chunks)
+
+    def _places(self, shape: PipelineShape) -> int:
+        """How many parts the model is cut into."""
+        return shape.stages * self._chunks(shape)
+
+    def _keeps_places(self, rows: pl.DataFrame, shape: PipelineShape) -> bool:
+        """Whether every stage holds the chunks of the model that it held."""
+        held = rows.select("stage", "chunk", "place").unique().iter_rows()
+        stays = all(
+            self._chosen.place(stage, chunk, shape.stages) == recorded for stage, chunk, recorded in held
+        )
+        return stays and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
+
+    def _orders(self, shape: PipelineShape) -> list[Order]:
+        if self._chosen.copies >= shape.stages:
+            raise Unanswerable(
+                f"{self.schedule} on {shape.stages} stages: each would hold the whole model, no part of it"
+            )
+        return self._chosen.orders(shape.stages, self.micro_batches or shape.batches, self._chunks(shape))
+
+    def _is_possible(self, shape: PipelineShape) -> bool:
+        try:
+            self._orders(shape)
+        except (UsageError, Unanswerable):
+            return False
+        return True
+
+    def _made(self, graph: Graph, rows: pl.DataFrame, share: float, ends_stay: bool = True) -> Graph:
+        shape = shape_of(rows)
+        orders = self._orders(shape)
+        if self._keeps_places(rows, shape) and _is_order(rows, orders):
+            return graph
+        places, batches = self._places(shape), self.micro_batches or shape.batches
+
+        def resized(work: Floats) -> Floats:
+            return resample(work, places, batches, ends_stay)
+
+        table = table_of(orders, self._chosen.place)
+        wanted = Wanted(table, share, resized, shape.batches / batches)
+        return rebuild(graph, rows, slowness(graph), wanted)
+
+    def describe(self) -> str:
+        batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""
+        article = "an" if self.schedule == "interleaved" else "a"
+        return f"{article} {self.schedule} pipeline{batches}"
+
+    def how(self) -> str:
+        return self._chosen.code.format(self.micro_batches or "…")
+
+
+class PipelineShape(NamedTuple):
+    """How many stages a pipeline has, chunks on each, and micro-batches in a step."""
+
+    stages: int
+    chunks: int
+    batches: int
+
+
+def shape_of(rows: pl.DataFrame) -> PipelineShape:
+    """The shape of a recorded pipeline.
+
+    Raises:
+        Unanswerable: there is one stage, or ranks or steps differ.
+    """
+    stages, chunks = int(rows["stage"].to_numpy().max()) + 1, int(rows["chunk"].to_numpy().max()) + 1
+    if stages < 2:
+        raise Unanswerable("the run has one stage: there is no pipeline")
+    counts = rows.group_by("rank", "step", "kind", "chunk").agg(
+        pieces=pl.len(), batches=pl.col("micro_batch").n_unique(), last=pl.col("micro_batch").max() + 1
+    )
+    shapes = set(counts.filter(pl.col("kind") != WEIGHTS).select("pieces", "batches", "last").iter_rows())
+    per_rank = set(counts.group_by("rank", "step", "kind").len()["len"].to_list())
+    if len(shapes) != 1 or len(set(next(iter(shapes)))) != 1 or per_rank != {chunks}:
+        raise Unanswerable("steps or ranks differ in how many forward and backward operations they have")
+    return PipelineShape(stages, chunks, int(next(iter(shapes))[0]))
+
+
+def share_of_weights(rows: pl.DataFrame) -> float | None:
+    """The part of all backward work that the gradients of weights are, where they were recorded apart."""
+    total = rows.group_by("kind").agg(pl.col("ns").sum())
+    ns = dict(total.iter_rows())
+    return ns[WEIGHTS] / (ns[WEIGHTS] + ns[BACKWARD]) if WEIGHTS in ns else None
+
+
+def most_held(rows: pl.DataFrame, shape: PipelineShape) -> float:
+    """Micro-batches whose activations a stage holds at once, at most, in the recorded order.
+
+    Args:
+        rows: as from `computes`.
+    """
+    most = 0
+    for _, of_rank in rows.group_by("step", "rank", maintain_order=True):
+        most = max(most, most_in_flight([PipelineTask(*task) for task in _tasks(of_rank)]))
+    return most / shape.chunks
+
+
+def _tasks(rows: pl.DataFrame) -> list[tuple[str, int, int]]:
+    return list(rows.select("kind", "micro_batch", "chunk").iter_rows())
+
+
+def _is_order(rows: pl.DataFrame, orders: list[Order]) -> bool:
+    """Whether every rank works in this order already."""
+    for (_, _, stage), of_rank in rows.group_by("step", "rank", "stage", maintain_order=True):
+        if _tasks(of_rank) != [tuple(task[:3]) for task in orders[stage]]:
+            return False
+    return True
+
+
+# Even sequences by what each rank was really handed: its tokens in each step, and how its time follows
+# them.
+
+TOKENS = "step_input_elements"
+POWERS = (1.0, 2.0)
+SHARES = np.linspace(0, 1, 51)
+MIN_SPREAD = 0.02  # of the logarithm of tokens: less, and nothing is uneven
+MAX_LEFT = 0.7  # of how work varies, that tokens must leave unexplained at most
+MIN_STEPS = 4  # of a rank, in which its own tokens differ
+OPEN_SHARE = 0.1  # by which the share may be off
+
+
+class Handed(NamedTuple):
+    """What ranks were handed in each step, and how their work grows with it.
+
+    Attributes:
+        nodes: [K] work that grows.
+        row: [K] the rank and step of each, as a row of those below.
+        tokens, mean: [R] of the rank, and the mean over ranks of its step.
+        share: of a usual step that grows.
+        power: with which.
+        usual: tokens.
+    """
+
+    nodes: Ints
+    row: Ints
+    tokens: Floats
+    mean: Floats
+    share: float
+    power: float
+    usual: float
+
+    def even(self, share: float) -> Floats:
+        """[R] how many times as long a rank's work takes with the mean tokens of its step."""
+        return _curve(self.mean / self.usual, share, self.power) / _curve(
+            self.tokens / self.usual, share, self.power
+        )
+
+
+def _curve(tokens: Floats, share: float, power: float) -> Floats:
+    return 1 - share + share * tokens**power
+
+
+def handed(graph: Graph) -> Handed:
+    """What ranks were handed, and how their work follows it.
+
+    Raises:
+        Unanswerable: the run does not count it, it is even, or work does not follow it.
+    """
+    nodes = graph.nodes
+    columns = (nodes.duration, nodes.kind, nodes.rank, nodes.step, nodes.name, graph.run)
+    return once(graph, "handed sequences", columns, lambda: _handed(graph))
+
+
+def _handed(graph: Graph) -> Handed:
+    tokens = _tokens_of(graph)
+    on_gpu = graph.nodes.kind == NodeKind.KERNEL
+    work = on_gpu if on_gpu.any() else graph.nodes.kind == NodeKind.CPU
+    work = work & ~optimizing(graph) & ~NodeSelection(within=DATA_LOADING).mask(graph)
+    working = np.flatnonzero(work & (graph.nodes.step >= 0))
+    spent = pl.DataFrame(
+        {
+            "rank": graph.nodes.rank[working],
+            "step": graph.nodes.step[working],
+            "ns": graph.nodes.duration[working],
+            "node": working,
+        }
+    )
+    fits = [_fitted(spent, tokens, ahead) for ahead in (0, 1)]
+    usable = [fit for fit in fits if fit is not None]
+    if not usable:
+        raise Unanswerable(
+            "how long ranks work does not follow how many elements their batches have: work is not uneven "
+            "because of its sequences"
+        )
+    return min(usable, key=lambda fit: fit[0])[1]
+
+
+def _tokens_of(graph: Graph) -> pl.DataFrame:
+    """`rank`, `step`, `tokens` that were loaded in the step.
+
+    Raises:
+        Unanswerable: the run does not count them, or all ranks always have as many.
+    """
+    counters = graph.run.table(COUNTERS) if graph.run is not None else COUNTERS.empty()
+    counted = counters.filter((pl.col("counter") == TOKENS) & (pl.col("value") > 0))
+    if graph.run is None or counted.is_empty():
+        raise Unanswerable(
+            "the run does not count what ranks were handed (it consists of no whole operations, either): "
+            "`dpro record` counts the elements of batches from a DataLoader"
+        )
+    steps = graph.run.table(STEPS, ["rank", "step", "start_ns"])
+    tokens = steps.join(
+        counted.select("rank", start_ns="time_ns", tokens="value").unique(["rank", "start_ns"]),
+        on=["rank", "start_ns"],
+    )
+    uneven = tokens.group_by("step").agg(spread=pl.col("tokens").log().max() - pl.col("tokens").log().min())
+    if not (uneven["spread"] > MIN_SPREAD).any():
+        raise Unanswerable("the batches of all ranks have as many elements in every step: nothing is uneven")
+    return tokens.select(pl.col("rank").cast(pl.Int64), pl.col("step").cast(pl.Int64), "tokens")
+
+
+def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[float, Handed] | None:
+    """The growth that leaves least of how work varies, and how much; None where that is most of it.
+
+    Args:
+        spent: `rank`, `step`, `ns`, `node` of work.
+        tokens: `rank`, `step`, `tokens`.
+        ahead: steps by which batches are loaded before they are used.
+    """
+    used = tokens.with_columns(step=pl.col("step") + ahead)
+    rows = spent.group_by("rank", "step").agg(pl.col("ns").sum()).join(used, on=["rank", "step"])
+    rows = (
+        rows.with_columns(mean=pl.col("tokens").mean().over("step"))
+        .sort("rank", "step")
+        .with_row_index("row")
+    )
+    if rows.is_empty():
+        return None
+    usual = float(rows["tokens"].median())  # type: ignore[arg-type]
+    relative, work = rows["tokens"].to_numpy() / usual, rows["ns"].to_numpy().clip(1).astype(np.float64)
+    rank = rows["rank"].to_numpy()
+    if _centred(np.log(relative), rank).std() < MIN_SPREAD or np.bincount(rank).max() < MIN_STEPS:
+        return None
+    forms = [(float(share), power) for power in POWERS for share in SHARES]
+    unexplained = [
+        float(np.abs(_centred(np.log(work) - np.log(_curve(relative, *form).clip(1e-3)), rank)).mean())
+        for form in forms
+    ]
+    best = int(np.argmin(unexplained))
+    if unexplained[best] >= MAX_LEFT * unexplained[0]:
+        return None
+    grown = spent.join(rows.select("rank", "step", "row"), on=["rank", "step"])
+    return unexplained[best], Handed(
+        grown["node"].to_numpy(),
+        grown["row"].to_numpy().astype(np.int64),
+        rows["tokens"].to_numpy().astype(np.float64),
+        rows["mean"].to_numpy().astype(np.float64),
+        *forms[best],
+        usual,
+    )
+
+
+def _centred(values: Floats, rank: Ints) -> Floats:
+    """[R] values, less the median of their rank: how fast a rank is does not count."""
+    centred = values.copy()
+    for number in np.unique(rank).tolist():
+        centred[rank == number] -= np.median(centred[rank == number])
+    return centred
+
+
+def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
+    """The graph with the mean tokens of each step on each rank.
+
+    Args:
+        off: by how much the share that grows may be off.
+    """
+    inputs = handed(graph)
+    duration = graph.nodes.duration.copy()
+    factor = inputs.even(min(max(inputs.share + off, 0.0), 1.0))
+    duration[inputs.nodes] = np.rint(duration[inputs.nodes] * factor[inputs.row]).astype(np.int64)
+    return graph.with_durations(duration)
+
+
+def zones(graph: Graph) -> tuple[str, ...]:
+    """How uneven tokens are, how work follows them, and over how many ranks long sequences have to be cut."""
+    inputs = handed(graph)
+    most = float((inputs.tokens / inputs.mean).max())
+    over = math.ceil(most - MIN_SPREAD)
+    grows = "the square of its tokens" if inputs.power > 1 else "its tokens"
+    return (
+        f"{inputs.share:.0%} of a usual step grows with {grows}; a rank has up to {most:.2f} times the mean "
+        "of its step",
+        f"short sequences stay whole on a rank; those of the longest batch would be cut over {over} ranks, "
+        "if they cannot be dealt out whole: what attention between these exchanges is not included",
+    )
+
+
+FOREIGN = "(foreign work)"
+MS = 1e6
+OVERRUN = 1.1  # times what a piece of work is said to take: the other end of the interval
+
+
+@dataclass(frozen=True)
+class Fill(Edit):
+    """Pieces of another job's work where stages stand still for each other."""
+
+    name = "fill"
+    summary = "pieces of another job's work in the bubbles of the pipeline"
+    example = "fill:ms=20,switch_ms=1,risk=0.1"
+    needs = "a trace of whole operations with more than one stage"
+    assumes = (
+        "a piece that was begun is not interrupted and takes what is said, memory suffices for it, and it "
+        "slows down no message"
+    )
+    source = (
+        "PipeFill (arXiv 2410.07192): bubbles are planned for by their usual length, each costs a switch; "
+        "what the job loses where one is shorter is replayed"
+    )
+    of_operations = True
+    proof = "pieces of 20 ms in the bubbles of 1F1B: sleeping layers, gloo"
+    effort = "code"
+    ms: float = key("of one piece of foreign work", least=0.001)
+    switch_ms: float = key("to switch to foreign work and back, once per bubble", 1.0, least=0.0)
+    risk: float = key("part of the steps with a bubble shorter than planned", 0.1, least=0.0, most=1.0)
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Pieces as long as the work of a micro-batch."""
+        rows = computes(facts.graph)
+        shape_of(rows)
+        return [cls(max(round(float(np.median(rows["ns"].to_numpy())) / MS, 3), 0.001))]
+
+    def bound(self, facts: RunFacts) -> float:
+        """The job itself gains nothing."""
+        return 0.0
+
+    def apply(self, graph: Graph) -> Graph:
+        """Put as many pieces as fit after the work before each bubble."""
+        return _filled(graph, planned(graph, self))
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Pieces that take longer than said."""
+        plan = planned(graph, self)
+        return (_filled(graph, plan.with_columns(ns=(pl.col("ns") * OVERRUN).round().cast(pl.Int64))),)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How much fits."""
+        plan = planned(graph, self)
+        steps, ranks = plan["step"].n_unique(), plan["rank"].n_unique()
+        pieces, idle = int(plan["pieces"].sum()), float(plan["gap"].sum())
+        per_step = pieces * self.ms / max(steps, 1)
+        share = pieces * self.ms * MS / idle if idle else 0.0
+        return (
+            f"{pieces / max(steps, 1):.0f} pieces of {self.ms:g} ms fit into a step: {per_step:.1f} ms on "
+            f"{ranks} ranks together, {share:.0%} of their bubbles",
+        )
+
+    def describe(self) -> str:
+        return f"foreign work in pieces of {self.ms:g} ms in the bubbles"
+
+    def how(self) -> str:
+        return (
+            "run a second process at low priority that takes pieces when a stage begins to wait (a hook "
+            "before its receives), as PipeFill does"
+        )
+
+
+def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
+    """Foreign work that goes into each bubble: rows of `bubbles` with `pieces`, and `ns` with the switch."""
+    gaps = bubbles(graph)
+    usual = pl.col("gap").quantile(fill.risk, "lower").over("rank", "number")
+    room = (usual / MS - fill.switch_ms) / fill.ms
+    plan = gaps.with_columns(pieces=room.clip(0).floor().cast(pl.Int64))
+    busy = (pl.col("pieces") * fill.ms + fill.switch_ms) * MS
+    return plan.with_columns(ns=pl.when(pl.col("pieces") > 0).then(busy).otherwise(0).round().cast(pl.Int64))
+
+
+def bubbles(graph: Graph) -> pl.DataFrame:
+    """Where each rank stands still within the pipeline of a step.
+
+    Returns:
+        `step`, `dp`, `rank`, `number` (of the bubble in the step, from 0: before the first work), `before`
+        and `after` (nodes of work, -1 none), `first` (node of the first work of the pipeline), `gap` (ns).
+    """
+    rows = computes(graph)
+    shape_of(rows)
+    timeline = replay(graph)
+    node = rows["node"].to_numpy()
+    rows = rows.with_columns(begin=timeline.start[node], finish=timeline.end[node])
+    extents = (
+        rows.sort("begin", "node")
+        .group_by("step", "dp")
+        .agg(opens=pl.col("begin").first(), first=pl.col("node").first(), closes=pl.col("finish").max())
+    )
+    operations = rows.sort("step", "rank", "begin", "node").join(
+        extents, on=["step", "dp"], how="left", maintain_order="left"
+    )
+    by = ["step", "rank"]
+    ended, before = pl.col("finish").shift(1).over(by), pl.col("node").shift(1).over(by)
+    inside = operations.select(
+        *("step", "dp", "rank", "first"),
+        number=pl.int_range(pl.len()).over(by),
+        before=before.fill_null(-1),
+        after="node",
+        gap=pl.col("begin") - pl.coalesce(ended, "opens"),
+    )
+    last = operations.group_by(by, maintain_order=True).agg(
+        pl.col("dp", "first").first(),
+        number=pl.len().cast(pl.Int64),
+        before=pl.col("node").last(),
+        after=pl.lit(-1, pl.Int64),
+        gap=(pl.col("closes") - pl.col("finish")).last(),
+    )
+    gaps = pl.concat([inside, last.select(inside.columns)])
+    return gaps.with_columns(pl.col("gap").clip(0)).sort("step", "rank", "number")
+
+
+def _filled(graph: Graph, plan: pl.DataFrame) -> Graph:
+    """The graph with foreign work after the work before each bubble; what comes next waits for it."""
+    wanted = plan.filter(pl.col("ns") > 0)
+    if wanted.is_empty():
+        return graph
+    graph = dataclasses.replace(graph, names=(*graph.names, FOREIGN))
+    draft, nodes = GraphEditor(graph), graph.nodes
+    name = len(graph.names) - 1
+    for row in wanted.iter_rows(named=True):
+        before, after = row["before"], row["after"]
+        like = after if before < 0 else before
+        ends = int(nodes.measured_end[like])
+        times = {"duration": row["ns"], "measured_start": ends, "measured_end": ends + row["ns"]}
+        foreign = draft.add(like, name=name, around=-1, span=-1, **times)
+        if before < 0:  # from when the pipeline begins elsewhere
+            first = row["first"]
+            draft.link(first, foreign, EdgeKind.HANDOVER, -int(nodes.duration[first]))
+        else:
+            draft.link(before, foreign, EdgeKind.STREAM)
+        for target in [after] if after >= 0 else _next_on_lane(graph, before):
+            draft.link(foreign, target, EdgeKind.STREAM)
+    return draft.finish()
+
+
+def _next_on_lane(graph: Graph, node: int) -> list[int]:
+    """What follows a node on its stream, or the end of its step."""
+    edges = graph.edges
+    leaving = (edges.source == node) & np.isin(edges.kind, (EdgeKind.STREAM, EdgeKind.THREAD))
+    targets = edges.target[leaving]
+    next_nodes: list[int] = targets[np.isin(graph.nodes.lane[targets], (graph.nodes.lane[node], -1))].tolist()
+    return next_nodes

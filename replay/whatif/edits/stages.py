@@ -1,0 +1,438 @@
+"""What the stages of a pipeline do: layers move between them, or each micro-batch skips some of them.
+
+Layers go to where the user says, or to where the stages are balanced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.cost.memory import peaks_of, total_bytes_of
+from dpro.replay.graph import Graph
+from dpro.replay.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    HALF,
+    branched,
+    branched_table,
+    looped,
+    partial,
+    paths_of,
+    table_of,
+)
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.pipeline import (
+    PipelineShape,
+    computes,
+    shape_of,
+    share_of_weights,
+    slowness,
+)
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.rebuilt import (
+    Wanted,
+    handed_on,
+    rebuild,
+    recorded_orders,
+    recorded_place,
+    recorded_work,
+)
+from dpro.words import whole_number
+
+GB = 1e9
+LAYERS_FLAGS = ("--num-layers", "--num_layers", "--n-layers", "--n_layers", "--layers")
+
+
+@dataclass(frozen=True)
+class StageLayers(Edit):
+    """Other numbers of layers on the stages, in the recorded order of work."""
+
+    name = "stages"
+    summary = "other numbers of layers on the stages of a pipeline, or branches side by side"
+    example = "stages:layers=9/8/8/7,now=8/8/8/8"
+    needs = "a trace of whole operations with more than one stage, and how many layers each has"
+    assumes = (
+        "layers of a stage take equally long, and what the first and last of several stages take longer "
+        "(embedding, loss) stays there; messages are as large at every layer"
+    )
+    source = (
+        "contiguous partition of the run's own times, exact by dynamic programming (PipeDream, SOSP 2019); "
+        "branches side by side as GraphPipe (ASPLOS 2025)"
+    )
+    of_operations = True
+    proof = "2/2/2/2 and 3/2/2/1 layers, and two branches: sleeping layers, gloo"
+    effort = "code"
+    layers: str = key("of each stage, such as 9/8/8/7; without, balanced by their times", "")
+    now: str = key("layers of each stage as recorded; without, as many on each", "")
+    branches: str = key("stages of each branch that are to work side by side, such as 1-2/3", "")
+    memory_gb: float | None = key("of each rank, 1e9 bytes, where the run does not say", None, least=0.0)
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Balanced stages, where the run says how many layers there are."""
+        shape = shape_of(computes(facts.graph))
+        now = _layers_of_command(facts.graph, shape)
+        return [cls(now="/".join(map(str, now.tolist())))]
+
+    def bound(self, facts: RunFacts) -> float:
+        """What the step takes longer than stages that all work as long."""
+        rows = computes(facts.graph)
+        even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
+        work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
+        return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Give each stage the work of its layers, wherever they were."""
+        return self._made(graph, ends_stay=True)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """What the ends of the model take longer may be that of slower layers, which move."""
+        return (self._made(graph, ends_stay=False),) if shape_of(computes(graph)).stages > 2 else ()
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How many layers stages have then, and what is known of their memory."""
+        rows = computes(graph)
+        if self._moves_none:
+            return ()
+        now, layers = self._layers(graph, rows)
+        line = f"layers of stages: {_text(now)} now, {_text(layers)} then"
+        most = self._most(graph, rows, now)
+        if most is None:
+            return (line, "memory was not recorded and is no constraint here: record with `--memory`")
+        return (line, f"there is memory for {_text(np.minimum(most, now.sum()))} layers")
+
+    def _made(self, graph: Graph, ends_stay: bool) -> Graph:
+        rows = computes(graph)
+        if self._moves_none:
+            now = layers = np.ones(shape_of(rows).stages, np.int64)
+        else:
+            now, layers = self._layers(graph, rows)
+        if (now == layers).all() and not self.branches:
+            return graph
+
+        def resized(work: Floats) -> Floats:
+            return regrouped(work, now, layers, ends_stay)
+
+        if self.branches:
+            shape, branches = shape_of(rows), self._branches(graph, rows)
+            table = branched_table(branched(shape.stages, shape.batches, branches), branches)
+        else:
+            table = table_of(recorded_orders(rows), recorded_place(rows))
+        return rebuild(graph, rows, slowness(graph), Wanted(table, share_of_weights(rows) or HALF, resized))
+
+    @property
+    def _moves_none(self) -> bool:
+        return bool(self.branches) and not (self.layers or self.now)
+
+    def _branches(self, graph: Graph, rows: pl.DataFrame) -> list[range]:
+        """Stages of each branch, none of which was handed anything by another."""
+        shape, branches = shape_of(rows), _ranges(self.branches)
+        ends = [branch.stop for branch in branches]
+        begins = [branch.start for branch in branches]
+        if shape.chunks > 1 or len(ends) < 2 or begins[1:] != ends[:-1] or ends[-1] >= shape.stages:
+            raise UsageError(
+                f"stages: branches={self.branches} must be two or more, of stages in a row before the last "
+                f"of {shape.stages}, of one chunk each"
+            )
+        messages = handed_on(graph, rows)
+        if messages is None:
+            raise Unanswerable(
+                "no messages between stages were recorded: whether branches need each other is not known"
+            )
+        for (one, other), count in sorted(messages.items()):
+            membership = [[stage in branch for branch in branches] for stage in (one, other)]
+            if any(membership[0]) and any(membership[1]) and membership[0] != membership[1]:
+                raise Unanswerable(
+                    f"stages {one} and {other} exchanged {count} messages: they need each other"
+                )
+        return branches
+
+    def _layers(self, graph: Graph, rows: pl.DataFrame) -> tuple[Ints, Ints]:
+        """[places] layers as recorded, and as they are to be."""
+        shape = shape_of(rows)
+        wanted = _numbers(self.layers, "layers", shape)
+        now = _numbers(self.now, "now", shape)
+        if now is None:
+            now = _layers_of_command(graph, shape) if wanted is None else _evenly(int(wanted.sum()), shape)
+        if wanted is None:
+            wanted = self._balanced(graph, rows, now)
+        elif wanted.sum() != now.sum():
+            raise UsageError(f"stages: {wanted.sum()} layers are not {now.sum()}: say how they are now, now=")
+        most = self._most(graph, rows, now)
+        if most is not None and (wanted > most).any():
+            stage = int(np.argmax(wanted > most))
+            raise Unanswerable(
+                f"stage {stage % shape.stages} has memory for {most[stage]} layers, not for {wanted[stage]}: "
+                f"each takes as much as those it has"
+            )
+        return now, wanted
+
+    def _balanced(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints:
+        """By the median of what each micro-batch takes there and back."""
+        mean = rows.group_by("step", "dp", maintain_order=True)
+        works = [sum(recorded_work(of_step, kind)[0] for kind in (FORWARD, BACKWARD)) for _, of_step in mean]
+        typical = np.median(np.concatenate(works, axis=1), axis=1, keepdims=True)
+        layer_ns, ends_ns = layer_times(typical, now)
+        fixed = np.zeros(now.size)
+        fixed[[0, -1]] = ends_ns[:, 0]
+        most = self._most(graph, rows, now)
+        return balanced(layer_ns[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
+
+    def _most(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints | None:
+        """[places] layers that each stage has memory for; None where that is not known.
+
+        All that a rank had allocated is counted as that of its layers.
+        """
+        try:
+            peaks = peaks_of(graph.run)
+        except Unanswerable:
+            if self.memory_gb is not None:
+                raise
+            return None
+        limit = self.memory_gb * GB if self.memory_gb is not None else total_bytes_of(graph.run)
+        held = rows.select("stage", "rank", "place").unique().iter_rows()
+        if limit is None or not set(rows["rank"].to_list()) <= peaks.keys():
+            return None
+        most = np.full(now.size, now.sum())
+        for stage, rank, place in held:
+            of_stage = rows.filter(pl.col("stage") == stage)["place"].unique().to_numpy()
+            more = limit / max(peaks[rank], 1)  # times what it has
+            most[place] = min(most[place], int(more * now[of_stage].sum() / of_stage.size))
+        return most
+
+    def describe(self) -> str:
+        if self._moves_none:
+            return f"stages {self.branches} side by side"
+        return f"stages of {self.layers} layers" if self.layers else "stages with balanced numbers of layers"
+
+    def how(self) -> str:
+        return (
+            "build each PipelineStage of these layers; Megatron-core: --pipeline-model-parallel-layout, or "
+            "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
+        )
+
+
+def _ranges(text: str) -> list[range]:
+    """Stages of each branch from a text such as 1-2/3."""
+    branches = []
+    for part in text.split("/"):
+        begin, _, end = part.partition("-")
+        first, last = whole_number(begin), whole_number(end or begin)
+        if not 0 <= first <= last:
+            raise UsageError(f"stages: branches must be stages such as 1-2/3, not {text!r}")
+        branches.append(range(first, last + 1))
+    return branches
+
+
+def _text(layers: Ints) -> str:
+    return "/".join(map(str, layers.tolist()))
+
+
+def _numbers(text: str, name: str, shape: PipelineShape) -> Ints | None:
+    """[places] the numbers of a text such as 8/8/7; None of an empty one."""
+    if not text:
+        return None
+    parts = text.split("/")
+    if any(whole_number(part) <= 0 for part in parts):
+        raise UsageError(f"stages: {name} must be whole numbers such as 8/8/7, not {text!r}")
+    if len(parts) != shape.stages * shape.chunks:
+        raise UsageError(
+            f"stages: {name} has {len(parts)} numbers for {shape.stages} stages of {shape.chunks} chunks"
+        )
+    return np.array(parts, np.int64)
+
+
+def _evenly(layers: int, shape: PipelineShape) -> Ints:
+    places = shape.stages * shape.chunks
+    if layers % places:
+        raise UsageError(f"stages: {layers} layers are not as many on each of {places}: say now=")
+    return np.full(places, layers // places)
+
+
+def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
+    """[places] as many layers on each, by the command of the job."""
+    command = graph.run.manifest.command if graph.run else []
+    for flag, value in pairwise(part for word in command for part in word.split("=", 1)):
+        if flag in LAYERS_FLAGS and whole_number(value) >= 0:
+            return _evenly(whole_number(value), shape)
+    raise Unanswerable("the run does not say how many layers each stage has: give now=, such as now=8/8/8/8")
+
+
+# Layers in a row, divided over the stages of a pipeline so that the slowest is as fast as can be.
+
+
+def balanced(layers: Floats, fixed: Floats, most: Ints) -> Ints:
+    """[P] layers of each stage: with the least work of the slowest, then the least sum of squares.
+
+    Args:
+        layers: [N] ns of each layer, in the order of the model.
+        fixed: [P] ns of what each stage does besides.
+        most: [P] layers that each has memory for.
+
+    Raises:
+        Unanswerable: the layers do not fit, or are fewer than the stages.
+    """
+    until = np.concatenate([[0.0], np.cumsum(layers)])
+    count = layers.size
+    ends = np.arange(count + 1)
+    slowest = np.where(ends == 0, 0.0, np.inf)
+    squares = slowest.copy()
+    begins = np.zeros((fixed.size, count + 1), np.int64)
+    for stage, fixed_ns in enumerate(fixed.tolist()):
+        first, last = ends[:, None], ends[None, :]
+        fits = (last > first) & (last - first <= most[stage])
+        work = np.where(fits, until[None, :] - until[:, None] + fixed_ns, np.inf)
+        worst = np.maximum(slowest[:, None], work)
+        total = np.where(np.isfinite(worst), squares[:, None] + work**2, np.inf)
+        best = worst.min(axis=0)
+        begins[stage] = np.argmin(np.where(worst == best, total, np.inf), axis=0)
+        slowest, squares = best, total[begins[stage], ends]
+    if not np.isfinite(slowest[count]):
+        raise Unanswerable(
+            f"{count} layers do not fit on {fixed.size} stages that have memory for "
+            f"{', '.join(map(str, np.minimum(most, count).tolist()))} of them"
+        )
+    cuts = [count]
+    for stage in reversed(range(fixed.size)):
+        cuts.append(int(begins[stage, cuts[-1]]))
+    ends = np.array(cuts[::-1], np.int64)
+    return ends[1:] - ends[:-1]
+
+
+def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats, Floats]:
+    """What layers take by what places do that hold several, and what the ends do besides: [N, M], [2, M].
+
+    What the first and the last of three or more places take longer than their layers would at the median of
+    the others is embedding and loss, and no layer; what they take less stays there, too: the first layer may
+    have no gradient of its input.
+
+    Args:
+        work: [P, M] of each place and micro-batch.
+        now: [P] layers of each place.
+        ends_stay: whether there is such work; else layers of the ends are slower.
+    """
+    layer_ns: Floats = work / now[:, None]
+    inner = np.median(layer_ns[1:-1], axis=0) if len(work) > 2 else layer_ns.max(axis=0)
+    ends_ns: Floats = (layer_ns[[0, -1]] - inner) * now[[0, -1], None]
+    if not ends_stay or len(work) < 3:
+        ends_ns = np.zeros_like(ends_ns)
+    layer_ns[[0, -1]] -= ends_ns / now[[0, -1], None]
+    times: Floats = np.repeat(layer_ns, now, axis=0)
+    return times, ends_ns
+
+
+def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> Floats:
+    """[P, M] the work of places whose layers are moved between them.
+
+    Args:
+        work: [P, M] of each place and micro-batch.
+        now: [P] layers of each place.
+        layers: [P] layers that each is to have.
+        ends_stay: as in `layer_times`.
+    """
+    if (now == layers).all():
+        return work
+    layer_ns, ends_ns = layer_times(work, now, ends_stay)
+    stage_ns: Floats = np.add.reduceat(layer_ns, np.cumsum(layers) - layers, axis=0)
+    stage_ns[[0, -1]] = np.maximum(stage_ns[[0, -1]] + ends_ns, 0.0)
+    return stage_ns
+
+
+@dataclass(frozen=True)
+class Skip(Edit):
+    """A partial pipeline: stages are skipped in turn, each by as many micro-batches."""
+
+    name = "skip"
+    summary = "each micro-batch skips some stages of the pipeline, in turn"
+    example = "skip:share=0.25"
+    needs = "a trace of whole operations with four stages or more, of one chunk each"
+    assumes = (
+        "a stage passes on what it was given where a micro-batch skips the next, messages are never in each "
+        "other's way, and only the first and the last stage cannot be skipped"
+    )
+    source = "SkipPipe (arXiv 2502.19913): paths that share stages evenly and do not collide, replayed"
+    of_operations = True
+    proof = "one of four stages skipped in turn: sleeping layers, gloo"
+    effort = "code"
+    training = "a sample teaches fewer layers at a time: what that does to the loss is not known from a run"
+    share: float = key("of the stages that each micro-batch skips, rounded", least=0.0, most=1.0)
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """A quarter of the stages, or one."""
+        shape = _shape(computes(facts.graph))
+        return [cls(max(0.25, round(1 / shape.stages, 3)))]
+
+    def bound(self, facts: RunFacts) -> float:
+        """All but the work of the first stage, which no micro-batch skips."""
+        rows = computes(facts.graph).filter(pl.col("stage") == 0)
+        per_rank = rows.group_by("step", "rank").agg(pl.col("ns").sum())
+        slowest = per_rank.group_by("step").agg(pl.col("ns").max())["ns"]
+        return max(facts.base_ns - float(slowest.to_numpy().min()), 0.0)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take out the work that is skipped, and put the rest in the order that follows."""
+        rows = computes(graph)
+        shape = _shape(rows)
+        skipped = self._skipped(shape)
+        if not skipped:
+            return graph
+        orders = partial(shape.stages, shape.batches, skipped)
+        if not all(orders):
+            raise Unanswerable(
+                f"{shape.batches} micro-batches are too few: a stage would be left without work"
+            )
+        return rebuild(
+            graph, rows, slowness(graph), Wanted(table_of(orders, looped), HALF, lambda work: work)
+        )
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which micro-batches skip which stages."""
+        shape = _shape(computes(graph))
+        skipped = self._skipped(shape)
+        everywhere = range(shape.stages)
+        by_path: dict[tuple[int, ...], list[int]] = {}
+        for batch, path in enumerate(paths_of(shape.stages, shape.batches, skipped)):
+            by_path.setdefault(tuple(stage for stage in everywhere if stage not in path), []).append(batch)
+        count = Counter({stages: len(batches) for stages, batches in by_path.items()})
+        lines = [
+            f"stages {', '.join(map(str, stages)) or 'none'} are skipped by {count[stages]} micro-batches of "
+            f"{shape.batches}: {', '.join(map(str, batches[:8]))}{' …' if len(batches) > 8 else ''}"
+            for stages, batches in sorted(by_path.items())
+        ]
+        return (f"each micro-batch skips {skipped} of {shape.stages} stages", *lines[:8])
+
+    def _skipped(self, shape: PipelineShape) -> int:
+        count = round(self.share * shape.stages)
+        if count > shape.stages - 3:
+            raise Unanswerable(
+                f"{count} of {shape.stages} stages cannot be skipped in turn: the first and the last hold "
+                f"embedding and loss"
+            )
+        return count
+
+    def describe(self) -> str:
+        return f"micro-batches that skip {self.share:.0%} of the stages"
+
+    def how(self) -> str:
+        return "send past the stages that a micro-batch skips (paths: see notes), as SkipPipe does"
+
+
+def _shape(rows: pl.DataFrame) -> PipelineShape:
+    shape = shape_of(rows)
+    if shape.stages < 4 or shape.chunks > 1:
+        raise Unanswerable(
+            f"{shape.stages} stages of {shape.chunks} chunks: skipping in turn needs four of one chunk each"
+        )
+    return shape
