@@ -123,12 +123,7 @@ class RankView:
 
 
 def make_rank_view(
-    rank: int,
-    window: int,
-    spans: pl.DataFrame,
-    matched: pl.DataFrame,
-    steps: pl.DataFrame,
-    stepped: bool = False,
+    rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame, stepped: bool
 ) -> RankView:
     """Make the arrays of one rank in one window.
 

@@ -267,7 +267,7 @@ PREFETCH_CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch(
 
 
 def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have FSDP2 gather parameters `ahead` by so many modules, in `only` forward or backward.
+    """Have FSDP2 gather parameters `ahead` by this many modules, in `only` forward or backward.
 
     Each module that FSDP2 has sharded names those whose parameters it gathers, in the order in which they ran
     in the first step of which the end was seen. On the CPU a gather waits for its result unless FSDP2 is

@@ -4,7 +4,7 @@ In: calls, steps, counters and workers on one clock; or, with clocks that need n
 of deep windows that have a duration. Out: findings, and what they cannot show. Which ranks are slower than
 their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and why.
 
-Three kinds are told apart. Late persistently: the same rank comes last in nearly all steps. Late one after
+Three kinds are distinguished. Late persistently: the same rank comes last in nearly all steps. Late one after
 another in each step: ranks take turns at something that they share, and no rank is at fault; ranks that are
 late by chance are not equally far apart in each step. Jitter: steps vary far more than those of peers, though
 they are not slower in most; which part of the machine is at fault a varying time does not show, so no part is

@@ -237,7 +237,7 @@ def test_lines_wrap_on_a_terminal_alone(tmp_path):
 
 
 def shown_on_a_terminal(rows: int, *arguments: str) -> list[str]:
-    """What a command shows on a terminal of so many rows, whose pager puts `:` before each line."""
+    """What a command shows on a terminal of some rows, whose pager puts `:` before each line."""
     child, end = pty.fork()
     if child == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
