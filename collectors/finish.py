@@ -169,7 +169,7 @@ def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, A
 
 def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
     """At most one warning: that telemetry ended before the processes that it is of."""
-    sampled = (launch.run / COUNTERS.name).glob(f"telemetry-*-{launch.name}.parquet")
+    sampled = part_files(launch.run, COUNTERS, f"telemetry-*-{launch.name}")
     lived = [launch.run / WORKERS.name / f"{process.part}.parquet" for process in recorded]
     sampled_ns, ended_ns = _latest_ns(sampled, "time_ns"), _latest_ns(lived, "ended_ns")
     lost_s = (ended_ns - sampled_ns) // NS_PER_S
