@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +20,6 @@ import click
 from dpro._version import __version__
 from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, paged, speak_plainly
 from dpro.errors import DproError, InternalError, MissingExtra, UsageError, first_line
-from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
 from dpro.words import shortened
 
@@ -164,3 +165,34 @@ def main() -> None:
         if not is_panic(error):
             raise
         fail(InternalError(first_line(error)))
+
+
+_SOON_S = 0.01  # by then the destructor or callback is over
+
+
+def keep_interrupts() -> None:
+    """From now on a Ctrl-C that was lost is raised again soon after; to be called in the main thread.
+
+    Python raises `KeyboardInterrupt` at whatever it is doing. In a destructor, in a callback, or in Python
+    code that a library in C calls, nothing can be raised: the error is printed, and the command goes on as if
+    no key had been pressed.
+    """
+    report = sys.unraisablehook
+
+    def raise_later(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+        else:
+            report(unraisable)
+
+    signal.signal(signal.SIGALRM, _raise)
+    sys.unraisablehook = raise_later
+
+
+def _raise(_signal: int, _frame: FrameType | None) -> None:
+    """Raise a lost Ctrl-C, unless one is being handled: its cleaning up is not disturbed."""
+    handled = sys.exception()
+    while handled is not None and not isinstance(handled, KeyboardInterrupt):
+        handled = handled.__context__
+    if handled is None:
+        raise KeyboardInterrupt

@@ -15,7 +15,7 @@ class Dropped:
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    head = "import time\nfrom dpro.interrupts import keep_interrupts\nkeep_interrupts()\n"
+    head = "import time\nfrom dpro.cli import keep_interrupts\nkeep_interrupts()\n"
     code = head + LOST + textwrap.dedent(script)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
