@@ -48,20 +48,20 @@ _WITHOUT = {
 }
 
 
-def lines_of(verdict: Explanation, width: int = WIDTH) -> list[str]:
+def lines_of(verdict: Explanation) -> list[str]:
     """The verdict, at most a screen of it."""
     shares = " | ".join(f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN)
     lines = [verdict.job, *([shares] if shares else [])]
     if verdict.limit is not None:
-        lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0), width)
-    lines += _labelled("FAULT", verdict.fault, width)
+        lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))
+    lines += _labelled("FAULT", verdict.fault)
     for number, advice in enumerate(verdict.advice, 1):
         label = "TRY" if number == 1 else ""
-        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}", width, indent=2)
+        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}", indent=2)
     if verdict.tempting:
-        lines += _labelled("NOT", "; ".join(verdict.tempting), width)
+        lines += _labelled("NOT", "; ".join(verdict.tempting))
     if verdict.unsure:
-        lines += _labelled("UNSURE", "; ".join(verdict.unsure), width)
+        lines += _labelled("UNSURE", "; ".join(verdict.unsure))
     return lines
 
 
@@ -112,9 +112,9 @@ def _factor(gain: float) -> str:
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
 
 
-def _labelled(label: str, text: str, width: int, indent: int = 0) -> Iterator[str]:
+def _labelled(label: str, text: str, indent: int = 0) -> Iterator[str]:
     margin = " " * MARGIN
     yield from textwrap.wrap(
-        text, width, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,
+        text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

@@ -152,23 +152,20 @@ def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
 # What transfers take.
 
 
-def one_way_us(
-    num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine, rings: Floats | None = None
-) -> Floats:
+def one_way_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine) -> Floats:
     """[N] microseconds of an all-gather or a reduce-scatter; an all-reduce is one of each.
 
     Args:
         num_bytes: [N] of the whole buffer.
         ranks: [N] in the group.
         stride: [N] between neighbouring ranks of the group.
-        rings: [N] groups whose members share a host's ports; those that there are, without it.
     """
     inside_most = np.clip(machine.per_host // np.maximum(stride, 1), 1, None)
     local = np.minimum(ranks, inside_most)  # members of the group on one host
     hosts = np.ceil(ranks / local)
     share = np.where(ranks > 1, (ranks - 1) / np.maximum(ranks, 1), 0.0)
     inside = share * num_bytes / (machine.inside_gbps * 1e3)
-    sharing = machine.per_host / local if rings is None else rings
+    sharing = machine.per_host / local  # groups whose members share a host's ports
     through = num_bytes * (hosts - 1) / np.maximum(hosts, 1) * sharing
     outside = np.where(hosts > 1, through / (machine.outside_gbps * 1e3), 0.0)
     latency = machine.inside_us * np.log2(np.maximum(local, 1)) + np.where(

@@ -86,17 +86,17 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
     of_side = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
-    change = _change(of_side, of_side, between, CHANCE)
+    change = _change(of_side, of_side, between)
     if change is not None:
         return change
     by_group = of_side.partition_by("members")
     alone = [group for group in by_group if _since(group, CHANCE / len(by_group)) is not None]
-    return _change(of_side, pl.concat(alone), between, CHANCE) if alone else None
+    return _change(of_side, pl.concat(alone), between) if alone else None
 
 
-def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
+def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool) -> LevelShift | None:
     """The change that some of the transfers of a side show, None where they show none."""
-    since = _since(tested, chance)
+    since = _since(tested, CHANCE)
     if since is None:
         return None
     among = pl.col("members").is_in(tested["members"].unique().to_list())

@@ -70,7 +70,7 @@ class LearnedTrees:
     bands: Bands
 
 
-def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
+def learn(table: DeviceTable) -> LearnedTrees:
     """Fit formula and trees to a table, and measure both on shapes that are kept out.
 
     Raises:
@@ -81,7 +81,7 @@ def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     if inside.size > MAX_ROWS:
         inside = np.sort(np.random.default_rng(0).choice(inside, MAX_ROWS, replace=False))
     fitted_to = table.rows(inside)
-    numbers = fit([fitted_to.sample()], start)
+    numbers = fit([fitted_to.sample()], ASSUMED)
     gpu = GPUS[table.device]
     predicted = formula_us(numbers.numbers, sizes_of(fitted_to.operations), gpu, table.dtype)
     columns = features(fitted_to.operations, gpu, predicted)
@@ -173,12 +173,12 @@ def _log2(values: Floats) -> Floats:
     return np.log2(np.maximum(values, 1.0))
 
 
-def kept_out(table: DeviceTable, part: int = 0, parts: int = KEPT_OUT) -> Bools:
+def kept_out(table: DeviceTable, part: int = 0) -> Bools:
     """[N] the operations of one part of a table's shapes; operations of one group are in one part."""
     group = table.shapes.select(pl.struct(GROUPS[table.kind]).rank("dense").cast(pl.Int64) - 1).to_series()
     number = group.to_numpy()
     turn = np.random.default_rng(7).permutation(int(number.max(initial=0)) + 1)
-    chosen: Bools = turn[number] % parts == part
+    chosen: Bools = turn[number] % KEPT_OUT == part
     return chosen
 
 

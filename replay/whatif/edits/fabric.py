@@ -454,20 +454,20 @@ class OtherJobs(FabricEdit):
     def apply(self, graph: Graph) -> Graph:
         if not self.run:
             return super().apply(graph)
-        return self._beside_run(graph, self._phases(graph)[PHASES // 2], 0.5, 0.5)
+        return self._beside_run(graph, self._phases(graph)[PHASES // 2], 0.5)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         if not self.run:
             return super().bounds(graph)
         phases = self._phases(graph)
         ends = ((phases[0], TAIL), (phases[-1], 1 - TAIL))
-        return tuple(self._beside_run(graph, phase, 0.5, share) for phase, share in ends)
+        return tuple(self._beside_run(graph, phase, share) for phase, share in ends)
 
     def _phases(self, graph: Graph) -> tuple[float, ...]:
         """Parts of a step that the other run may be behind, in the order of how slow they make this one."""
 
         def slowness(phase: float) -> int:
-            changed = self._beside_run(graph, phase, 0.5, 0.5)
+            changed = self._beside_run(graph, phase, 0.5)
             timeline = replay(changed)
             return int(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum())
 
@@ -476,11 +476,12 @@ class OtherJobs(FabricEdit):
 
         return once(graph, ("phases", self.run, self.then), _columns(graph), compute)
 
-    def _beside_run(self, graph: Graph, phase: float, before: float, after: float) -> Graph:
+    def _beside_run(self, graph: Graph, phase: float, share: float) -> Graph:
         """The job beside the recorded one.
 
         Args:
             phase: how much later than this job's first communication the other one's is, of its step.
+            share: of the seeds that do better, of the paths of both jobs.
         """
         placement, gbps = placed(graph), placed(graph).fabric.gbps
         other, loads = self._other(graph)
@@ -491,8 +492,8 @@ class OtherJobs(FabricEdit):
             graph,
             placement.communications,
             best,
-            Cables(quantile(placement.now, before), gbps) if placement.path_entries else best,
-            Cables(quantile(loads, after), gbps),
+            Cables(quantile(placement.now, 0.5), gbps) if placement.path_entries else best,
+            Cables(quantile(loads, share), gbps),
             background(other, window, recorded(graph, placement.communications), phase),
         )
 
