@@ -28,7 +28,7 @@ def refuse_undecodable(folder: Path) -> None:
     Raises:
         InputError: it is not.
     """
-    if not is_utf8(str(folder.resolve())):
+    if not is_utf8(os.path.realpath(folder)):
         raise InputError(f"{folder}: the path is not UTF-8, as that of a run has to be; rename what is not")
 
 

@@ -30,6 +30,7 @@ from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, ske
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import (
     COLUMNS,
+    are_stepped,
     asked_after,
     by_place,
     coded,
@@ -80,6 +81,7 @@ class MatchedRank:
 
     Attributes:
         windows: deep windows that it has spans of.
+        stepped: as of `are_stepped`.
         alignment: its clock.
         moved: its rows of `MatchedRun.moved`.
         parts: files of the run that hold its rows, by table.
@@ -87,6 +89,7 @@ class MatchedRank:
 
     rank: int
     windows: tuple[int, ...]
+    stepped: bool
     alignment: Alignment
     moved: pl.DataFrame
     parts: Mapping[str, tuple[Path, ...]]
@@ -98,6 +101,7 @@ class MatchedRun:
 
     Attributes:
         windows: of each rank, those that it has spans of.
+        stepped: as of `are_stepped`.
         matching: collectives and their instances.
         alignment: the clocks.
         moved: collectives on the aligned clock, with what each member waited for and moved, by rank.
@@ -107,6 +111,7 @@ class MatchedRun:
     """
 
     windows: Mapping[int, tuple[int, ...]]
+    stepped: bool
     matching: Matching
     alignment: Alignment
     moved: pl.DataFrame
@@ -124,9 +129,8 @@ class MatchedRun:
         windows, clocks = self.windows[rank], self.alignment.clocks
         of_rank = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
         low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
-        return MatchedRank(
-            rank, windows, Alignment(of_rank), self.moved.slice(low, high - low), self.parts.get(rank, {})
-        )
+        moved, parts = self.moved.slice(low, high - low), self.parts.get(rank, {})
+        return MatchedRank(rank, windows, self.stepped, Alignment(of_rank), moved, parts)
 
 
 def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
@@ -155,10 +159,9 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     windows: dict[int, tuple[int, ...]] = {}
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
-    moved = moved.sort("rank", maintain_order=True)
-    return MatchedRun(
-        windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows)
-    )
+    stepped = are_stepped(run.table(STEPS, ["rank"]), windows)
+    moved, parts = moved.sort("rank", maintain_order=True), parts_of(run, windows)
+    return MatchedRun(windows, stepped, matching, alignment, moved, messages, places_of(workers), parts)
 
 
 def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -262,11 +265,10 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
     spans_of, moved_of, syncs_of, steps_of = map(by_place, (spans, matched.moved, syncs, steps))
     by_code = Names(names)
     views, parts = [], []
-    stepped = run.num_rows(STEPS) > 0
     for window in matched.windows:
         place = (matched.rank, window)
         own_steps = steps_in(steps_of, *place)
-        view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, stepped)
+        view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, matched.stepped)
         views.append(view)
         parts.append(build_rank_graph(view, syncs_of(*place), needs(*place), by_code, None))
     bare = _put_together(parts, views, matched.moved, (*names.to_list(), "(no span)", "(rendezvous)"))

@@ -439,10 +439,11 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         `[rank, window, step, start_ns, end_ns]`.
     """
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
+    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     lasting = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
+    lasting = lasting.join(windows, on="rank", how="semi")
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
-    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     whole = (windows.clear() if lasting.height else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")

@@ -9,7 +9,7 @@ what had to be taken from the trace is marked as anchored.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(by_place, (spans, moved, steps, syncs, needs))
     done()
     views: list[RankView] = []
-    stepped = steps.height > 0
+    stepped = are_stepped(steps, (rank for rank, _ in places))
     for rank, window in places:
         of_place = (spans_of(rank, window), moved_of(rank, window), steps_in(steps_of, rank, window))
         views.append(make_rank_view(rank, window, *of_place, stepped))
@@ -155,6 +155,16 @@ def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     code = spans["name"].cast(pl.Enum(names)).to_physical()
     marks = names.str.contains(STEP_MARKS).gather(code)
     return spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks), names
+
+
+def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
+    """Whether a step is known of some rank; else each window is taken as one.
+
+    Args:
+        steps: with `rank`.
+        ranks: that have spans.
+    """
+    return bool(steps["rank"].is_in(list(ranks)).any())
 
 
 def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:

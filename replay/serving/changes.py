@@ -51,6 +51,9 @@ from dpro.replay.whatif.predict import apply_all
 
 MIN_ITERATIONS = 2  # iterations of a kind
 
+# Tokens of all requests together, or times those recorded: some microseconds each.
+MAX_TOKENS, MAX_TIMES_TOKENS = 10_000_000, 4
+
 
 class ChangedIterations(NamedTuple):
     """How many times as long iterations take.
@@ -211,6 +214,13 @@ def _arrivals(server: Server, values: Values) -> Server:
 
 def _longer(column: str) -> Callable[[Server, Values], Server]:
     def apply(server: Server, values: Values) -> Server:
+        recorded = float(server.requests[column].sum())
+        total = recorded * values["length"]
+        if total > max(MAX_TOKENS, MAX_TIMES_TOKENS * recorded):  # each takes its part of an iteration
+            raise Unanswerable(
+                f"{total:,.0f} tokens are more than are replayed: at most {MAX_TOKENS:,}, or "
+                f"{MAX_TIMES_TOKENS} times those recorded"
+            )
         longer = (pl.col(column) * values["length"]).round().clip(1).cast(pl.Int64)
         return replace(server, requests=server.requests.with_columns(longer.alias(column)))
 

@@ -354,7 +354,14 @@ def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(rep
     shutil.copytree(repository / "sample_traces" / "healthy", run)
     command = [sys.executable, "-m", "dpro", "dashboard", str(run), "--no-browser"]
     environment = os.environ | {"TMPDIR": str(files)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+
+    def heard() -> None:
+        """Not ignored, as where `nohup` runs the tests."""
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heard
+    ) as process:
         line = process.stdout.readline()
         address = re.match(r"(http://127\.0\.0\.1:\d+/)\?token=\S{32}", line)
         assert address, line

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dpro.errors import InputError
-from dpro.folders import is_locked, lock, locked, made_whole, written_whole
+from dpro.folders import is_locked, lock, locked, made_whole, refuse_undecodable, written_whole
 
 
 def test_file_gets_its_name_when_it_is_whole(tmp_path):
@@ -93,3 +93,10 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
             pass
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_a_loop_of_links_is_a_path_like_another(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    refuse_undecodable(tmp_path / "loop" / "run")
+    with pytest.raises(InputError, match="not UTF-8"):
+        refuse_undecodable(tmp_path / "loop" / "run\udcff")

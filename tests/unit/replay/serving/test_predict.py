@@ -130,6 +130,16 @@ def test_requests_come_closer_together_and_are_longer_by_their_factors() -> None
     assert changed(server, "outputs:length=0.5").requests["output_tokens"].to_list() == [1, 1, 4]
 
 
+def test_more_tokens_than_can_be_replayed_are_refused_but_for_few_times_those_recorded(monkeypatch):
+    server = one(10, 2)
+    with pytest.raises(Unanswerable, match="20,000,000 tokens are more than are replayed"):
+        changed(server, "outputs:length=10000000")
+    monkeypatch.setattr("dpro.replay.serving.changes.MAX_TOKENS", 1)
+    assert changed(server, "prompts:length=4").requests["prompt_tokens"].to_list() == [40]
+    with pytest.raises(Unanswerable):
+        changed(server, "prompts:length=5")
+
+
 def test_faster_parts_take_less_and_chunks_take_their_turn() -> None:
     cost = IterationCost(1.0, 4.0, 2.0, power=99.0)
     server = replace(one(10, 2), cost=cost)

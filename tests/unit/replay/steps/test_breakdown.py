@@ -357,3 +357,11 @@ def test_a_rank_whose_peers_left_no_record_does_not_know_its_waiting():
 
 def test_a_run_without_collectives_has_an_empty_table_of_them():
     assert collective_totals(COLLECTIVES.empty(), SPANS.empty(), WORKERS.empty()).height == 0
+
+
+def test_a_rank_without_steps_is_left_out_where_others_have_some_and_each_window_is_one_where_none_has():
+    spans = [_op(1, 0, 100), _op(2, 0, 100, rank=1)]
+    of_both = _split(spans, [], [_step(4, 0, 80)])
+    assert of_both.select("rank", "step", "duration_ns").rows() == [(0, 4, 80)]
+    of_none = _split(spans, [], [_step(4, 0, 80, rank=2)])  # which has no spans
+    assert of_none.select("rank", "step", "duration_ns").rows() == [(0, -1, 100), (1, -1, 100)]
