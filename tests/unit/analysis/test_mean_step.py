@@ -121,3 +121,10 @@ def test_that_part_is_not_shown_where_all_is_split(split):
 def test_no_steps_have_no_mean(split):
     assert mean_steps(split.clear()).is_empty()
     assert mean_steps(split.clear(), "rank").is_empty()
+
+
+def test_a_step_begins_where_the_one_before_it_ends(tmp_path):
+    extents = Analysis(cpu_job(num_steps=4).write(tmp_path / "run")).step_extents
+    ends = extents["end_ms"].to_list()
+    assert extents["begin_ms"].to_list() == [0.0, *ends[:-1]]
+    assert ends == sorted(ends)

@@ -66,6 +66,15 @@ def test_several_changes_are_found_in_order():
     assert abs(second - 600) <= 2
 
 
+def test_a_change_before_a_larger_one_is_found_too():
+    values = normal(0.02)(np.random.default_rng(0), 900)
+    values[200:] *= 1.1
+    values[600:] *= 1.5
+    first, second = change_points(values, MIN_CHANGE)
+    assert abs(first - 200) <= 2
+    assert abs(second - 600) <= 2
+
+
 def test_a_change_is_found_by_chance_no_more_often_than_asked_for():
     found = [
         change_points(normal(0.05)(np.random.default_rng(seed), 300), least=0.0, chance=0.05)

@@ -98,5 +98,12 @@ def test_interfaces_in_use_are_those_with_a_route_and_hardware_that_is_up(tmp_pa
     assert "rate_gbps" not in ports["bond0"]
 
 
+def test_an_interface_with_a_route_of_ipv6_alone_is_in_use(tmp_path):
+    route = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} 00000400 00000001 00000000 00000001     bond6"
+    proc = tree(tmp_path / "proc6", {"net/ipv6_route": route})
+    sys = tree(tmp_path / "sys", interface("bond6", tx_bytes=1) | interface("bond4", tx_bytes=1))
+    assert [port.device for port in find_ports(sys, proc)] == ["bond6"]
+
+
 def test_a_node_without_any_of_it_has_no_ports(tmp_path):
     assert find_ports(tmp_path / "sys", tmp_path / "proc") == []

@@ -46,6 +46,11 @@ def test_requests_that_take_more_iterations_than_are_simulated_are_refused(row) 
         serve(requests(row), Engine(), SECOND)
 
 
+def test_without_requests_there_is_no_iteration() -> None:
+    served = serve(requests(), Engine(), SECOND)
+    assert (served.requests.height, served.iterations.height, served.evictions) == (0, 0, 0)
+
+
 def test_replicas_without_requests_take_no_time() -> None:
     assert moments(serve(requests((0, 10, 3)), Engine(replicas=10**9), SECOND).requests) == [(0, 1, 3)]
 
