@@ -243,7 +243,7 @@ def shown_on_a_terminal(rows: int, *arguments: str) -> list[str]:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         os.execve(
             sys.executable, [sys.executable, "-m", "dpro", *arguments],
-            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/"},
+            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/", "LINES": str(rows)},
         )  # fmt: skip
     text = b""
     with suppress(OSError):  # the other end is closed
@@ -254,7 +254,7 @@ def shown_on_a_terminal(rows: int, *arguments: str) -> list[str]:
     return text.decode().splitlines()
 
 
-def test_what_is_longer_than_the_terminal_goes_through_the_pager(capfd):
+def test_what_is_longer_than_the_terminal_goes_through_the_pager():
     plain = shown_on_a_terminal(200, "recipe", "slurm")
     assert len(plain) > 5
     assert not any(line.startswith(":") for line in plain)

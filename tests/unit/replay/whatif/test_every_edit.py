@@ -349,8 +349,9 @@ def test_what_is_kept_of_a_graph_changes_no_edit_of_it_and_of_what_edits_made_of
 @pytest.mark.parametrize("edit", EDITS)
 def test_every_edit_declares_candidates_a_bound_and_its_effort(edit):
     assert kind_named(edit).effort in EFFORTS
-    assert not getattr(kind_named(edit).bound, "__isabstractmethod__", False)
-    assert {"candidates", "effort"} <= vars(kind_named(edit)).keys()
+    assert "effort" in vars(kind_named(edit))
+    for method in (kind_named(edit).bound, kind_named(edit).candidates):
+        assert not getattr(method, "__isabstractmethod__", False)
 
 
 def test_every_edit_has_a_candidate_on_some_job(job):
