@@ -90,7 +90,7 @@
   };
 
   // A later copy of a run that is being recorded: load it again, and keep the view.
-  T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.names.clear(); T.poll(); } };
+  T.reload = () => { if (T.root) { Object.assign(T, { wantsReplay: false, info: null, data: null }); T.names.clear(); T.poll(); } };
 
   // ---- rows -------------------------------------------------------------------------------------------
 
@@ -133,31 +133,33 @@
       ({ side: rank.side, rank: rank.rank, row: low + n })));
   }
 
+  // A row is there once its place is final: whatever unfolds above it has been read, and what is folded is decided
+  // by the number of ranks to come and the lanes of the first.
   T.arrange = () => {
     if (!T.info) return;
-    const { ranks, path } = ordered();
+    const { ranks, path } = ordered(), { replay, spans } = T.info;
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
     const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
-    const total = ranks.reduce((sum, each) => sum + each.lanes.reduce((rows, lane) => rows + lane[3] - lane[2], 0), 0);
-    const lanesOpen = total <= MANY_ROWS;
+    const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
     const rows = [];
     let y = 0, group = null;
     const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
-    if (path) {
-      const from = Array.from({ length: path.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
+    if (path || (spans && replay.automatic && replay.state !== "refused")) {
+      const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
       add({ type: "lane", label: "critical path", height: ROW, from, key: null });
     }
     for (const rank of ranks) {
+      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
+      const open = unfolded(key, ranksOpen);
+      if (open && !(rank.lanes && ranks[0].lanes)) break;
       if (axis && rank.place[axis] !== group) {
         group = rank.place[axis];
         add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
       }
-      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
-      const open = unfolded(key, ranksOpen);
-      const note = T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
+      const note = !rank.lanes ? "reading" : T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
       const side = rank.side === "r" ? " (replayed)" : "";
       const words = `rank ${rank.rank}${side}`;
-      add({ type: "rank", label: words, note, height: HEAD, from: open ? [] : summary(rank), key, open, rank: rank.rank });
+      add({ type: "rank", label: words, note, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, rank: rank.rank });
       if (!open) continue;
       rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
@@ -176,8 +178,12 @@
     T.height = y;
     T.place = new Map();
     for (const row of rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
+    if (T.data) placed(T.data.ask);
     T.resized();
   };
+
+  // Where the rows of an answer are drawn now, whatever has been read or folded since it was asked for.
+  const placed = (ask) => { ask.from = ask.sources.map(({ side, rank, row }) => T.place.get(`${side}${rank}.${row}`)); };
 
   // The row in which a span is drawn, or the one that stands for it while that is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
@@ -295,11 +301,11 @@
     const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
     const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
     const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
-    const from = [], rows = [];
+    const sources = [], rows = [];
     for (const row of seen) {
       for (const each of row.from) {
-        if (from.length >= 400) break;
-        from.push(row);
+        if (sources.length >= 400) break;
+        sources.push(each);
         const last = rows[rows.length - 1];
         if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
         else rows.push({ side: each.side, rank: each.rank, low: each.row, high: each.row + 1 });
@@ -308,30 +314,32 @@
     const text = rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
     return {
       begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),
-      px: Math.round(width * (1 + 2 * AHEAD)), rows: text, from, find: T.link.find || "",
-      lanes: T.info.ranks.length, replay: T.info.replay.state,
+      px: Math.round(width * (1 + 2 * AHEAD)), rows: text, sources, find: T.link.find || "",
+      replay: T.info.replay.state,
     };
   }
 
-  const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "lanes", "replay"].every((key) => a[key] === b[key]);
+  const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "replay"].every((key) => a[key] === b[key]);
 
   async function fetchNext() {
     const want = next, root = T.root;
     next = null;
     if (!want || !root) return;
-    if (same(want, T.data && T.data.ask)) { T.data.ask.from = want.from; drawnAsItIs(); return; }
-    if (!want.rows) { T.data = null; T.paint(); return; }
+    if (same(want, T.data && T.data.ask)) { drawnAsItIs(); return; }
+    if (!want.rows) { T.data = null; T.paint(); drawnAsItIs(); return; }
     inFlight = true;
     try {
       const { begin, end, px, rows, find } = want;
-      const run = T.link.run;
+      const run = T.link.run, version = T.version;
       const answer = await ask("view", { begin, end, px, rows, find });
-      if (root !== T.root || run !== T.link.run) return;
+      const content = answer.ok ? await answer.arrayBuffer() : await answer.json();
+      if (root !== T.root || run !== T.link.run || version !== T.version || !T.info) return;
       if (answer.ok) {
-        T.data = T.unpack(await answer.arrayBuffer(), want);
+        placed(want);
+        T.data = T.unpack(content, want);
         T.paint();
         if (!next) drawnAsItIs();
-      } else T.say((await answer.json()).error || "not drawn");
+      } else T.say(content.error || "not drawn");
     } catch (error) {
       T.say("the dashboard does not answer: is it still running?");
     } finally {

@@ -160,6 +160,7 @@
     let style = null;
     for (const at of data.order) {
       const row = data.ask.from[data.row[at]];
+      if (!row) continue;
       const y = row.y - top;
       if (y + row.height < AXIS || y > height) continue;
       const from = shift + data.x[at] * scale, full = data.width[at] * scale;
@@ -357,7 +358,7 @@
     let found = -1, nearest = 5;
     for (let place = data.order.length - 1; place >= 0; place--) {
       const each = data.order[place], row = data.ask.from[data.row[each]];
-      if (data.layer[each] !== SPAN || at < row.y || at >= row.y + row.height) continue;
+      if (data.layer[each] !== SPAN || !row || at < row.y || at >= row.y + row.height) continue;
       const from = shift + data.x[each] * scale, stop = from + data.width[each] * scale;
       const away = Math.max(from - x, x - stop, 0);
       if (away < nearest) [found, nearest] = [each, away];

@@ -147,7 +147,7 @@
 
   T.status = () => {
     const { complete, failed, spans, expected, ranks, replay } = T.info;
-    const read = ranks.filter((each) => each.side === "m").length;
+    const read = ranks.filter((each) => each.side === "m" && each.lanes).length;
     const parts = [];
     if (failed) parts.push(failed);
     else if (!complete) parts.push(`reading: ${read} of ${expected} ranks`);
@@ -251,12 +251,7 @@
   }
 
   // Whose a segment is.
-  T.source = (at) => {
-    const data = T.data, row = data.ask.from[data.row[at]];
-    let before = data.row[at] - 1;
-    while (before >= 0 && data.ask.from[before] === row) before--;
-    return row.from[data.row[at] - before - 1];
-  };
+  T.source = (at) => T.data.ask.sources[T.data.row[at]];
 
   let hovering = null, asked = 0;
   function hover(event) {

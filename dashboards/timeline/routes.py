@@ -81,13 +81,16 @@ def parse_viewport(query: Mapping[str, str]) -> Viewport:
 
 
 def lane_info(loaded: Loaded) -> dict[str, Any]:
-    """Return all lanes that have been read so far, the clock, and the steps."""
+    """Return all ranks with the lanes of those that have been read so far, the clock, and the steps."""
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
-    sides = [(MEASURED, dict(measured.ranks))]
+    read = dict(measured.ranks)
+    sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
+        (MEASURED, read if complete else {rank: read.get(rank) for rank in of.parts})
+    ]
     if later.value is not None:
         sides += [(REPLAYED, {PATH: later.value.path, **later.value.ranks})]
     return {
@@ -107,7 +110,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
                 "rank": rank,
                 "late": of.lateness_ms.get(rank),
                 "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
-                "lanes": [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
+                "lanes": lanes and [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
             for side, ranks in sides
             for rank, lanes in sorted(ranks.items())

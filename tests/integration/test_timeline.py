@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import re
+from threading import Semaphore
 
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
 from dpro.cli.dashboard import load
+from dpro.dashboards.timeline.measured import MeasuredLanes
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
 
 DRAWN = """
 const t = window.dproTimeline;
 return t && t.root && t.info && t.info.complete && t.data && !t.since && t.data.size;
+"""
+# Where each rank is drawn, and bars of a rank in another's rows, frame by frame.
+RECORDED = """
+const t = dproTimeline;
+window.recorded = { places: {}, misplaced: 0 };
+const frame = () => {
+  for (const row of t.rows.filter((row) => row.type === 'rank')) {
+    (recorded.places[row.label] ||= new Set()).add(row.y);
+  }
+  if (t.data) t.data.ask.from.forEach((row, n) => {
+    if (row && !(t.rows.includes(row) && row.rank === t.data.ask.sources[n].rank)) recorded.misplaced++;
+  });
+  requestAnimationFrame(frame);
+};
+frame();
 """
 PATH = "return dproTimeline.info.replay.state === 'ready'"
 # Where the middle of the first bar of a name is drawn, relative to the frame.
@@ -89,6 +106,29 @@ def test_the_measured_lanes_are_drawn_and_a_link_reproduces_what_is_seen(browser
     assert _view(browser) == pytest.approx(closer, abs=2)
     browser.back()
     assert complaints(browser) == []
+
+
+def test_a_row_is_drawn_once_its_place_is_final(browser, tmp_path, monkeypatch):
+    read, gate = MeasuredLanes._lanes, Semaphore(0)
+    monkeypatch.setattr(MeasuredLanes, "_lanes", lambda *args: gate.acquire() and read(*args))
+    with served(load(gpu_job(num_ranks=3).write(tmp_path))) as address:
+        browser.get(f"{address}?view=timeline&order=late")  # rank 1 is above rank 0, which is read first
+        wait(browser, "return window.dproTimeline && dproTimeline.info")
+        browser.execute_script(RECORDED)
+        for number, drawn in enumerate([[], ["rank 1", "rank 0"], ["rank 1", "rank 0", "rank 2"]], start=1):
+            gate.release()
+            have = "dproTimeline.info.ranks.filter((each) => each.side === 'm' && each.lanes).length"
+            wait(browser, f"return {have} === {number}")
+            wait(browser, "return !dproTimeline.since")
+            rows = "dproTimeline.rows.filter((row) => row.type === 'rank')"
+            assert browser.execute_script(f"return {rows}.map((row) => row.label)") == drawn
+        wait(browser, PATH)
+        wait(browser, DRAWN)
+        recorded = browser.execute_script(
+            "return [Object.values(recorded.places).map((places) => places.size), recorded.misplaced]"
+        )
+        assert recorded == [[1, 1, 1], 0]
+        browser.get("about:blank")  # before the server is gone
 
 
 @pytest.mark.slow

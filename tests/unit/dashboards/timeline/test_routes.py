@@ -67,6 +67,14 @@ def test_lanes_are_there_without_a_graph(loaded, client):
     assert info["ranks"][1]["late"] > info["ranks"][0]["late"]  # rank 1 comes last
 
 
+def test_ranks_that_are_not_read_yet_are_named_without_lanes(tmp_path):
+    loading = load(gpu_job().write(tmp_path))
+    loading.measured.ranks[1] = loading.measured._lanes(loading.measured.clocks, 1)
+    ranks = lane_info(loading)["ranks"]
+    assert [(each["rank"], bool(each["lanes"])) for each in ranks] == [(0, False), (1, True)]
+    assert ranks[0]["late"] is not None
+
+
 def test_a_viewport_has_every_span_where_there_is_room(loaded, client):
     info = _ask(client, "lanes").json
     seen = _view(client, begin=0, end=info["end"], px=8000, rows=_all_rows(info))
