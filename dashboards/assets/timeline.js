@@ -18,7 +18,8 @@
     names: new Map(),
     link: {},
     span: null,  // what is known of the chosen span
-    range: null, ruler: false,
+    range: null, ruler: false,  // the marked area: times a and b, ns; rows as in requests, null for all
+    totals: null,  // of the marked area
     waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
   };
 
@@ -58,7 +59,7 @@
   // Nothing is known of the run yet.
   T.forget = () => {
     Object.assign(T, {
-      info: null, rows: [], view: null, data: null, span: null, range: null, chosen: undefined, counted: undefined,
+      info: null, rows: [], view: null, data: null, span: null, range: null, totals: null, chosen: undefined, counted: undefined,
       wantsReplay: false, jumped: false,
     });
     T.names.clear();
@@ -82,6 +83,7 @@
     if (info.complete && info.replay.state === "idle" && info.replay.automatic && info.spans) T.wantsReplay = true;
     const readied = before && before.replay.state !== "ready" && info.replay.state === "ready";
     if (readied && T.span) T.choose(T.span.key, true);
+    if (info.complete && !before?.complete) T.total();
     if (info.complete && !info.spans) T.say("The run holds no spans.");
     if (!info.complete || info.replay.state === "working") T.polling = setTimeout(T.poll, info.complete ? 700 : 200);
     else if (T.wantsReplay && info.replay.state === "idle") T.polling = setTimeout(T.poll, 50);
@@ -146,7 +148,7 @@
     const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
     if (path || (spans && replay.automatic && replay.state !== "refused")) {
       const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
-      add({ type: "lane", label: "critical path", height: ROW, from, key: null });
+      add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
     for (const rank of ranks) {
       const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
@@ -225,7 +227,8 @@
     }
     if (!T.root || !T.info) return;
     const same = ["ranks", "order", "show", "open"].every((key) => before[key] === link[key]);
-    if (!same) T.arrange();
+    if (!same) { T.arrange(); T.total(); }
+    if ((before.area || "") !== (link.area || "") || (link.area && !T.range)) T.marked(link.area);
     const time = (link.time || "").split("~").map((ms) => Number(ms) * 1e6);
     if (link.time && time[1] > time[0]) {
       const moved = !T.view || Math.abs(time[0] - T.view.begin) > 2 || Math.abs(time[1] - T.view.end) > 2;
@@ -301,22 +304,23 @@
     const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
     const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
     const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
-    const sources = [], rows = [];
-    for (const row of seen) {
-      for (const each of row.from) {
-        if (sources.length >= 400) break;
-        sources.push(each);
-        const last = rows[rows.length - 1];
-        if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
-        else rows.push({ side: each.side, rank: each.rank, low: each.row, high: each.row + 1 });
-      }
-    }
-    const text = rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
+    const sources = seen.flatMap((row) => row.from).slice(0, 400), rows = asked(sources);
     return {
       begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),
-      px: Math.round(width * (1 + 2 * AHEAD)), rows: text, sources, find: T.link.find || "",
+      px: Math.round(width * (1 + 2 * AHEAD)), rows, sources, find: T.link.find || "",
       replay: T.info.replay.state,
     };
+  }
+
+  // Rows as requests name them: side, rank, and which of its rows.
+  function asked(sources) {
+    const rows = [];
+    for (const each of sources) {
+      const last = rows[rows.length - 1];
+      if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
+      else rows.push({ ...each, low: each.row, high: each.row + 1 });
+    }
+    return rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
   }
 
   const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "replay"].every((key) => a[key] === b[key]);
@@ -374,6 +378,50 @@
     for (const [code, name] of Object.entries(head.names)) T.names.set(Number(code), name);
     T.sort(data);
     return data;
+  };
+
+  // ---- a marked area ------------------------------------------------------------------------------------
+
+  // The rows between two heights, as requests name them.
+  T.rowsBetween = (a, b) => {
+    const rows = T.rows.filter((row) => row.y < Math.max(a, b) && row.y + row.height > Math.min(a, b));
+    const all = rows.flatMap((row) => row.from), measured = all.filter((each) => each.side === "m");
+    return asked(measured.length ? measured : all);  // the path and the replay are the same work once more
+  };
+
+  // Mark an area; the link and the panel follow once it has both ends.
+  T.mark = (range) => {
+    T.range = range;
+    const ends = range && range.b !== null ? [range.a, range.b].sort((a, b) => a - b).map((ns) => (ns / 1e6).toFixed(6)) : null;
+    const area = ends ? [...ends, ...(range.rows ? [range.rows] : [])].join("~") : "";
+    if (ends || T.link.area) {
+      T.link.area = area;
+      T.go({ area, span: ends ? null : T.link.span });
+      if (ends) T.choose(null);
+      T.total();
+    }
+    T.paint();
+  };
+
+  // The link names an area.
+  T.marked = (area) => {
+    const [a, b, rows] = (area || "").split("~");
+    T.range = b > "" ? { a: Number(a) * 1e6, b: Number(b) * 1e6, rows: rows || null } : null;
+    T.total();
+    T.paint();
+  };
+
+  T.total = async () => {
+    const { range } = T, area = T.link.area;
+    T.totals = null;
+    if (range && range.b !== null && T.rows.length) {
+      const [begin, end] = [range.a, range.b].sort((a, b) => a - b).map(Math.round);
+      const rows = range.rows || T.rowsBetween(0, T.height);
+      const found = end > begin && await get("area", { begin, end, rows }).catch(() => null);
+      if (area !== T.link.area) return;
+      T.totals = found && !found.error ? found : null;
+    }
+    T.facts();
   };
 
   // ---- search -------------------------------------------------------------------------------------------

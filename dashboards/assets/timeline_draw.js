@@ -330,8 +330,13 @@
     context.clip();
     context.fillStyle = look.accent;
     if (b !== null) {
+      const [x, width] = [Math.min(...ends), Math.abs(ends[1] - ends[0])], top = T.frame.scrollTop - AXIS;
+      const parts = [...(T.range.rows || "").matchAll(/(.-?\d+)\.(\d+)-(\d+)/g)].map((part) => part.slice(1));
+      const within = (row) => row.from.some((each) => parts.some(([whose, low, high]) =>
+        whose === `${each.side}${each.rank}` && each.row >= low && each.row < high));
       context.globalAlpha = 0.13;
-      context.fillRect(Math.min(...ends), 0, Math.abs(ends[1] - ends[0]), height);
+      context.fillRect(x, 0, width, T.range.rows ? AXIS : height);
+      for (const row of T.rows) if (T.range.rows && within(row)) context.fillRect(x, Math.max(row.y - top, AXIS), width, row.height);
       context.globalAlpha = 1;
     }
     for (const x of ends) context.fillRect(Math.round(x), 0, 1, height);

@@ -169,7 +169,7 @@
     T.rulerButton.classList.toggle("chosen", on);
     T.rulerButton.setAttribute("aria-pressed", String(on));
     T.frame.classList.toggle("ruler", on);
-    if (!on) { T.range = null; T.paint(); }
+    if (!on) T.mark(null);
   };
 
   // ---- pointer ------------------------------------------------------------------------------------------
@@ -216,7 +216,8 @@
       if (!moved && Math.hypot(to.x - from.x, to.y - from.y) < CLICK) return;
       if (!moved) { moved = true; T.frame.setPointerCapture(event.pointerId); }
       if (marks) {
-        T.range = { a: T.timeAt(from.x), b: T.timeAt(Math.max(to.x, T.gutter())) };
+        const heights = [from.y, Math.max(to.y, AXIS)].map((y) => y + T.frame.scrollTop - AXIS);
+        T.range = { a: T.timeAt(from.x), b: T.timeAt(Math.max(to.x, T.gutter())), rows: from.y < AXIS ? null : T.rowsBetween(...heights) };
         T.paint();
       } else {
         const by = (from.x - to.x) / T.width() * (view.end - view.begin);
@@ -228,6 +229,7 @@
       T.frame.removeEventListener("pointermove", move);
       T.frame.removeEventListener("pointerup", up);
       T.frame.removeEventListener("pointercancel", up);
+      if (moved && marks) T.mark(T.range);
       if (moved || last.type === "pointercancel") return;
       if (marks) mark(from); else pick(from);
     };
@@ -239,12 +241,12 @@
   // The first click begins a stretch, the second ends it, the next begins another.
   function mark({ x, y }) {
     const time = snapped(x, y);
-    T.range = T.range && T.range.b === null ? { a: T.range.a, b: time } : { a: time, b: null };
-    T.paint();
+    T.mark(T.range && T.range.b === null ? { a: T.range.a, b: time } : { a: time, b: null });
   }
 
   function pick({ x, y }) {
     const at = T.segmentAt(x, y);
+    if (T.range) T.mark(null);
     if (at < 0) { T.choose(null); T.go({ span: null }); return; }
     const from = T.source(at);
     T.chooseItem(from.side, from.rank, T.data.item[at]);

@@ -1,4 +1,4 @@
-"""The HTTP requests of the timeline's page: lanes, segments of a viewport, matches, facts of a span.
+"""The HTTP requests of the timeline: lanes, segments of a viewport, totals of an area, matches, a span.
 
 In: requests with a viewport in their query. Out: JSON, and for a viewport a header in JSON followed by
 little-endian arrays, so that the browser draws them as they are. Times are ns since the timeline's origin.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, UNKNOWN, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
@@ -35,6 +36,7 @@ from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
 MAX_ROWS, MAX_PIXELS = 400, 8_000
+MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # of an area, and that its answer lists
 MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
@@ -53,7 +55,7 @@ class Viewport(NamedTuple):
     rows: list[tuple[str, int, int]]
 
 
-def parse_viewport(query: Mapping[str, str]) -> Viewport:
+def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
     """Read a viewport: `begin`, `end`, `px`, and `rows` as `m0.3-5;r1.0-2`: side, rank, rows.
 
     Raises:
@@ -65,16 +67,13 @@ def parse_viewport(query: Mapping[str, str]) -> Viewport:
         for part in filter(None, query["rows"].split(";")):
             rank, _, stretch = part[1:].partition(".")
             low, high = stretch.split("-")
-            if not 0 <= int(low) <= int(high) <= int(low) + MAX_ROWS or part[0] not in "mr":
+            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mr":
                 raise ValueError(part)
             rows += [(part[0], int(rank), row) for row in range(int(low), int(high))]
     except (KeyError, ValueError) as error:
         raise UsageError("no such viewport: begin, end and px are numbers, rows as m0.3-5") from error
     if not (
-        0 < end - begin < 1 << 60
-        and abs(begin) < 1 << 60
-        and 0 < pixels <= MAX_PIXELS
-        and len(rows) <= MAX_ROWS
+        0 < end - begin < 1 << 60 and abs(begin) < 1 << 60 and 0 < pixels <= MAX_PIXELS and len(rows) <= most
     ):
         raise UsageError("no such viewport: it is empty, or too large")
     return Viewport(begin, end, pixels, rows)
@@ -203,6 +202,31 @@ def _padded(array: NDArray[Any]) -> bytes:
     return text + b"\0" * (-len(text) % 4)
 
 
+def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
+    """Total what lies in an area: by name and kind, and by lane.
+
+    Args:
+        area: its `pixels` do not matter.
+    """
+    rows: dict[tuple[str, int], list[int]] = {}
+    for side, rank, row in area.rows:
+        rows.setdefault((side, rank), []).append(row)
+    known = [(lanes, of) for key, of in rows.items() if (lanes := _lanes(loaded, *key)) is not None]
+    spans = [
+        spans_within(lanes, [row for row in of if row < lanes.all.first.size - 1], area.begin, area.end)
+        for lanes, of in known
+    ]
+    named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
+    busy = [by_lane(own, lanes) for own, (lanes, _) in zip(spans, known)]
+    return {
+        "begin": area.begin,
+        "end": area.end,
+        "names": [[shortened(name, LONGEST), *rest] for name, *rest in named.head(MAX_NAMES).iter_rows()],
+        "more": max(named.height - MAX_NAMES, 0),
+        "lanes": [list(row) for row in pl.concat(busy).iter_rows()] if busy else [],
+    }
+
+
 def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: str) -> dict[str, Any]:
     """Count the spans that match, and find the next one, or the one before.
 
@@ -305,6 +329,13 @@ def register(server: Flask, runs: Runs) -> None:
                 pattern = request.args.get("find", "")
             content = packed(loaded, seen, pattern)
             return Response(content, mimetype="application/octet-stream")
+
+        return answered(work)
+
+    @server.get("/timeline/area")
+    def area() -> Response:
+        def work(loaded: Loaded) -> Any:
+            return area_info(loaded, parse_viewport({**request.args, "px": "1"}, MAX_AREA_ROWS))
 
         return answered(work)
 

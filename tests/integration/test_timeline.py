@@ -270,6 +270,30 @@ def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
     assert closer[0] < marked["a"] < marked["b"] < closer[1]
 
 
+def test_an_area_of_some_rows_is_totalled_and_kept_in_the_link(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    wait(browser, PATH)  # its row is above those
+    wait(browser, DRAWN)
+    softmax = _bar(browser, "softmax")
+    drag = _at(browser, (softmax[0], softmax[1])).key_down(Keys.SHIFT).click_and_hold()
+    drag.move_by_offset(400, 2).release().key_up(Keys.SHIFT).perform()
+    table = "[...document.querySelectorAll('.totals tbody')].map((each) => each.innerText)"
+    names, lanes = wait(browser, f"const of = {table}; return of.length && of")
+    assert "softmax" in names
+    assert "nccl" not in names.lower()
+    assert [line.split("\t")[0] for line in lanes.splitlines()] == ["rank 0 compute 7"]
+    wait(browser, "return location.search.includes('area=')")
+    panel = browser.execute_script("return document.querySelector('#timeline-facts .panel').offsetHeight")
+    assert panel <= 0.2 * browser.execute_script("return innerHeight") + 1
+    address = browser.current_url
+    browser.get("about:blank")
+    _open(browser, address)
+    assert wait(browser, f"const of = {table}; return of.length && of") == [names, lanes]
+    _keys(browser, Keys.ESCAPE)
+    wait(browser, "return !location.search.includes('area=') && !document.querySelector('.totals')")
+    assert complaints(browser) == []
+
+
 @pytest.mark.slow
 def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
     with served(load(evil_run(tmp_path))) as address:

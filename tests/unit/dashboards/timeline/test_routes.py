@@ -103,6 +103,19 @@ def test_matches_are_a_layer_of_their_own(client):
     assert second["number"] == 2
 
 
+def test_an_area_is_totalled_by_name_and_by_lane(client):
+    info = _ask(client, "lanes").json
+    area = _ask(client, f"area?begin=0&end={info['end']}&rows={_all_rows(info)};m77.0-3").json
+    softmax = next(row for row in area["names"] if row[0] == "softmax")
+    found = _ask(client, "find?find=^softmax$").json
+    assert softmax[1:3] == ["kernel", 6]
+    assert softmax[3] / 1e6 == pytest.approx(found["ms"])
+    assert [row[:2] for row in area["lanes"]][:2] == [[0, "NCCL 20"], [0, "compute 7"]]
+    assert area["more"] == 0
+    assert _ask(client, "area?begin=0&end=9&rows=m77.0-3").json["names"] == []
+    assert _ask(client, "area?begin=9&end=0&rows=m0.0-1").status_code == 400
+
+
 def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded):
     members = loaded.measured.clocks.members.sort("start_ns")
     early = members.filter(pl.col("rank") == 0).row(0, named=True)
