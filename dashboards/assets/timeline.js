@@ -439,13 +439,12 @@
   T.search = async (go) => {
     const find = T.link.find;
     if (!find || !T.info) return;
-    const { rank = -1, item = -1 } = T.span ? T.span.place : {};
-    const found = await get("find", { find, go, rank, item });
+    const { rank = -1, item = -1 } = T.span && T.span.side === "m" ? T.span.place : {};
+    const found = await get("find", { find, go, rank, item, begin: Math.round(T.view.begin) });
     if (found.error) { T.sayFound(found.error, true); return; }
     if (!found.place) { T.sayFound(found.complete ? "no span matches" : "none so far: still reading"); return; }
     T.sayFound(`${found.number.toLocaleString("en")} of ${found.count.toLocaleString("en")} spans`);
-    T.choose(`${found.place.rank}.${found.place.id}`, false, found.place.item);
-    T.show(found.place);
+    T.jump(found.place);
   };
 
   // ---- attach to the page -------------------------------------------------------------------------------

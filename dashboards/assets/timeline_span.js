@@ -39,12 +39,19 @@
     T.show(T.span.place, T.span.side);
   };
 
-  function jump(place) {
+  // Go to a measured span: it is shown at once, and its facts follow.
+  T.jump = (place) => {
+    const key = `${place.rank}.${place.id}`;
+    if (T.range) T.mark(null);
+    if (key !== T.chosen) T.span = { place, side: "m", key, facts: [["name", place.name]], stack: [], arrows: [] };
+    T.show(place);
+    T.facts();
+    T.choose(key, false, place.item);
+  };
+
+  function jumpTo(place) {
     const button = T.make("button", { type: "button", className: "jump", textContent: T.short(place.name), title: place.name });
-    button.onclick = () => {
-      T.choose(`${place.rank}.${place.id}`, false, place.item);
-      T.show(place);
-    };
+    button.onclick = () => T.jump(place);
     return button;
   }
 
@@ -67,7 +74,7 @@
       panel.append(make("p", { className: "stack-of" }, make("b", { textContent: "within " }), names.join(" › ")));
     }
     const arrows = T.span.arrows.map(({ place, out, why }) =>
-      [out ? "to →" : "← from", jump(place), `rank ${place.rank}`, why, T.duration(place.end - place.start)]);
+      [out ? "to →" : "← from", jumpTo(place), `rank ${place.rank}`, why, T.duration(place.end - place.start)]);
     if (arrows.length) panel.append(table("What it waited for, and what waited for it", ["", "span", "where", "why", "takes"], arrows));
   };
 

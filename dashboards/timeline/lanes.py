@@ -77,6 +77,12 @@ class RankLanes:
         """The row of a span."""
         return int(np.searchsorted(self.all.first, item, "right")) - 1
 
+    @property
+    def on_gpu(self) -> NDArray[np.bool_]:
+        """[N] whether each span is on a GPU lane: those come first."""
+        rows = max((lane.rows[1] for lane in self.lanes if lane.gpu), default=0)
+        return np.arange(self.name.size) < self.all.first[rows]
+
     def lane_of(self, row: int) -> int:
         """The lane that a row is of."""
         return next(n for n, lane in enumerate(self.lanes) if lane.rows[0] <= row < lane.rows[1])

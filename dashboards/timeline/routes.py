@@ -227,11 +227,13 @@ def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
     }
 
 
-def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: str) -> dict[str, Any]:
+def found_info(
+    loaded: Loaded, pattern: str, rank: int, item: int, direction: str, begin: int = 0
+) -> dict[str, Any]:
     """Count the spans that match, and find the next one, or the one before.
 
     Args:
-        rank: of the span to go on from, -1 for none.
+        rank: of the span to go on from, -1 for none: then from `begin`, ns.
         direction: `next`, `previous`, or empty: only count.
 
     Raises:
@@ -244,7 +246,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     if direction:
         lanes = ranks.get(rank)
         is_there = lanes is not None and 0 <= item < lanes.name.size
-        start = int(lanes.all.start[item]) if is_there and lanes is not None else -(1 << 62)
+        start = int(lanes.all.start[item]) if is_there and lanes is not None else begin
         place, number = measured.search.next(
             pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
         )
@@ -344,7 +346,8 @@ def register(server: Flask, runs: Runs) -> None:
         def work(loaded: Loaded) -> Any:
             start = int(request.args.get("rank", -1)), int(request.args.get("item", -1))
             try:
-                return found_info(loaded, request.args["find"], *start, request.args.get("go", ""))
+                begin = int(request.args.get("begin", -(1 << 62)))
+                return found_info(loaded, request.args["find"], *start, request.args.get("go", ""), begin)
             except UsageError as error:
                 return {"error": str(error)}
 

@@ -191,6 +191,11 @@ def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
     wait(browser, "return dproTimeline.data.layer.some((layer) => layer === 1)")
     box.send_keys(Keys.ENTER)
     wait(browser, "return document.querySelector('.found').textContent.startsWith('1 of 6')")
+    shown = "const t = dproTimeline, { place } = t.span, row = t.rowOf('m', place.rank, place.row)"
+    shown += (
+        "; return row.label.startsWith('compute') && t.view.begin < place.start && place.end < t.view.end"
+    )
+    assert browser.execute_script(shown)
     browser.find_element("id", "timeline-next").click()
     wait(browser, "return document.querySelector('.found').textContent.startsWith('2 of 6')")
     browser.find_element("id", "timeline-previous").click()
