@@ -165,15 +165,12 @@
       if (!open) continue;
       rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
-        const all = !folds || unfolded(own, lanesOpen && !label.endsWith("ranges"));
-        const depth = all ? high - low : 1;
-        for (let row = 0; row < depth; row++) {
-          add({
-            type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: all,
-            rank: rank.rank, from: [{ side: rank.side, rank: rank.rank, row: low + row }], depth: row,
-            stands: all ? null : [low, high],
-          });
-        }
+        const folded = folds && !unfolded(own, lanesOpen && !label.endsWith("ranges"));
+        const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
+        (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
+          type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
+          rank: rank.rank, from: of, folded,
+        }));
       });
     }
     T.rows = rows;
@@ -187,20 +184,16 @@
   // Where the rows of an answer are drawn now, whatever has been read or folded since it was asked for.
   const placed = (ask) => { ask.from = ask.sources.map(({ side, rank, row }) => T.place.get(`${side}${rank}.${row}`)); };
 
-  // The row in which a span is drawn, or the one that stands for it while that is folded.
+  // The row in which a span is drawn, or that of its rank while this is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
-    || T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
-      && each.stands[0] <= row && row < each.stands[1])
     || T.rows.find((each) => each.type === "rank" && each.key === `${side === "m" ? "" : "r"}${rank}`);
 
-  // Unfold what hides a span.
+  // Unfold what hides a span: its rank, then its lane.
   T.reveal = (side, rank, row) => {
-    const prefix = side === "m" ? "" : "r";
-    const head = T.rows.find((each) => each.type === "rank" && each.key === `${prefix}${rank}`);
-    if (head && !head.open) T.toggle(head.key);
-    const lane = T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
-      && each.stands[0] <= row && row < each.stands[1] && each.from[0].row !== row);
-    if (lane && lane.key) T.toggle(lane.key);
+    for (let times = 0; times < 2; times++) {
+      const hiding = T.rowOf(side, rank, row);
+      if (hiding && hiding.key && !hiding.open) T.toggle(hiding.key);
+    }
   };
 
   // ---- what is seen -------------------------------------------------------------------------------------
@@ -304,7 +297,7 @@
     const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
     const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
     const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
-    const sources = seen.flatMap((row) => row.from).slice(0, 400), rows = asked(sources);
+    const sources = seen.flatMap((row) => row.from).slice(0, 800), rows = asked(sources);
     return {
       begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),
       px: Math.round(width * (1 + 2 * AHEAD)), rows, sources, find: T.link.find || "",

@@ -152,6 +152,12 @@
     context.setLineDash([]);
   }
 
+  // Where in a row the bars of one of its sources are, and how high: a folded lane has a strip for each depth.
+  T.strip = (row, depth) => {
+    const height = row.type === "rank" ? row.height - 5 : ROW - 3, part = height / row.from.length;
+    return row.folded ? [1 + (depth - row.from[0].row) * part, part] : [1, height];
+  };
+
   function bars(context, look) {
     const data = T.data, mode = T.link.colour || "kind", left = T.gutter(), right = T.frame.clientWidth;
     const scale = data.nsPerPixel / (T.view.end - T.view.begin) * T.width(), shift = T.xOf(data.ask.begin);
@@ -165,12 +171,12 @@
       if (y + row.height < AXIS || y > height) continue;
       const from = shift + data.x[at] * scale, full = data.width[at] * scale;
       if (from + full < left || from > right) continue;
-      const layer = data.layer[at], bar = row.type === "rank" ? row.height - 5 : ROW - 3;
+      const layer = data.layer[at], [down, bar] = T.strip(row, T.source(at).row);
       let begin = Math.max(from, left - 4), stop = Math.min(from + full, right + 4);
       if (layer === ON_PATH) {
         context.globalAlpha = 1;
         if (style !== look.ink) context.fillStyle = style = look.ink;
-        context.fillRect(begin, y + bar + 1, Math.max(stop - begin, 1), 2);
+        context.fillRect(begin, y + (row.type === "rank" ? row.height - 4 : ROW - 2), Math.max(stop - begin, 1), 2);
         continue;
       }
       const colour = colourOf(data, at, mode, look);
@@ -181,12 +187,12 @@
         begin = Math.round(begin);
         stop = Math.max(Math.round(stop) - 1, begin + 1);
       }
-      context.fillRect(begin, y + 1, Math.max(stop - begin, one ? 0.6 : 1), bar);
+      context.fillRect(begin, y + down, Math.max(stop - begin, one ? 0.6 : 1), bar);
       if (row.type === "rank") {
         if (!covers.has(y)) covers.set(y, []);
         covers.get(y).push([begin, stop]);
       }
-      if (one && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) {
+      if (one && !row.folded && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) {
         texts.push([at, Math.max(begin, left), stop, y, bar, colour, row.type === "rank" ? covers.get(y).length : 0]);
       }
     }
@@ -278,8 +284,8 @@
   T.boxOf = (side, place) => {
     const row = T.rowOf(side, place.rank, place.row);
     if (!row) return null;
-    const bar = row.type === "rank" ? row.height - 5 : ROW - 3;
-    return { left: T.xOf(place.start), right: T.xOf(place.end), top: row.y - T.frame.scrollTop + AXIS + 1, height: bar };
+    const [down, height] = T.strip(row, place.row);
+    return { left: T.xOf(place.start), right: T.xOf(place.end), top: row.y - T.frame.scrollTop + AXIS + down, height };
   };
 
   function selection(context, look) {
@@ -364,6 +370,8 @@
     for (let place = data.order.length - 1; place >= 0; place--) {
       const each = data.order[place], row = data.ask.from[data.row[each]];
       if (data.layer[each] !== SPAN || !row || at < row.y || at >= row.y + row.height) continue;
+      const [down, height] = T.strip(row, T.source(each).row);
+      if (row.folded && (at < row.y + down || at >= row.y + down + height)) continue;
       const from = shift + data.x[each] * scale, stop = from + data.width[each] * scale;
       const away = Math.max(from - x, x - stop, 0);
       if (away < nearest) [found, nearest] = [each, away];

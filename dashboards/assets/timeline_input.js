@@ -46,7 +46,7 @@
       make("div", { className: "moves" }, button("−", "Zoom out (s)", () => T.zoom(2)), button("+", "Zoom in (w)", () => T.zoom(0.5)),
         button("◂", "Earlier (a)", () => T.pan(-0.3)), button("▸", "Later (d)", () => T.pan(0.3)),
         button("all", "All of the selected steps (0 in the link's words: no time)", () => { T.view = T.home(); T.changed(); T.go({ time: null }); }, "timeline-all"),
-        button("to selection", "Zoom to the marked stretch, or the chosen span (f)", () => T.toSelection(), "timeline-zoom"), T.rulerButton, T.foldButton));
+        button("fit", "Zoom to the marked area, or the chosen span (f)", () => T.toSelection(), "timeline-zoom"), T.rulerButton, T.foldButton));
     T.canvas = make("canvas");
     T.canvas.setAttribute("aria-hidden", "true");
     T.gutterBox = make("div", { className: "timeline-labels" });

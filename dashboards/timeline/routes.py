@@ -35,7 +35,7 @@ from dpro.units import NS_PER_MS, format_bytes, format_duration
 from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
-MAX_ROWS, MAX_PIXELS = 400, 8_000
+MAX_ROWS, MAX_PIXELS = 800, 8_000
 MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # of an area, and that its answer lists
 MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
 _LONGEST = 160  # characters of a name in a bar

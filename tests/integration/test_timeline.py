@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from threading import Semaphore
 
@@ -253,6 +254,15 @@ def test_lanes_fold_and_the_link_keeps_it(browser, sample):
     browser.execute_script(f"{thread}.click()")
     wait(browser, "return location.search.includes('open=0.0')")
     assert browser.execute_script(rows) < before
+    folded = "dproTimeline.rows.find((row) => row.folded && row.key === '0.0')"
+    strips = f"const row = {folded}; return row.from.map((each) => dproTimeline.strip(row, each.row))"
+    tops = browser.execute_script(strips)  # one for each depth, one below the other
+    assert len(tops) > 1
+    assert all(top + height == pytest.approx(below) for (top, height), (below, _) in itertools.pairwise(tops))
+    wait(browser, DRAWN)
+    depths = "return new Set([...dproTimeline.data.row].map((n) => dproTimeline.data.ask.sources[n])"
+    depths += f".filter((each) => {folded}.from.some((of) => of.row === each.row && each.rank === 0))"
+    assert browser.execute_script(f"{depths}.map((each) => each.row)).size") > 1
     _keys(browser, "e")
     assert browser.execute_script("return dproTimeline.rows.filter((row) => row.open).length") == 0
     assert complaints(browser) == []

@@ -216,7 +216,7 @@ def test_a_viewport_is_read_from_its_query():
     view = parse_viewport({"begin": "-5", "end": "10", "px": "7", "rows": "m0.1-3;r-1.0-1"})
     assert view == (-5, 10, 7, [("m", 0, 1), ("m", 0, 2), ("r", -1, 0)])
     with pytest.raises(UsageError):
-        parse_viewport({"begin": "0", "end": "10", "px": "7", "rows": ";".join(["m0.0-400"] * 2)})
+        parse_viewport({"begin": "0", "end": "10", "px": "7", "rows": ";".join(["m0.0-800"] * 2)})
 
 
 def test_rows_of_ranks_that_do_not_exist_are_empty(client):
