@@ -3,7 +3,7 @@
 (() => {
   "use strict";
 
-  const ROW = 17, HEAD = 22, GROUP = 24, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, the axis
+  const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, a counter, the axis
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
   const REST_MS = 800;  // from the last movement to the change of the link, which all of the page follows
   const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
@@ -144,16 +144,24 @@
     const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
     const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
     const rows = [];
-    let y = 0, group = null;
+    let y = 0, group = null, whole = true;
     const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
     if (path || (spans && replay.automatic && replay.state !== "refused")) {
       const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
+    // Counters are below the lanes of their rank, those of hosts below all; folded they are in one row.
+    const count = (of, key) => {
+      const tracks = T.info.counters.flatMap(([rank, label, unit, most], row) => (rank === of
+        ? [{ label, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
+      const open = unfolded(`${key}.c`, lanesOpen);
+      const shown = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
+      shown.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
+    };
     for (const rank of ranks) {
       const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
       const open = unfolded(key, ranksOpen);
-      if (open && !(rank.lanes && ranks[0].lanes)) break;
+      if (open && !(rank.lanes && ranks[0].lanes)) { whole = false; break; }
       if (axis && rank.place[axis] !== group) {
         group = rank.place[axis];
         add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
@@ -161,7 +169,8 @@
       const note = !rank.lanes ? "reading" : T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
       const side = rank.side === "r" ? " (replayed)" : "";
       const words = `rank ${rank.rank}${side}`;
-      add({ type: "rank", label: words, note, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, rank: rank.rank });
+      const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
+      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, rank: rank.rank });
       if (!open) continue;
       rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
@@ -172,7 +181,9 @@
           rank: rank.rank, from: of, folded,
         }));
       });
+      if (rank.side === "m") count(rank.rank, key);
     }
+    if (whole) count(-1, "hosts");
     T.rows = rows;
     T.height = y;
     T.place = new Map();
@@ -361,7 +372,7 @@
   T.unpack = (buffer, ask) => {
     const size = new DataView(buffer).getInt32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
-    const data = { ask, size: head.count, nsPerPixel: (ask.end - ask.begin) / ask.px };
+    const data = { ask, size: head.count, nsPerPixel: (ask.end - ask.begin) / ask.px, counters: head.counters };
     let at = 4 + size;
     for (const [name, type] of head.arrays) {
       const [Kind, bytes] = READ[type];
@@ -378,7 +389,7 @@
   // The rows between two heights, as requests name them.
   T.rowsBetween = (a, b) => {
     const rows = T.rows.filter((row) => row.y < Math.max(a, b) && row.y + row.height > Math.min(a, b));
-    const all = rows.flatMap((row) => row.from), measured = all.filter((each) => each.side === "m");
+    const all = rows.flatMap((row) => row.from), measured = all.filter((each) => each.side !== "r");
     return asked(measured.length ? measured : all);  // the path and the replay are the same work once more
   };
 

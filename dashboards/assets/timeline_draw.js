@@ -117,7 +117,7 @@
     context.rect(T.gutter(), AXIS, width - T.gutter(), height - AXIS);
     context.clip();
     backdrop(context, look, width, height);
-    if (T.data) bars(context, look);
+    if (T.data) { bars(context, look); counters(context, look); }
     if (T.span) selection(context, look);
     context.restore();
     axis(context, look, width);
@@ -210,6 +210,44 @@
       context.fillText(words, begin + 4, y + 1 + bar / 2 + 0.5);
     }
   }
+
+  // A value holds until the next; a row's height is the largest value of the whole run.
+  function counters(context, look) {
+    const top = T.frame.scrollTop - AXIS, { ask, counters: values } = T.data;
+    context.fillStyle = context.strokeStyle = look.accent;
+    context.lineWidth = 1;
+    for (const row of T.rows) {
+      const base = row.y - top + row.height - 2;
+      if (row.type !== "counter" || base < AXIS || row.y - top > T.frame.clientHeight) continue;
+      for (const { row: track } of row.from) {
+        const [times, heights] = values[track] || [[], []], scale = (row.height - 5) / (T.info.counters[track][3] || 1);
+        if (!times.length) continue;
+        const line = new Path2D(), edge = T.xOf(ask.end);
+        times.forEach((time, n) => {
+          const height = base - Math.max(heights[n], 0) * scale;
+          line.lineTo(T.xOf(time), height);
+          line.lineTo(n + 1 < times.length ? T.xOf(times[n + 1]) : edge, height);
+        });
+        context.stroke(line);
+        line.lineTo(edge, base);
+        line.lineTo(T.xOf(times[0]), base);
+        context.globalAlpha = 0.2;
+        context.fill(line);
+        context.globalAlpha = 1;
+      }
+    }
+  }
+
+  // What counters are at a place, as names and values.
+  T.valuesAt = (x, y) => {
+    const at = y + T.frame.scrollTop - AXIS, time = T.timeAt(x);
+    const row = x >= T.gutter() && y >= AXIS && T.data && T.rows.find((each) => each.type === "counter" && each.y <= at && at < each.y + each.height);
+    return (row ? row.from : []).flatMap(({ row: track }) => {
+      const [, label, unit] = T.info.counters[track], [times, values] = T.data.counters[track] || [[], []];
+      const place = times.findLastIndex((each) => each <= time);
+      return place < 0 ? [] : [[label, `${Number(values[place].toPrecision(4))} ${unit}`]];
+    });
+  };
 
   // Where a bar can be seen from its beginning on, below those that were drawn after it.
   function uncovered(begin, stop, later) {

@@ -100,7 +100,7 @@
       box.dataset.key = key;
       box.replaceChildren(...seen.map((row) => {
         const words = row.label;
-        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.note ? `${words}: comes ${row.note} later than the first, on average` : words });
+        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.title || words });
         if (row.key) {
           made.type = "button";
           made.dataset.key = row.key;
@@ -263,7 +263,11 @@
     if (event.buttons || event.target.closest(".label")) { tip(null); return; }
     if (T.ruler && T.range && T.range.b === null) T.paint();
     const mine = asked, at = T.segmentAt(T.pointer.x, T.pointer.y);
-    if (at < 0) { tip(null); return; }
+    if (at < 0) {
+      const values = T.valuesAt(T.pointer.x, T.pointer.y);
+      tip(values.length ? values : null, event);
+      return;
+    }
     const place = { clientX: event.clientX, clientY: event.clientY };
     hovering = setTimeout(async () => {
       const { side, rank } = T.source(at), data = T.data, item = data.item[at], count = data.count[at];

@@ -184,7 +184,8 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
         descending=[True, False, True, True, False, True, False],
     )  # fmt: skip
     main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
-    longest = pl.col("longest").map_elements(lambda name: shortened(name, _LONGEST), return_dtype=pl.String)
+    library = pl.col("longest").str.replace(r"^(\w+):[a-z]\w*$", "$1")  # gloo, of `gloo:broadcast`
+    longest = library.map_elements(lambda name: shortened(name, _LONGEST), return_dtype=pl.String)
     what = (
         pl.when("gpu").then(pl.col("work").fill_null("stream"))
         .when(main).then(pl.lit("main thread"))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
+from dpro.dashboards.timeline.counters import CounterTrack
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, UNKNOWN, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
@@ -47,12 +48,20 @@ _ARRAYS = (
 
 
 class Viewport(NamedTuple):
-    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row."""
+    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row.
+
+    A row of side `c` is a counter, by its number among the tracks.
+    """
 
     begin: int
     end: int
     pixels: int
     rows: list[tuple[str, int, int]]
+
+    @property
+    def counters(self) -> set[int]:
+        """The numbers of the counters among its rows."""
+        return {row for side, _, row in self.rows if side == "c"}
 
 
 def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
@@ -67,7 +76,7 @@ def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
         for part in filter(None, query["rows"].split(";")):
             rank, _, stretch = part[1:].partition(".")
             low, high = stretch.split("-")
-            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mr":
+            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mrc":
                 raise ValueError(part)
             rows += [(part[0], int(rank), row) for row in range(int(low), int(high))]
     except (KeyError, ValueError) as error:
@@ -85,6 +94,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
+    tracks = _tracks(loaded)
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
     read = dict(measured.ranks)
     sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
@@ -98,6 +108,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
+        "counters": [[track.rank, track.label, track.unit, float(track.value.max())] for track in tracks],
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
@@ -117,7 +128,15 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     }
 
 
+def _tracks(loaded: Loaded) -> list[CounterTrack]:
+    with suppress(DproError):  # a damaged table costs no lanes
+        return loaded.counter_tracks
+    return []
+
+
 def _lanes(loaded: Loaded, side: str, rank: int) -> RankLanes | None:
+    if side == "c":
+        return None
     if side == "m":
         return loaded.measured.ranks.get(rank)
     replayed = loaded.replay_lanes.value
@@ -187,7 +206,9 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
         named.update(np.unique(name[(seen >= NAMED_PIXELS) & (visible.count == 1)]).tolist())
     arrays = {name: np.concatenate(parts[name]) for name, _ in _ARRAYS}
     texts = loaded.measured.names.texts
+    counted = [(row, track) for row, track in enumerate(_tracks(loaded)) if row in view.counters]
     header = {
+        "counters": {row: track.drawn(view.begin, view.end, view.pixels) for row, track in counted},
         "count": int(arrays["x"].size),
         "arrays": list(_ARRAYS),
         "names": {code: shortened(texts[code], _LONGEST) for code in sorted(named - {-1})},
@@ -203,7 +224,7 @@ def _padded(array: NDArray[Any]) -> bytes:
 
 
 def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
-    """Total what lies in an area: by name and kind, and by lane.
+    """Total what lies in an area: by name and kind, by lane, and the counters.
 
     Args:
         area: its `pixels` do not matter.
@@ -224,6 +245,11 @@ def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
         "names": [[shortened(name, LONGEST), *rest] for name, *rest in named.head(MAX_NAMES).iter_rows()],
         "more": max(named.height - MAX_NAMES, 0),
         "lanes": [list(row) for row in pl.concat(busy).iter_rows()] if busy else [],
+        "counters": [
+            [track.rank, track.label, track.unit, *found]
+            for row, track in enumerate(_tracks(loaded))
+            if row in area.counters and (found := track.totals(area.begin, area.end))
+        ],
     }
 
 

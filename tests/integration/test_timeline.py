@@ -310,6 +310,33 @@ def test_an_area_of_some_rows_is_totalled_and_kept_in_the_link(browser, job):
 
 
 @pytest.mark.slow
+def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
+    run = gpu_job()
+    for at, watts in [(0, 300.0), (400, 500.0)]:
+        sample = {"host": "a", "device": "", "time_ns": 1000 * at, "value": watts}
+        run.rows["counters"] += [
+            sample | {"rank": 1, "counter": name} for name in ("power_w", "sm_clock_mhz")
+        ]
+    with served(load(run.write(tmp_path))) as address:
+        _open(browser, f"{address}?view=timeline")
+        wait(browser, PATH)
+        wait(browser, DRAWN)
+        counted = "dproTimeline.rows.filter((row) => row.type === 'counter')"
+        rows = browser.execute_script(f"return {counted}.map((row) => [row.label, row.note, row.rank])")
+        assert rows == [["SM clock", "500 MHz", 1], ["power", "500 W", 1]]
+        where = "const t = dproTimeline, row = counted[1], box = t.frame.getBoundingClientRect();"
+        where += "return [box.left + t.xOf(200000), box.top + row.y - t.frame.scrollTop + t.AXIS + 9]"
+        x, y = browser.execute_script(where.replace("counted", counted))
+        _at(browser, (round(x), round(y))).perform()
+        wait(browser, "return document.getElementById('tip').innerText.includes('300 W')")
+        browser.execute_script("document.querySelector('.timeline-labels .label.counter').click()")
+        wait(browser, f"return {counted}.length === 1")
+        wait(browser, "return location.search.includes('open=1.c')")
+        assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone
+
+
+@pytest.mark.slow
 def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
     with served(load(evil_run(tmp_path))) as address:
         _open(browser, f"{address}?view=timeline")

@@ -97,11 +97,11 @@ def test_lanes_are_named_by_what_takes_most_of_their_time_and_addresses_are_coun
         _op("ProfilerStep#1", 100, 101, tid=3), _op("autograd::engine::evaluate_function", 100, 150, tid=4),
         _op("a", 150, 151, tid=4), _op("b", 100, 102, tid=5, forward_thread=3),
         _op("pin_memory", 100, 110, tid=6), _op("poll", 100, 109, tid=7), _op("c", 100, 101, tid=7),
-        until={6: 120},
+        _op("gloo:all_reduce", 100, 101, tid=8), until={6: 120},
     )  # fmt: skip
     assert [lane.label for lane in lanes.lanes] == [
         "compute 7", "NCCL 1", "NCCL 2", "copy 20", "transfer 21",
-        "main thread", "poll thread", "data loader", "autograd", "autograd 2",
+        "main thread", "poll thread", "data loader", "gloo thread", "autograd", "autograd 2",
     ]  # fmt: skip
 
 

@@ -116,6 +116,26 @@ def test_an_area_is_totalled_by_name_and_by_lane(client):
     assert _ask(client, "area?begin=9&end=0&rows=m0.0-1").status_code == 400
 
 
+def test_counters_are_rows_of_a_viewport_and_of_an_area(tmp_path):
+    run = gpu_job()
+    for at, watts in [(0, 300.0), (200, 500.0)]:
+        sample = {"rank": 0, "host": "a", "counter": "power_w", "time_ns": 1000 * at, "value": watts}
+        run.rows["counters"].append(sample | {"device": ""})
+    asked = make_app(counted := load(run.write(tmp_path))).server.test_client()
+    counted.measured.all()
+    info = _ask(asked, "lanes").json
+    assert info["counters"] == [[0, "power", "W", 500.0]]
+    size = int.from_bytes(
+        (view := _ask(asked, "view?begin=0&end=400000&px=100&rows=c0.0-1").data)[:4], "little"
+    )
+    head = json.loads(view[4 : 4 + size])
+    assert head["counters"] == {"0": [[0, 200_000], [300, 500]]}
+    assert head["count"] == 0
+    area = _ask(asked, "area?begin=100000&end=300000&rows=m0.0-2;c0.0-1").json
+    assert area["counters"] == [[0, "power", "W", 400.0, 300.0, 500.0]]
+    assert len(area["lanes"]) == 1
+
+
 def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded):
     members = loaded.measured.clocks.members.sort("start_ns")
     early = members.filter(pl.col("rank") == 0).row(0, named=True)
