@@ -81,7 +81,7 @@ class RankLanes:
     def on_gpu(self) -> NDArray[np.bool_]:
         """[N] whether each span is on a GPU lane: those come first."""
         rows = max((lane.rows[1] for lane in self.lanes if lane.gpu), default=0)
-        return np.arange(self.name.size) < self.all.first[rows]
+        return np.arange(self.name.size) < int(self.all.first[rows])
 
     def lane_of(self, row: int) -> int:
         """The lane that a row is of."""
