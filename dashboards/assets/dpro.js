@@ -145,7 +145,7 @@
     if (target.id === "pick-run") {
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
-      go({ run: target.value, against, time: null, span: null, area: null, open: null });
+      go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null });
     } else if (target.id === "pick-against") go({ against: target.value });
   });
 

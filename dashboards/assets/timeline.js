@@ -12,7 +12,7 @@
     ROW, HEAD, GROUP, AXIS,
     root: null,  // element that contains the timeline
     info: null,  // lanes, as the server has them
-    rows: [], height: 0, place: new Map(),
+    rows: [], height: 0, pinned: 0, place: new Map(),  // pixels of all rows, of those that are pinned
     view: null,  // {begin, end}, ns
     data: null,  // segments of the viewport that was fetched last
     names: new Map(),
@@ -97,13 +97,16 @@
   // ---- rows -------------------------------------------------------------------------------------------
 
   const unfolded = (key, usually) => ((T.link.open || "").split(",").includes(key) ? !usually : usually);
-  T.toggle = (key) => {
-    const open = new Set((T.link.open || "").split(",").filter(Boolean));
-    if (!open.delete(key)) open.add(key);
-    T.link.open = [...open].join(",");
+  T.toggleQuietly = (key, list) => {
+    const keys = new Set((T.link[list] || "").split(",").filter(Boolean));
+    if (!keys.delete(key)) keys.add(key);
+    T.link[list] = [...keys].join(",");
+  };
+  T.toggle = (key, list = "open") => {
+    T.toggleQuietly(key, list);
     T.arrange();
     T.changed();
-    T.go({ open: T.link.open });
+    T.go({ [list]: T.link[list] });
   };
 
   function chosenRanks() {
@@ -143,9 +146,12 @@
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
     const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
     const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
-    const rows = [];
-    let y = 0, group = null, whole = true;
-    const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
+    const rows = [], pinned = [], pins = (T.link.pin || "").split(",").filter(Boolean);
+    let group = null, whole = true;
+    const add = (row) => {
+      if (!pins.includes(row.pin)) rows.push(row);
+      else pinned.push({ ...row, pinned: true, label: row.label && row.rank >= 0 ? `${row.rank}: ${row.label}` : row.label });
+    };
     if (path || (spans && replay.automatic && replay.state !== "refused")) {
       const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
@@ -153,7 +159,7 @@
     // Counters are below the lanes of their rank, those of hosts below all; folded they are in one row.
     const count = (of, key) => {
       const tracks = T.info.counters.flatMap(([rank, label, unit, most], row) => (rank === of
-        ? [{ label, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
+        ? [{ label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
       const open = unfolded(`${key}.c`, lanesOpen);
       const shown = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
       shown.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
@@ -178,16 +184,18 @@
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
         (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
           type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
-          rank: rank.rank, from: of, folded,
+          rank: rank.rank, from: of, folded, pin: own,
         }));
       });
       if (rank.side === "m") count(rank.rank, key);
     }
     if (whole) count(-1, "hosts");
-    T.rows = rows;
-    T.height = y;
+    T.rows = [...pinned, ...rows];
+    T.height = 0;
+    for (const row of T.rows) { row.y = T.height; T.height += row.height; }
+    T.pinned = pinned.reduce((sum, row) => sum + row.height, 0);
     T.place = new Map();
-    for (const row of rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
+    for (const row of T.rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
     if (T.data) placed(T.data.ask);
     T.resized();
   };
@@ -230,7 +238,7 @@
       T.poll();
     }
     if (!T.root || !T.info) return;
-    const same = ["ranks", "order", "show", "open"].every((key) => before[key] === link[key]);
+    const same = ["ranks", "order", "show", "open", "pin"].every((key) => before[key] === link[key]);
     if (!same) { T.arrange(); T.total(); }
     if ((before.area || "") !== (link.area || "") || (link.area && !T.range)) T.marked(link.area);
     const time = (link.time || "").split("~").map((ms) => Number(ms) * 1e6);
@@ -307,7 +315,7 @@
   function wanted() {
     const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
     const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
-    const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
+    const seen = T.rows.filter((row) => row.from.length && (row.pinned || (row.y + row.height > top && row.y < bottom)));
     const sources = seen.flatMap((row) => row.from).slice(0, 800), rows = asked(sources);
     return {
       begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),

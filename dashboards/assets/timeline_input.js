@@ -86,19 +86,20 @@
 
   T.scrollTo = (row) => {
     const top = T.frame.scrollTop, room = T.frame.clientHeight - AXIS;
-    if (row.y < top || row.y + row.height > top + room) T.frame.scrollTop = Math.max(row.y - room / 2, 0);
+    if (row.pinned) return;
+    if (row.y < top + T.pinned || row.y + row.height > top + room) T.frame.scrollTop = Math.max(row.y - room / 2, 0);
   };
 
   // Labels beside the rows that are seen; those that fold are buttons.
   T.labels = () => {
-    const top = T.frame.scrollTop, height = T.frame.clientHeight - AXIS;
-    const seen = T.rows.filter((row) => row.label && row.y + row.height > top && row.y < top + height);
-    const key = seen.map((row) => `${row.label}${row.note || ""}${row.open}${row.key}`).join("|");
+    const top = (row) => (row.pinned ? AXIS : T.pinned ? AXIS + T.pinned : AXIS - row.height);
+    const seen = T.rows.filter((row) => row.label && T.yOf(row) >= top(row) && T.yOf(row) < T.frame.clientHeight);
+    const key = seen.map((row) => `${row.label}${row.note || ""}${row.open}${row.key}${row.pinned}`).join("|");
     const box = T.gutterBox;
     if (box.dataset.key !== key) {
       const focused = document.activeElement && document.activeElement.dataset.key;
       box.dataset.key = key;
-      box.replaceChildren(...seen.map((row) => {
+      box.replaceChildren(...seen.flatMap((row) => {
         const words = row.label;
         const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.title || words });
         if (row.key) {
@@ -110,35 +111,34 @@
         }
         made.append(make("span", { className: "words", textContent: words }));
         if (row.note) made.append(make("small", { textContent: row.note }));
-        return made;
+        if (!row.pin) return [made];
+        const title = row.pinned ? "Unpin" : "Pin to the top";
+        const pin = make("button", { className: `pin${row.pinned ? " on" : ""}`, type: "button", textContent: row.pinned ? "×" : "↑", title });
+        pin.setAttribute("aria-label", `${title}: ${words}`);
+        pin.onclick = () => T.toggle(row.pin, "pin");
+        return [made, pin];
       }));
       const again = focused && [...box.children].find((each) => each.dataset.key === focused);
       if (again) again.focus({ preventScroll: true });
     }
     box.style.width = `${T.gutter()}px`;
+    const rows = seen.flatMap((row) => (row.pin ? [row, row] : [row]));
     [...box.children].forEach((made, number) => {
-      const row = seen[number], y = row.y - top;
-      made.style.top = `${y}px`;
+      const row = rows[number];
+      made.style.top = `${T.yOf(row) - AXIS}px`;
       made.style.height = `${row.height}px`;
     });
   };
 
   T.foldAll = () => {
-    const heads = T.rows.filter((row) => row.type === "rank");
-    const lanes = T.rows.filter((row) => row.type === "lane" && row.key);
-    const some = heads.length > 1 ? heads : lanes;
+    const many = T.rows.filter((row) => row.type === "rank").length > 1;
+    const some = T.rows.filter((row) => row.key && (many ? row.type === "rank" || row.rank < 0 : row.type !== "rank"));
     const open = some.some((row) => row.open);
-    for (const row of some) if (row.open === open) T.toggleQuietly(row.key);
+    for (const row of some) if (row.open === open) T.toggleQuietly(row.key, "open");
     T.arrange();
     T.changed();
     T.go({ open: T.link.open });
   };
-  T.toggleQuietly = (key) => {
-    const open = new Set((T.link.open || "").split(",").filter(Boolean));
-    if (!open.delete(key)) open.add(key);
-    T.link.open = [...open].join(",");
-  };
-
   T.say = (text) => { if (T.statusText) T.statusText.textContent = text; };
   T.sayFound = (text, bad = false) => {
     T.foundText.textContent = text;
@@ -204,7 +204,7 @@
   }
 
   function down(event) {
-    if (event.button || event.target.closest(".label") || !T.view) return;
+    if (event.button || event.target.closest(".timeline-labels > *") || !T.view) return;
     const from = where(event), view = T.view;
     if (from.x < T.gutter() || from.x > T.frame.clientWidth) return;
     const marks = event.shiftKey || from.y < AXIS || T.ruler;
@@ -216,7 +216,7 @@
       if (!moved && Math.hypot(to.x - from.x, to.y - from.y) < CLICK) return;
       if (!moved) { moved = true; T.frame.setPointerCapture(event.pointerId); }
       if (marks) {
-        const heights = [from.y, Math.max(to.y, AXIS)].map((y) => y + T.frame.scrollTop - AXIS);
+        const heights = [from.y, Math.max(to.y, AXIS)].map(T.heightAt);
         T.range = { a: T.timeAt(from.x), b: T.timeAt(Math.max(to.x, T.gutter())), rows: from.y < AXIS ? null : T.rowsBetween(...heights) };
         T.paint();
       } else {
@@ -260,7 +260,7 @@
     T.pointer = where(event);
     clearTimeout(hovering);
     asked++;
-    if (event.buttons || event.target.closest(".label")) { tip(null); return; }
+    if (event.buttons || event.target.closest(".timeline-labels > *")) { tip(null); return; }
     if (T.ruler && T.range && T.range.b === null) T.paint();
     const mine = asked, at = T.segmentAt(T.pointer.x, T.pointer.y);
     if (at < 0) {

@@ -337,6 +337,31 @@ def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_pinned_lane_stays_while_the_others_scroll(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    wait(browser, PATH)
+    wait(browser, DRAWN)
+    pin = "[...document.querySelectorAll('.timeline-labels .pin')]"
+    pin += ".find((each) => each.getAttribute('aria-label') === 'Pin to the top: compute 7')"
+    browser.execute_script(f"{pin}.click()")
+    wait(browser, "return location.search.includes('pin=0.1')")
+    _open(browser, browser.current_url)
+    pinned = "dproTimeline.rows.filter((row) => row.pinned)"
+    assert browser.execute_script(f"return {pinned}.map((row) => row.label)") == ["0: compute 7"]
+    wait(browser, "return document.querySelector('.timeline-labels .pin.on')")
+    before = browser.execute_script(f"return dproTimeline.yOf({pinned}[0])")
+    browser.execute_script(
+        "dproTimeline.frame.style.height = '120px'; dproTimeline.space.style.height = '900px'"
+    )
+    browser.execute_script("dproTimeline.frame.scrollTop = 60")
+    assert browser.execute_script(f"return dproTimeline.yOf({pinned}[0])") == before
+    assert browser.execute_script("return dproTimeline.heightAt(dproTimeline.AXIS + 5)") == 5
+    browser.execute_script("document.querySelector('.timeline-labels .pin.on').click()")
+    wait(browser, f"return !{pinned}.length && !location.search.includes('pin=')")
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
 def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
     with served(load(evil_run(tmp_path))) as address:
         _open(browser, f"{address}?view=timeline")
