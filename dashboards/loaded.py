@@ -16,6 +16,7 @@ from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
+from dpro.dashboards.timeline.counters import CounterTrack, counter_tracks
 from dpro.dashboards.timeline.figure import Tracks, make_tracks
 from dpro.dashboards.timeline.measured import MAX_UNASKED, BackgroundResult, MeasuredLanes, make_replayed
 from dpro.detect.findings import Finding
@@ -145,6 +146,11 @@ class Loaded(Analysis):
     def replay_lanes(self) -> BackgroundResult:
         """The replayed lanes and the critical path of its timeline, computed on request."""
         return BackgroundResult(lambda: make_replayed(self.timeline, self.measured))
+
+    @cached
+    def counter_tracks(self) -> list[CounterTrack]:
+        """The counters beside the lanes of its timeline."""
+        return counter_tracks(self.counters, self.workers, self.measured.clocks)
 
     @cached
     def tracks(self) -> Tracks:

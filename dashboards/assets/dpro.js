@@ -47,7 +47,7 @@
     if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
   }
 
-  const clear = () => go({ steps: null, ranks: null, time: null, span: null, find: null });
+  const clear = () => go({ steps: null, ranks: null, time: null, span: null, area: null, find: null });
 
   // Format a range of numbers, or a single one, for the link.
   const stretch = (first, last) => (first === last ? `${first}` : `${first}-${last}`);
@@ -145,7 +145,7 @@
     if (target.id === "pick-run") {
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
-      go({ run: target.value, against, time: null, span: null, open: null });
+      go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null });
     } else if (target.id === "pick-against") go({ against: target.value });
   });
 

@@ -3,7 +3,7 @@
 (() => {
   "use strict";
 
-  const ROW = 17, HEAD = 22, GROUP = 24, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, the axis
+  const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, a counter, the axis
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
   const REST_MS = 800;  // from the last movement to the change of the link, which all of the page follows
   const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
@@ -12,13 +12,14 @@
     ROW, HEAD, GROUP, AXIS,
     root: null,  // element that contains the timeline
     info: null,  // lanes, as the server has them
-    rows: [], height: 0, place: new Map(),
+    rows: [], height: 0, pinned: 0, place: new Map(),  // pixels of all rows, of those that are pinned
     view: null,  // {begin, end}, ns
     data: null,  // segments of the viewport that was fetched last
     names: new Map(),
     link: {},
     span: null,  // what is known of the chosen span
-    range: null, ruler: false,
+    range: null, ruler: false,  // the marked area: times a and b, ns; rows as in requests, null for all
+    totals: null,  // of the marked area
     waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
   };
 
@@ -58,7 +59,7 @@
   // Nothing is known of the run yet.
   T.forget = () => {
     Object.assign(T, {
-      info: null, rows: [], view: null, data: null, span: null, range: null, chosen: undefined, counted: undefined,
+      info: null, rows: [], view: null, data: null, span: null, range: null, totals: null, chosen: undefined, counted: undefined,
       wantsReplay: false, jumped: false,
     });
     T.names.clear();
@@ -82,6 +83,7 @@
     if (info.complete && info.replay.state === "idle" && info.replay.automatic && info.spans) T.wantsReplay = true;
     const readied = before && before.replay.state !== "ready" && info.replay.state === "ready";
     if (readied && T.span) T.choose(T.span.key, true);
+    if (info.complete && !before?.complete) T.total();
     if (info.complete && !info.spans) T.say("The run holds no spans.");
     if (!info.complete || info.replay.state === "working") T.polling = setTimeout(T.poll, info.complete ? 700 : 200);
     else if (T.wantsReplay && info.replay.state === "idle") T.polling = setTimeout(T.poll, 50);
@@ -90,18 +92,21 @@
   };
 
   // A later copy of a run that is being recorded: load it again, and keep the view.
-  T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.names.clear(); T.poll(); } };
+  T.reload = () => { if (T.root) { Object.assign(T, { wantsReplay: false, info: null, data: null }); T.names.clear(); T.poll(); } };
 
   // ---- rows -------------------------------------------------------------------------------------------
 
   const unfolded = (key, usually) => ((T.link.open || "").split(",").includes(key) ? !usually : usually);
-  T.toggle = (key) => {
-    const open = new Set((T.link.open || "").split(",").filter(Boolean));
-    if (!open.delete(key)) open.add(key);
-    T.link.open = [...open].join(",");
+  T.toggleQuietly = (key, list) => {
+    const keys = new Set((T.link[list] || "").split(",").filter(Boolean));
+    if (!keys.delete(key)) keys.add(key);
+    T.link[list] = [...keys].join(",");
+  };
+  T.toggle = (key, list = "open") => {
+    T.toggleQuietly(key, list);
     T.arrange();
     T.changed();
-    T.go({ open: T.link.open });
+    T.go({ [list]: T.link[list] });
   };
 
   function chosenRanks() {
@@ -133,66 +138,81 @@
       ({ side: rank.side, rank: rank.rank, row: low + n })));
   }
 
+  // A row is there once its place is final: whatever unfolds above it has been read, and what is folded is decided
+  // by the number of ranks to come and the lanes of the first.
   T.arrange = () => {
     if (!T.info) return;
-    const { ranks, path } = ordered();
+    const { ranks, path } = ordered(), { replay, spans } = T.info;
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
     const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
-    const total = ranks.reduce((sum, each) => sum + each.lanes.reduce((rows, lane) => rows + lane[3] - lane[2], 0), 0);
-    const lanesOpen = total <= MANY_ROWS;
-    const rows = [];
-    let y = 0, group = null;
-    const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
-    if (path) {
-      const from = Array.from({ length: path.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
-      add({ type: "lane", label: "critical path", height: ROW, from, key: null });
+    const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
+    const rows = [], pinned = [], pins = (T.link.pin || "").split(",").filter(Boolean);
+    let group = null, whole = true;
+    const add = (row) => {
+      if (!pins.includes(row.pin)) rows.push(row);
+      else pinned.push({ ...row, pinned: true, label: row.label && row.rank >= 0 ? `${row.rank}: ${row.label}` : row.label });
+    };
+    if (path || (spans && replay.automatic && replay.state !== "refused")) {
+      const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
+      add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
+    // Counters are below the lanes of their rank, those of hosts below all; folded they are in one row.
+    const count = (of, key) => {
+      const tracks = T.info.counters.flatMap(([rank, label, unit, most], row) => (rank === of
+        ? [{ label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
+      const open = unfolded(`${key}.c`, lanesOpen);
+      const shown = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
+      shown.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
+    };
     for (const rank of ranks) {
+      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
+      const open = unfolded(key, ranksOpen);
+      if (open && !(rank.lanes && ranks[0].lanes)) { whole = false; break; }
       if (axis && rank.place[axis] !== group) {
         group = rank.place[axis];
         add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
       }
-      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
-      const open = unfolded(key, ranksOpen);
-      const note = T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
+      const note = !rank.lanes ? "reading" : T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
       const side = rank.side === "r" ? " (replayed)" : "";
       const words = `rank ${rank.rank}${side}`;
-      add({ type: "rank", label: words, note, height: HEAD, from: open ? [] : summary(rank), key, open, rank: rank.rank });
+      const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
+      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, rank: rank.rank });
       if (!open) continue;
       rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
-        const all = !folds || unfolded(own, lanesOpen && !label.endsWith("ranges"));
-        const depth = all ? high - low : 1;
-        for (let row = 0; row < depth; row++) {
-          add({
-            type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: all,
-            rank: rank.rank, from: [{ side: rank.side, rank: rank.rank, row: low + row }], depth: row,
-            stands: all ? null : [low, high],
-          });
-        }
+        const folded = folds && !unfolded(own, lanesOpen && !label.endsWith("ranges"));
+        const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
+        (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
+          type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
+          rank: rank.rank, from: of, folded, pin: own,
+        }));
       });
+      if (rank.side === "m") count(rank.rank, key);
     }
-    T.rows = rows;
-    T.height = y;
+    if (whole) count(-1, "hosts");
+    T.rows = [...pinned, ...rows];
+    T.height = 0;
+    for (const row of T.rows) { row.y = T.height; T.height += row.height; }
+    T.pinned = pinned.reduce((sum, row) => sum + row.height, 0);
     T.place = new Map();
-    for (const row of rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
+    for (const row of T.rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
+    if (T.data) placed(T.data.ask);
     T.resized();
   };
 
-  // The row in which a span is drawn, or the one that stands for it while that is folded.
+  // Where the rows of an answer are drawn now, whatever has been read or folded since it was asked for.
+  const placed = (ask) => { ask.from = ask.sources.map(({ side, rank, row }) => T.place.get(`${side}${rank}.${row}`)); };
+
+  // The row in which a span is drawn, or that of its rank while this is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
-    || T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
-      && each.stands[0] <= row && row < each.stands[1])
     || T.rows.find((each) => each.type === "rank" && each.key === `${side === "m" ? "" : "r"}${rank}`);
 
-  // Unfold what hides a span.
+  // Unfold what hides a span: its rank, then its lane.
   T.reveal = (side, rank, row) => {
-    const prefix = side === "m" ? "" : "r";
-    const head = T.rows.find((each) => each.type === "rank" && each.key === `${prefix}${rank}`);
-    if (head && !head.open) T.toggle(head.key);
-    const lane = T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
-      && each.stands[0] <= row && row < each.stands[1] && each.from[0].row !== row);
-    if (lane && lane.key) T.toggle(lane.key);
+    for (let times = 0; times < 2; times++) {
+      const hiding = T.rowOf(side, rank, row);
+      if (hiding && hiding.key && !hiding.open) T.toggle(hiding.key);
+    }
   };
 
   // ---- what is seen -------------------------------------------------------------------------------------
@@ -218,8 +238,9 @@
       T.poll();
     }
     if (!T.root || !T.info) return;
-    const same = ["ranks", "order", "show", "open"].every((key) => before[key] === link[key]);
-    if (!same) T.arrange();
+    const same = ["ranks", "order", "show", "open", "pin"].every((key) => before[key] === link[key]);
+    if (!same) { T.arrange(); T.total(); }
+    if ((before.area || "") !== (link.area || "") || (link.area && !T.range)) T.marked(link.area);
     const time = (link.time || "").split("~").map((ms) => Number(ms) * 1e6);
     if (link.time && time[1] > time[0]) {
       const moved = !T.view || Math.abs(time[0] - T.view.begin) > 2 || Math.abs(time[1] - T.view.end) > 2;
@@ -294,44 +315,47 @@
   function wanted() {
     const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
     const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
-    const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
-    const from = [], rows = [];
-    for (const row of seen) {
-      for (const each of row.from) {
-        if (from.length >= 400) break;
-        from.push(row);
-        const last = rows[rows.length - 1];
-        if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
-        else rows.push({ side: each.side, rank: each.rank, low: each.row, high: each.row + 1 });
-      }
-    }
-    const text = rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
+    const seen = T.rows.filter((row) => row.from.length && (row.pinned || (row.y + row.height > top && row.y < bottom)));
+    const sources = seen.flatMap((row) => row.from).slice(0, 800), rows = asked(sources);
     return {
       begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),
-      px: Math.round(width * (1 + 2 * AHEAD)), rows: text, from, find: T.link.find || "",
-      lanes: T.info.ranks.length, replay: T.info.replay.state,
+      px: Math.round(width * (1 + 2 * AHEAD)), rows, sources, find: T.link.find || "",
+      replay: T.info.replay.state,
     };
   }
 
-  const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "lanes", "replay"].every((key) => a[key] === b[key]);
+  // Rows as requests name them: side, rank, and which of its rows.
+  function asked(sources) {
+    const rows = [];
+    for (const each of sources) {
+      const last = rows[rows.length - 1];
+      if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
+      else rows.push({ ...each, low: each.row, high: each.row + 1 });
+    }
+    return rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
+  }
+
+  const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "replay"].every((key) => a[key] === b[key]);
 
   async function fetchNext() {
     const want = next, root = T.root;
     next = null;
     if (!want || !root) return;
-    if (same(want, T.data && T.data.ask)) { T.data.ask.from = want.from; drawnAsItIs(); return; }
-    if (!want.rows) { T.data = null; T.paint(); return; }
+    if (same(want, T.data && T.data.ask)) { drawnAsItIs(); return; }
+    if (!want.rows) { T.data = null; T.paint(); drawnAsItIs(); return; }
     inFlight = true;
     try {
       const { begin, end, px, rows, find } = want;
-      const run = T.link.run;
+      const run = T.link.run, version = T.version;
       const answer = await ask("view", { begin, end, px, rows, find });
-      if (root !== T.root || run !== T.link.run) return;
+      const content = answer.ok ? await answer.arrayBuffer() : await answer.json();
+      if (root !== T.root || run !== T.link.run || version !== T.version || !T.info) return;
       if (answer.ok) {
-        T.data = T.unpack(await answer.arrayBuffer(), want);
+        placed(want);
+        T.data = T.unpack(content, want);
         T.paint();
         if (!next) drawnAsItIs();
-      } else T.say((await answer.json()).error || "not drawn");
+      } else T.say(content.error || "not drawn");
     } catch (error) {
       T.say("the dashboard does not answer: is it still running?");
     } finally {
@@ -356,7 +380,7 @@
   T.unpack = (buffer, ask) => {
     const size = new DataView(buffer).getInt32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
-    const data = { ask, size: head.count, nsPerPixel: (ask.end - ask.begin) / ask.px };
+    const data = { ask, size: head.count, nsPerPixel: (ask.end - ask.begin) / ask.px, counters: head.counters };
     let at = 4 + size;
     for (const [name, type] of head.arrays) {
       const [Kind, bytes] = READ[type];
@@ -366,6 +390,50 @@
     for (const [code, name] of Object.entries(head.names)) T.names.set(Number(code), name);
     T.sort(data);
     return data;
+  };
+
+  // ---- a marked area ------------------------------------------------------------------------------------
+
+  // The rows between two heights, as requests name them.
+  T.rowsBetween = (a, b) => {
+    const rows = T.rows.filter((row) => row.y < Math.max(a, b) && row.y + row.height > Math.min(a, b));
+    const all = rows.flatMap((row) => row.from), measured = all.filter((each) => each.side !== "r");
+    return asked(measured.length ? measured : all);  // the path and the replay are the same work once more
+  };
+
+  // Mark an area; the link and the panel follow once it has both ends.
+  T.mark = (range) => {
+    T.range = range;
+    const ends = range && range.b !== null ? [range.a, range.b].sort((a, b) => a - b).map((ns) => (ns / 1e6).toFixed(6)) : null;
+    const area = ends ? [...ends, ...(range.rows ? [range.rows] : [])].join("~") : "";
+    if (ends || T.link.area) {
+      T.link.area = area;
+      T.go({ area, span: ends ? null : T.link.span });
+      if (ends) T.choose(null);
+      T.total();
+    }
+    T.paint();
+  };
+
+  // The link names an area.
+  T.marked = (area) => {
+    const [a, b, rows] = (area || "").split("~");
+    T.range = b > "" ? { a: Number(a) * 1e6, b: Number(b) * 1e6, rows: rows || null } : null;
+    T.total();
+    T.paint();
+  };
+
+  T.total = async () => {
+    const { range } = T, area = T.link.area;
+    T.totals = null;
+    if (range && range.b !== null && T.rows.length) {
+      const [begin, end] = [range.a, range.b].sort((a, b) => a - b).map(Math.round);
+      const rows = range.rows || T.rowsBetween(0, T.height);
+      const found = end > begin && await get("area", { begin, end, rows }).catch(() => null);
+      if (area !== T.link.area) return;
+      T.totals = found && !found.error ? found : null;
+    }
+    T.facts();
   };
 
   // ---- search -------------------------------------------------------------------------------------------
@@ -383,13 +451,12 @@
   T.search = async (go) => {
     const find = T.link.find;
     if (!find || !T.info) return;
-    const { rank = -1, item = -1 } = T.span ? T.span.place : {};
-    const found = await get("find", { find, go, rank, item });
+    const { rank = -1, item = -1 } = T.span && T.span.side === "m" ? T.span.place : {};
+    const found = await get("find", { find, go, rank, item, begin: Math.round(T.view.begin) });
     if (found.error) { T.sayFound(found.error, true); return; }
     if (!found.place) { T.sayFound(found.complete ? "no span matches" : "none so far: still reading"); return; }
     T.sayFound(`${found.number.toLocaleString("en")} of ${found.count.toLocaleString("en")} spans`);
-    T.choose(`${found.place.rank}.${found.place.id}`, false, found.place.item);
-    T.show(found.place);
+    T.jump(found.place);
   };
 
   // ---- attach to the page -------------------------------------------------------------------------------

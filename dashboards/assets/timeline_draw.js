@@ -69,6 +69,9 @@
   T.gutter = () => (T.frame && T.frame.clientWidth < 560 ? 92 : 168);
   T.width = () => T.frame.clientWidth - T.gutter();
   T.xOf = (ns) => T.gutter() + (ns - T.view.begin) / (T.view.end - T.view.begin) * T.width();
+  // Pinned rows stay below the axis while the others scroll: where a row is in the frame, and back.
+  T.yOf = (row) => row.y + AXIS - (row.pinned ? 0 : T.frame.scrollTop);
+  T.heightAt = (y) => y - AXIS + (y - AXIS < T.pinned ? 0 : T.frame.scrollTop);
   T.timeAt = (x) => T.view.begin + (x - T.gutter()) / T.width() * (T.view.end - T.view.begin);
 
   // Shorten a kernel's name by the parts that most kernels' names share.
@@ -112,23 +115,29 @@
     T.labels();
     if (!T.info || !T.view) return;
     const look = colours();
-    context.save();
-    context.beginPath();
-    context.rect(T.gutter(), AXIS, width - T.gutter(), height - AXIS);
-    context.clip();
-    backdrop(context, look, width, height);
-    if (T.data) bars(context, look);
-    if (T.span) selection(context, look);
-    context.restore();
+    for (const pinned of T.pinned ? [false, true] : [false]) {
+      const top = AXIS + (pinned ? 0 : T.pinned);
+      context.save();
+      context.beginPath();
+      context.rect(T.gutter(), top, width - T.gutter(), pinned ? T.pinned : height - top);
+      context.clip();
+      backdrop(context, look, width, height, pinned);
+      if (T.data) { bars(context, look, pinned); counters(context, look, pinned); }
+      if (T.span) selection(context, look);
+      context.restore();
+    }
+    if (T.pinned) {
+      context.fillStyle = look.soft;
+      context.fillRect(0, AXIS + T.pinned - 1, width, 1);
+    }
     axis(context, look, width);
     if (T.range) range(context, look, height);
   }
 
-  function backdrop(context, look, width, height) {
-    const top = T.frame.scrollTop - AXIS;
+  function backdrop(context, look, width, height, pinned) {
     for (const row of T.rows) {
-      const y = row.y - top;
-      if (y + row.height < AXIS || y > height) continue;
+      const y = T.yOf(row);
+      if (!!row.pinned !== pinned || y + row.height < AXIS || y > height) continue;
       if (row.type === "group" || (row.type === "rank" && row.open)) {
         context.fillStyle = look.page;
         context.fillRect(0, y, width, row.height);
@@ -152,24 +161,31 @@
     context.setLineDash([]);
   }
 
-  function bars(context, look) {
+  // Where in a row the bars of one of its sources are, and how high: a folded lane has a strip for each depth.
+  T.strip = (row, depth) => {
+    const height = row.type === "rank" ? row.height - 5 : ROW - 3, part = height / row.from.length;
+    return row.folded ? [1 + (depth - row.from[0].row) * part, part] : [1, height];
+  };
+
+  function bars(context, look, pinned) {
     const data = T.data, mode = T.link.colour || "kind", left = T.gutter(), right = T.frame.clientWidth;
     const scale = data.nsPerPixel / (T.view.end - T.view.begin) * T.width(), shift = T.xOf(data.ask.begin);
-    const top = T.frame.scrollTop - AXIS, height = T.frame.clientHeight, dimmed = !!data.ask.find;
+    const height = T.frame.clientHeight, dimmed = !!data.ask.find;
     const texts = [], covers = new Map();  // in one line per rank later bars cover earlier ones
     let style = null;
     for (const at of data.order) {
       const row = data.ask.from[data.row[at]];
-      const y = row.y - top;
+      if (!row || !!row.pinned !== pinned) continue;
+      const y = T.yOf(row);
       if (y + row.height < AXIS || y > height) continue;
       const from = shift + data.x[at] * scale, full = data.width[at] * scale;
       if (from + full < left || from > right) continue;
-      const layer = data.layer[at], bar = row.type === "rank" ? row.height - 5 : ROW - 3;
+      const layer = data.layer[at], [down, bar] = T.strip(row, T.source(at).row);
       let begin = Math.max(from, left - 4), stop = Math.min(from + full, right + 4);
       if (layer === ON_PATH) {
         context.globalAlpha = 1;
         if (style !== look.ink) context.fillStyle = style = look.ink;
-        context.fillRect(begin, y + bar + 1, Math.max(stop - begin, 1), 2);
+        context.fillRect(begin, y + (row.type === "rank" ? row.height - 4 : ROW - 2), Math.max(stop - begin, 1), 2);
         continue;
       }
       const colour = colourOf(data, at, mode, look);
@@ -180,12 +196,12 @@
         begin = Math.round(begin);
         stop = Math.max(Math.round(stop) - 1, begin + 1);
       }
-      context.fillRect(begin, y + 1, Math.max(stop - begin, one ? 0.6 : 1), bar);
+      context.fillRect(begin, y + down, Math.max(stop - begin, one ? 0.6 : 1), bar);
       if (row.type === "rank") {
         if (!covers.has(y)) covers.set(y, []);
         covers.get(y).push([begin, stop]);
       }
-      if (one && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) {
+      if (one && !row.folded && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) {
         texts.push([at, Math.max(begin, left), stop, y, bar, colour, row.type === "rank" ? covers.get(y).length : 0]);
       }
     }
@@ -203,6 +219,44 @@
       context.fillText(words, begin + 4, y + 1 + bar / 2 + 0.5);
     }
   }
+
+  // A value holds until the next; a row's height is the largest value of the whole run.
+  function counters(context, look, pinned) {
+    const { ask, counters: values } = T.data;
+    context.fillStyle = context.strokeStyle = look.accent;
+    context.lineWidth = 1;
+    for (const row of T.rows) {
+      const base = T.yOf(row) + row.height - 2;
+      if (row.type !== "counter" || !!row.pinned !== pinned || base < AXIS || T.yOf(row) > T.frame.clientHeight) continue;
+      for (const { row: track } of row.from) {
+        const [times, heights] = values[track] || [[], []], scale = (row.height - 5) / (T.info.counters[track][3] || 1);
+        if (!times.length) continue;
+        const line = new Path2D(), edge = T.xOf(ask.end);
+        times.forEach((time, n) => {
+          const height = base - Math.max(heights[n], 0) * scale;
+          line.lineTo(T.xOf(time), height);
+          line.lineTo(n + 1 < times.length ? T.xOf(times[n + 1]) : edge, height);
+        });
+        context.stroke(line);
+        line.lineTo(edge, base);
+        line.lineTo(T.xOf(times[0]), base);
+        context.globalAlpha = 0.2;
+        context.fill(line);
+        context.globalAlpha = 1;
+      }
+    }
+  }
+
+  // What counters are at a place, as names and values.
+  T.valuesAt = (x, y) => {
+    const at = T.heightAt(y), time = T.timeAt(x);
+    const row = x >= T.gutter() && y >= AXIS && T.data && T.rows.find((each) => each.type === "counter" && each.y <= at && at < each.y + each.height);
+    return (row ? row.from : []).flatMap(({ row: track }) => {
+      const [, label, unit] = T.info.counters[track], [times, values] = T.data.counters[track] || [[], []];
+      const place = times.findLastIndex((each) => each <= time);
+      return place < 0 ? [] : [[label, `${Number(values[place].toPrecision(4))} ${unit}`]];
+    });
+  };
 
   // Where a bar can be seen from its beginning on, below those that were drawn after it.
   function uncovered(begin, stop, later) {
@@ -277,8 +331,8 @@
   T.boxOf = (side, place) => {
     const row = T.rowOf(side, place.rank, place.row);
     if (!row) return null;
-    const bar = row.type === "rank" ? row.height - 5 : ROW - 3;
-    return { left: T.xOf(place.start), right: T.xOf(place.end), top: row.y - T.frame.scrollTop + AXIS + 1, height: bar };
+    const [down, height] = T.strip(row, place.row);
+    return { left: T.xOf(place.start), right: T.xOf(place.end), top: T.yOf(row) + down, height };
   };
 
   function selection(context, look) {
@@ -329,8 +383,16 @@
     context.clip();
     context.fillStyle = look.accent;
     if (b !== null) {
+      const [x, width] = [Math.min(...ends), Math.abs(ends[1] - ends[0])];
+      const parts = [...(T.range.rows || "").matchAll(/(.-?\d+)\.(\d+)-(\d+)/g)].map((part) => part.slice(1));
+      const within = (row) => row.from.some((each) => parts.some(([whose, low, high]) =>
+        whose === `${each.side}${each.rank}` && each.row >= low && each.row < high));
       context.globalAlpha = 0.13;
-      context.fillRect(Math.min(...ends), 0, Math.abs(ends[1] - ends[0]), height);
+      context.fillRect(x, 0, width, T.range.rows ? AXIS : height);
+      for (const row of T.rows) {
+        const cut = Math.max(AXIS + (row.pinned ? 0 : T.pinned) - T.yOf(row), 0);  // what has scrolled away
+        if (T.range.rows && cut < row.height && within(row)) context.fillRect(x, T.yOf(row) + cut, width, row.height - cut);
+      }
       context.globalAlpha = 1;
     }
     for (const x of ends) context.fillRect(Math.round(x), 0, 1, height);
@@ -353,11 +415,13 @@
     const data = T.data;
     if (!data || x < T.gutter() || y < AXIS) return -1;
     const scale = data.nsPerPixel / (T.view.end - T.view.begin) * T.width(), shift = T.xOf(data.ask.begin);
-    const at = y + T.frame.scrollTop - AXIS;
+    const at = T.heightAt(y);
     let found = -1, nearest = 5;
     for (let place = data.order.length - 1; place >= 0; place--) {
       const each = data.order[place], row = data.ask.from[data.row[each]];
-      if (data.layer[each] !== SPAN || at < row.y || at >= row.y + row.height) continue;
+      if (data.layer[each] !== SPAN || !row || at < row.y || at >= row.y + row.height) continue;
+      const [down, height] = T.strip(row, T.source(each).row);
+      if (row.folded && (at < row.y + down || at >= row.y + down + height)) continue;
       const from = shift + data.x[each] * scale, stop = from + data.width[each] * scale;
       const away = Math.max(from - x, x - stop, 0);
       if (away < nearest) [found, nearest] = [each, away];

@@ -46,7 +46,7 @@
       make("div", { className: "moves" }, button("−", "Zoom out (s)", () => T.zoom(2)), button("+", "Zoom in (w)", () => T.zoom(0.5)),
         button("◂", "Earlier (a)", () => T.pan(-0.3)), button("▸", "Later (d)", () => T.pan(0.3)),
         button("all", "All of the selected steps (0 in the link's words: no time)", () => { T.view = T.home(); T.changed(); T.go({ time: null }); }, "timeline-all"),
-        button("to selection", "Zoom to the marked stretch, or the chosen span (f)", () => T.toSelection(), "timeline-zoom"), T.rulerButton, T.foldButton));
+        button("fit", "Zoom to the marked area, or the chosen span (f)", () => T.toSelection(), "timeline-zoom"), T.rulerButton, T.foldButton));
     T.canvas = make("canvas");
     T.canvas.setAttribute("aria-hidden", "true");
     T.gutterBox = make("div", { className: "timeline-labels" });
@@ -86,21 +86,22 @@
 
   T.scrollTo = (row) => {
     const top = T.frame.scrollTop, room = T.frame.clientHeight - AXIS;
-    if (row.y < top || row.y + row.height > top + room) T.frame.scrollTop = Math.max(row.y - room / 2, 0);
+    if (row.pinned) return;
+    if (row.y < top + T.pinned || row.y + row.height > top + room) T.frame.scrollTop = Math.max(row.y - room / 2, 0);
   };
 
   // Labels beside the rows that are seen; those that fold are buttons.
   T.labels = () => {
-    const top = T.frame.scrollTop, height = T.frame.clientHeight - AXIS;
-    const seen = T.rows.filter((row) => row.label && row.y + row.height > top && row.y < top + height);
-    const key = seen.map((row) => `${row.label}${row.note || ""}${row.open}${row.key}`).join("|");
+    const top = (row) => (row.pinned ? AXIS : T.pinned ? AXIS + T.pinned : AXIS - row.height);
+    const seen = T.rows.filter((row) => row.label && T.yOf(row) >= top(row) && T.yOf(row) < T.frame.clientHeight);
+    const key = seen.map((row) => `${row.label}${row.note || ""}${row.open}${row.key}${row.pinned}`).join("|");
     const box = T.gutterBox;
     if (box.dataset.key !== key) {
       const focused = document.activeElement && document.activeElement.dataset.key;
       box.dataset.key = key;
-      box.replaceChildren(...seen.map((row) => {
+      box.replaceChildren(...seen.flatMap((row) => {
         const words = row.label;
-        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.note ? `${words}: comes ${row.note} later than the first, on average` : words });
+        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.title || words });
         if (row.key) {
           made.type = "button";
           made.dataset.key = row.key;
@@ -110,35 +111,34 @@
         }
         made.append(make("span", { className: "words", textContent: words }));
         if (row.note) made.append(make("small", { textContent: row.note }));
-        return made;
+        if (!row.pin) return [made];
+        const title = row.pinned ? "Unpin" : "Pin to the top";
+        const pin = make("button", { className: `pin${row.pinned ? " on" : ""}`, type: "button", textContent: row.pinned ? "×" : "↑", title });
+        pin.setAttribute("aria-label", `${title}: ${words}`);
+        pin.onclick = () => T.toggle(row.pin, "pin");
+        return [made, pin];
       }));
       const again = focused && [...box.children].find((each) => each.dataset.key === focused);
       if (again) again.focus({ preventScroll: true });
     }
     box.style.width = `${T.gutter()}px`;
+    const rows = seen.flatMap((row) => (row.pin ? [row, row] : [row]));
     [...box.children].forEach((made, number) => {
-      const row = seen[number], y = row.y - top;
-      made.style.top = `${y}px`;
+      const row = rows[number];
+      made.style.top = `${T.yOf(row) - AXIS}px`;
       made.style.height = `${row.height}px`;
     });
   };
 
   T.foldAll = () => {
-    const heads = T.rows.filter((row) => row.type === "rank");
-    const lanes = T.rows.filter((row) => row.type === "lane" && row.key);
-    const some = heads.length > 1 ? heads : lanes;
+    const many = T.rows.filter((row) => row.type === "rank").length > 1;
+    const some = T.rows.filter((row) => row.key && (many ? row.type === "rank" || row.rank < 0 : row.type !== "rank"));
     const open = some.some((row) => row.open);
-    for (const row of some) if (row.open === open) T.toggleQuietly(row.key);
+    for (const row of some) if (row.open === open) T.toggleQuietly(row.key, "open");
     T.arrange();
     T.changed();
     T.go({ open: T.link.open });
   };
-  T.toggleQuietly = (key) => {
-    const open = new Set((T.link.open || "").split(",").filter(Boolean));
-    if (!open.delete(key)) open.add(key);
-    T.link.open = [...open].join(",");
-  };
-
   T.say = (text) => { if (T.statusText) T.statusText.textContent = text; };
   T.sayFound = (text, bad = false) => {
     T.foundText.textContent = text;
@@ -147,7 +147,7 @@
 
   T.status = () => {
     const { complete, failed, spans, expected, ranks, replay } = T.info;
-    const read = ranks.filter((each) => each.side === "m").length;
+    const read = ranks.filter((each) => each.side === "m" && each.lanes).length;
     const parts = [];
     if (failed) parts.push(failed);
     else if (!complete) parts.push(`reading: ${read} of ${expected} ranks`);
@@ -169,7 +169,7 @@
     T.rulerButton.classList.toggle("chosen", on);
     T.rulerButton.setAttribute("aria-pressed", String(on));
     T.frame.classList.toggle("ruler", on);
-    if (!on) { T.range = null; T.paint(); }
+    if (!on) T.mark(null);
   };
 
   // ---- pointer ------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@
   }
 
   function down(event) {
-    if (event.button || event.target.closest(".label") || !T.view) return;
+    if (event.button || event.target.closest(".timeline-labels > *") || !T.view) return;
     const from = where(event), view = T.view;
     if (from.x < T.gutter() || from.x > T.frame.clientWidth) return;
     const marks = event.shiftKey || from.y < AXIS || T.ruler;
@@ -216,7 +216,8 @@
       if (!moved && Math.hypot(to.x - from.x, to.y - from.y) < CLICK) return;
       if (!moved) { moved = true; T.frame.setPointerCapture(event.pointerId); }
       if (marks) {
-        T.range = { a: T.timeAt(from.x), b: T.timeAt(Math.max(to.x, T.gutter())) };
+        const heights = [from.y, Math.max(to.y, AXIS)].map(T.heightAt);
+        T.range = { a: T.timeAt(from.x), b: T.timeAt(Math.max(to.x, T.gutter())), rows: from.y < AXIS ? null : T.rowsBetween(...heights) };
         T.paint();
       } else {
         const by = (from.x - to.x) / T.width() * (view.end - view.begin);
@@ -228,6 +229,7 @@
       T.frame.removeEventListener("pointermove", move);
       T.frame.removeEventListener("pointerup", up);
       T.frame.removeEventListener("pointercancel", up);
+      if (moved && marks) T.mark(T.range);
       if (moved || last.type === "pointercancel") return;
       if (marks) mark(from); else pick(from);
     };
@@ -239,34 +241,33 @@
   // The first click begins a stretch, the second ends it, the next begins another.
   function mark({ x, y }) {
     const time = snapped(x, y);
-    T.range = T.range && T.range.b === null ? { a: T.range.a, b: time } : { a: time, b: null };
-    T.paint();
+    T.mark(T.range && T.range.b === null ? { a: T.range.a, b: time } : { a: time, b: null });
   }
 
   function pick({ x, y }) {
     const at = T.segmentAt(x, y);
+    if (T.range) T.mark(null);
     if (at < 0) { T.choose(null); T.go({ span: null }); return; }
     const from = T.source(at);
     T.chooseItem(from.side, from.rank, T.data.item[at]);
   }
 
   // Whose a segment is.
-  T.source = (at) => {
-    const data = T.data, row = data.ask.from[data.row[at]];
-    let before = data.row[at] - 1;
-    while (before >= 0 && data.ask.from[before] === row) before--;
-    return row.from[data.row[at] - before - 1];
-  };
+  T.source = (at) => T.data.ask.sources[T.data.row[at]];
 
   let hovering = null, asked = 0;
   function hover(event) {
     T.pointer = where(event);
     clearTimeout(hovering);
     asked++;
-    if (event.buttons || event.target.closest(".label")) { tip(null); return; }
+    if (event.buttons || event.target.closest(".timeline-labels > *")) { tip(null); return; }
     if (T.ruler && T.range && T.range.b === null) T.paint();
     const mine = asked, at = T.segmentAt(T.pointer.x, T.pointer.y);
-    if (at < 0) { tip(null); return; }
+    if (at < 0) {
+      const values = T.valuesAt(T.pointer.x, T.pointer.y);
+      tip(values.length ? values : null, event);
+      return;
+    }
     const place = { clientX: event.clientX, clientY: event.clientY };
     hovering = setTimeout(async () => {
       const { side, rank } = T.source(at), data = T.data, item = data.item[at], count = data.count[at];

@@ -1,4 +1,5 @@
-// What is known of the chosen span, in words: its facts, what is around it, and the ends of its arrows.
+// What is known of the chosen span, in words: its facts, what is around it, and the ends of its arrows; or the totals
+// of the marked area.
 (() => {
   "use strict";
 
@@ -8,7 +9,7 @@
   T.choose = async (key, again = false, item = null) => {
     if (key === T.chosen && !again) return;
     T.chosen = key || undefined;
-    if (!key) { T.span = null; facts(); T.paint(); return; }
+    if (!key) { T.span = null; T.facts(); T.paint(); return; }
     const [, side, rank, id] = /^(r?)(-?\d+)\.(\d+)$/.exec(key) || [];
     if (id === undefined) return;
     await load(side || "m", rank, item === null ? { id } : { item }, key);
@@ -23,7 +24,7 @@
     const word = `${side === "r" ? "r" : ""}${known.place.rank}.${known.place.id}`;
     T.span = { ...known, side, key: word };
     T.chosen = word;
-    facts();
+    T.facts();
     T.paint();
     T.go({ span: word });
   }
@@ -38,46 +39,66 @@
     T.show(T.span.place, T.span.side);
   };
 
-  function jump(place) {
+  // Go to a measured span: it is shown at once, and its facts follow.
+  T.jump = (place) => {
+    const key = `${place.rank}.${place.id}`;
+    if (T.range) T.mark(null);
+    if (key !== T.chosen) T.span = { place, side: "m", key, facts: [["name", place.name]], stack: [], arrows: [] };
+    T.show(place);
+    T.facts();
+    T.choose(key, false, place.item);
+  };
+
+  function jumpTo(place) {
     const button = T.make("button", { type: "button", className: "jump", textContent: T.short(place.name), title: place.name });
-    button.onclick = () => {
-      T.choose(`${place.rank}.${place.id}`, false, place.item);
-      T.show(place);
-    };
+    button.onclick = () => T.jump(place);
     return button;
   }
 
-  function facts() {
+  T.facts = () => {
     const box = document.getElementById("timeline-facts");
     if (!box) return;
-    const { make } = T;
-    if (!T.span) { box.replaceChildren(); return; }
-    const pairs = T.span.facts.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]);
-    const heading = make("h2", { textContent: "Span" });
+    const { make } = T, shown = T.totals || T.span;
+    if (!shown) { box.replaceChildren(); return; }
     const close = make("button", { type: "button", className: "close", textContent: "×", title: "Close (Esc)" });
     close.setAttribute("aria-label", "Close");
-    close.onclick = () => { T.choose(null); T.go({ span: null }); };
-    const panel = make("section", { className: "panel" }, heading, close, make("dl", {}, ...pairs));
+    close.onclick = () => { if (T.totals) T.setRuler(false); else { T.choose(null); T.go({ span: null }); } };
+    const heading = make("h2", { textContent: T.totals ? `Area of ${T.duration(shown.end - shown.begin)}` : "Span" });
+    const panel = make("section", { className: "panel" }, heading, close, ...(T.totals ? totals(shown) : []));
     panel.setAttribute("aria-live", "polite");
+    box.replaceChildren(panel);
+    if (T.totals) return;
+    panel.append(make("dl", {}, ...shown.facts.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })])));
     if (T.span.stack.length) {
       const names = T.span.stack.map((name) => T.short(name)).reverse();
       panel.append(make("p", { className: "stack-of" }, make("b", { textContent: "within " }), names.join(" › ")));
     }
-    if (T.span.arrows.length) panel.append(table(T.span.arrows));
-    box.replaceChildren(panel);
+    const arrows = T.span.arrows.map(({ place, out, why }) =>
+      [out ? "to →" : "← from", jumpTo(place), `rank ${place.rank}`, why, T.duration(place.end - place.start)]);
+    if (arrows.length) panel.append(table("What it waited for, and what waited for it", ["", "span", "where", "why", "takes"], arrows));
+  };
+
+  function totals({ begin, end, names, more, lanes, counters }) {
+    const left = more ? ` (${more.toLocaleString("en")} more names)` : "";
+    const named = names.map(([name, kind, spans, ...ns]) => [T.make("span", { textContent: T.short(name), title: name }), kind, spans.toLocaleString("en"), ...ns.map(T.duration)]);
+    const busy = lanes.map(([rank, lane, spans, ns]) =>
+      [`rank ${rank} ${lane}`, spans.toLocaleString("en"), T.duration(ns), `${(100 * ns / (end - begin)).toFixed(1)} %`]);
+    const counted = counters.map(([rank, label, unit, ...values]) =>
+      [rank < 0 ? label : `rank ${rank} ${label}`, ...values.map((value) => String(Number(value.toPrecision(4)))), unit]);
+    return [T.make("div", { className: "totals" },
+      table(`By name${left}`, ["span", "kind", "spans", "takes", "mean", "longest"], named),
+      table("By lane", ["lane", "spans", "busy", "of the time"], busy),
+      ...(counted.length ? [table("Counters", ["counter", "mean", "least", "most", ""], counted)] : []))];
   }
 
-  function table(arrows) {
+  function table(caption, heads, rows) {
     const { make } = T;
     const cells = (tag, values) => make("tr", {}, ...values.map((value) => {
       const cell = make(tag);
       cell.append(value);
       return cell;
     }));
-    const rows = arrows.map(({ place, out, why }) =>
-      cells("td", [out ? "to →" : "← from", jump(place), `rank ${place.rank}`, why, T.duration(place.end - place.start)]));
-    const made = make("table", { className: "arrows" }, make("caption", { textContent: "What it waited for, and what waited for it" }),
-      make("thead", {}, cells("th", ["", "span", "where", "why", "takes"])), make("tbody", {}, ...rows));
-    return made;
+    return make("table", {}, make("caption", { textContent: caption }), make("thead", {}, cells("th", heads)),
+      make("tbody", {}, ...rows.map((values) => cells("td", values))));
   }
 })();

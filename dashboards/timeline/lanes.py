@@ -15,8 +15,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
+from dpro.classify import is_communication
 from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
+from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # what of the timeline is shown
@@ -26,7 +28,8 @@ _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy":
 # Names of spans that only the thread of the training loop has.
 _STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 _MAX_MOVES = 64  # rounds of moving overlapping spans; spans that still overlap are cut
-_STREAMS = 100_000  # stream handles are shown modulo this
+_HANDLES = 1_000  # streams from here on are addresses: they are counted instead
+_LONGEST = 40  # characters of a span's name that names a thread
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Lane:
     """A CPU thread or a GPU stream.
 
     Attributes:
-        label: as `stream 7`, `main thread`.
+        label: what runs on it, as `NCCL 20`, `compute 7`, `main thread`, `autograd`.
         rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
     """
 
@@ -73,6 +76,12 @@ class RankLanes:
     def row_of(self, item: int) -> int:
         """The row of a span."""
         return int(np.searchsorted(self.all.first, item, "right")) - 1
+
+    @property
+    def on_gpu(self) -> NDArray[np.bool_]:
+        """[N] whether each span is on a GPU lane: those come first."""
+        rows = max((lane.rows[1] for lane in self.lanes if lane.gpu), default=0)
+        return np.arange(self.name.size) < int(self.all.first[rows])
 
     def lane_of(self, row: int) -> int:
         """The lane that a row is of."""
@@ -158,24 +167,58 @@ def _lane() -> pl.Expr:
 
 def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     """Lanes as they are shown: streams, the busiest first, then the main thread, then other threads."""
+    autograd = (pl.col("forward_thread") > 0) | pl.col("name").str.starts_with("autograd::engine")
     lanes = spans.group_by("lane").agg(
-        pl.col("device", "stream", "tid").first(),
+        pl.col("device", "stream").first(),
         shadow=(pl.col("kind") == "gpu_annotation").first(),
         gpu=(pl.col("stream") >= 0).first(),
         busy=pl.col("duration_ns").filter(pl.col("kind").is_in(GPU_WORK_KINDS)).sum(),
         marks=pl.col("name").str.contains(_STEP_MARKS).sum(),
+        autograd=autograd.any(),
+        loads=pl.col("name").str.contains("DataLoader|pin_memory").any(),
+        longest=pl.col("name").sort_by("duration_ns").last(),
         spans=pl.len(),
     )
-    devices = lanes.filter("gpu")["device"].n_unique()
-    stream = pl.format("stream {}", pl.col("stream") % _STREAMS)
-    stream = pl.format("GPU {} {}", "device", stream) if devices > 1 else stream
-    stream = pl.when("shadow").then(pl.format("{} ranges", stream)).otherwise(stream)
-    order = lanes.sort(
-        "gpu", "shadow", "busy", "marks", "spans", "lane", descending=[True, False, *[True] * 3, False]
-    )
+    order = lanes.join(_stream_work(spans), on=["device", "stream"], how="left").sort(
+        "gpu", "shadow", "busy", "marks", "autograd", "spans", "lane",
+        descending=[True, False, True, True, False, True, False],
+    )  # fmt: skip
     main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
-    thread = pl.when(main).then(pl.lit("main thread")).otherwise(pl.format("thread {}", "tid"))
-    return order.with_columns(label=pl.when("gpu").then(stream).otherwise(thread))
+    library = pl.col("longest").str.replace(r"^(\w+):[a-z]\w*$", "$1")  # gloo, of `gloo:broadcast`
+    longest = library.map_elements(lambda name: shortened(name, _LONGEST), return_dtype=pl.String)
+    what = (
+        pl.when("gpu").then(pl.col("work").fill_null("stream"))
+        .when(main).then(pl.lit("main thread"))
+        .when("autograd").then(pl.lit("autograd"))
+        .when("loads").then(pl.lit("data loader"))
+        .otherwise(pl.format("{} thread", longest))
+    )  # fmt: skip
+    order = order.with_columns(what=what)
+    place = pl.int_range(1, pl.len() + 1).over("what", "device", "shadow")
+    number = pl.when(pl.col("gpu") & (pl.col("stream") < _HANDLES)).then("stream").otherwise(place)
+    alone = ~pl.col("gpu") & (place == 1)
+    label = pl.when(alone).then("what").otherwise(pl.format("{} {}", "what", number))
+    if order.filter("gpu")["device"].n_unique() > 1:
+        label = pl.when("gpu").then(pl.format("GPU {} {}", "device", label)).otherwise(label)
+    return order.with_columns(label=pl.when("shadow").then(pl.format("{} ranges", label)).otherwise(label))
+
+
+def _stream_work(spans: pl.DataFrame) -> pl.DataFrame:
+    """`device`, `stream`, and `work`: what takes most of the stream's time."""
+    busy = spans.filter((pl.col("stream") >= 0) & pl.col("kind").is_in(GPU_WORK_KINDS))
+    moving = [name for name in busy["name"].unique().to_list() if is_communication(name)]
+    moves = pl.col("name").is_in(moving) | pl.col("until_ns").is_not_null()
+    work = (
+        pl.when(moves & pl.col("name").str.contains("(?i)nccl"))
+        .then(pl.lit("NCCL"))
+        .when(moves)
+        .then(pl.lit("transfer"))
+        .when(pl.col("kind") == "kernel")
+        .then(pl.lit("compute"))
+        .otherwise(pl.lit("copy"))
+    )
+    totals = busy.group_by("device", "stream", work=work).agg(pl.col("duration_ns").sum())
+    return totals.sort("duration_ns", "work").group_by("device", "stream").agg(pl.col("work").last())
 
 
 def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:

@@ -306,9 +306,16 @@ def _rank_lanes(
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
     everything = np.arange(columns["ident"].size)
-    _like(columns, everything, measured, measured_items(measured, nodes.span[columns["ident"]]))
-    labels = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
-    gpu = [label.startswith(("stream", "GPU")) for label in labels]
+    item = measured_items(measured, nodes.span[columns["ident"]])
+    _like(columns, everything, measured, item)
+    known = np.flatnonzero(item >= 0)
+    place, first = np.unique(columns["place"][known], return_index=True)
+    rows = np.searchsorted(measured.all.first, item[known[first]], "right") - 1
+    of = {n: measured.lanes[measured.lane_of(row)] for n, row in zip(place.tolist(), rows.tolist())}
+    labels = [
+        of[n].label if n in of else timeline.graph.lanes[lane][1] for n, lane in enumerate(lanes.tolist())
+    ]
+    gpu = [of[n].gpu if n in of else label.startswith("stream") for n, label in enumerate(labels)]
     return laid(rank, columns, labels, gpu, window_ns)
 
 

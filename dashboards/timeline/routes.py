@@ -1,4 +1,4 @@
-"""The HTTP requests of the timeline's page: lanes, segments of a viewport, matches, facts of a span.
+"""The HTTP requests of the timeline: lanes, segments of a viewport, totals of an area, matches, a span.
 
 In: requests with a viewport in their query. Out: JSON, and for a viewport a header in JSON followed by
 little-endian arrays, so that the browser draws them as they are. Times are ns since the timeline's origin.
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
+from dpro.dashboards.timeline.counters import CounterTrack
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, UNKNOWN, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
@@ -34,7 +36,8 @@ from dpro.units import NS_PER_MS, format_bytes, format_duration
 from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
-MAX_ROWS, MAX_PIXELS = 400, 8_000
+MAX_ROWS, MAX_PIXELS = 800, 8_000
+MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # of an area, and that its answer lists
 MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
@@ -45,15 +48,23 @@ _ARRAYS = (
 
 
 class Viewport(NamedTuple):
-    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row."""
+    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row.
+
+    A row of side `c` is a counter, by its number among the tracks.
+    """
 
     begin: int
     end: int
     pixels: int
     rows: list[tuple[str, int, int]]
 
+    @property
+    def counters(self) -> set[int]:
+        """The numbers of the counters among its rows."""
+        return {row for side, _, row in self.rows if side == "c"}
 
-def parse_viewport(query: Mapping[str, str]) -> Viewport:
+
+def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
     """Read a viewport: `begin`, `end`, `px`, and `rows` as `m0.3-5;r1.0-2`: side, rank, rows.
 
     Raises:
@@ -65,29 +76,30 @@ def parse_viewport(query: Mapping[str, str]) -> Viewport:
         for part in filter(None, query["rows"].split(";")):
             rank, _, stretch = part[1:].partition(".")
             low, high = stretch.split("-")
-            if not 0 <= int(low) <= int(high) <= int(low) + MAX_ROWS or part[0] not in "mr":
+            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mrc":
                 raise ValueError(part)
             rows += [(part[0], int(rank), row) for row in range(int(low), int(high))]
     except (KeyError, ValueError) as error:
         raise UsageError("no such viewport: begin, end and px are numbers, rows as m0.3-5") from error
     if not (
-        0 < end - begin < 1 << 60
-        and abs(begin) < 1 << 60
-        and 0 < pixels <= MAX_PIXELS
-        and len(rows) <= MAX_ROWS
+        0 < end - begin < 1 << 60 and abs(begin) < 1 << 60 and 0 < pixels <= MAX_PIXELS and len(rows) <= most
     ):
         raise UsageError("no such viewport: it is empty, or too large")
     return Viewport(begin, end, pixels, rows)
 
 
 def lane_info(loaded: Loaded) -> dict[str, Any]:
-    """Return all lanes that have been read so far, the clock, and the steps."""
+    """Return all ranks with the lanes of those that have been read so far, the clock, and the steps."""
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
+    tracks = _tracks(loaded)
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
-    sides = [(MEASURED, dict(measured.ranks))]
+    read = dict(measured.ranks)
+    sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
+        (MEASURED, read if complete else {rank: read.get(rank) for rank in of.parts})
+    ]
     if later.value is not None:
         sides += [(REPLAYED, {PATH: later.value.path, **later.value.ranks})]
     return {
@@ -96,6 +108,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
+        "counters": [[track.rank, track.label, track.unit, float(track.value.max())] for track in tracks],
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
@@ -107,7 +120,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
                 "rank": rank,
                 "late": of.lateness_ms.get(rank),
                 "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
-                "lanes": [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
+                "lanes": lanes and [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
             for side, ranks in sides
             for rank, lanes in sorted(ranks.items())
@@ -115,7 +128,15 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     }
 
 
+def _tracks(loaded: Loaded) -> list[CounterTrack]:
+    with suppress(DproError):  # a damaged table costs no lanes
+        return loaded.counter_tracks
+    return []
+
+
 def _lanes(loaded: Loaded, side: str, rank: int) -> RankLanes | None:
+    if side == "c":
+        return None
     if side == "m":
         return loaded.measured.ranks.get(rank)
     replayed = loaded.replay_lanes.value
@@ -185,7 +206,9 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
         named.update(np.unique(name[(seen >= NAMED_PIXELS) & (visible.count == 1)]).tolist())
     arrays = {name: np.concatenate(parts[name]) for name, _ in _ARRAYS}
     texts = loaded.measured.names.texts
+    counted = [(row, track) for row, track in enumerate(_tracks(loaded)) if row in view.counters]
     header = {
+        "counters": {row: track.drawn(view.begin, view.end, view.pixels) for row, track in counted},
         "count": int(arrays["x"].size),
         "arrays": list(_ARRAYS),
         "names": {code: shortened(texts[code], _LONGEST) for code in sorted(named - {-1})},
@@ -200,11 +223,43 @@ def _padded(array: NDArray[Any]) -> bytes:
     return text + b"\0" * (-len(text) % 4)
 
 
-def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: str) -> dict[str, Any]:
+def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
+    """Total what lies in an area: by name and kind, by lane, and the counters.
+
+    Args:
+        area: its `pixels` do not matter.
+    """
+    rows: dict[tuple[str, int], list[int]] = {}
+    for side, rank, row in area.rows:
+        rows.setdefault((side, rank), []).append(row)
+    known = [(lanes, of) for key, of in rows.items() if (lanes := _lanes(loaded, *key)) is not None]
+    spans = [
+        spans_within(lanes, [row for row in of if row < lanes.all.first.size - 1], area.begin, area.end)
+        for lanes, of in known
+    ]
+    named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
+    busy = [by_lane(own, lanes) for own, (lanes, _) in zip(spans, known)]
+    return {
+        "begin": area.begin,
+        "end": area.end,
+        "names": [[shortened(name, LONGEST), *rest] for name, *rest in named.head(MAX_NAMES).iter_rows()],
+        "more": max(named.height - MAX_NAMES, 0),
+        "lanes": [list(row) for row in pl.concat(busy).iter_rows()] if busy else [],
+        "counters": [
+            [track.rank, track.label, track.unit, *found]
+            for row, track in enumerate(_tracks(loaded))
+            if row in area.counters and (found := track.totals(area.begin, area.end))
+        ],
+    }
+
+
+def found_info(
+    loaded: Loaded, pattern: str, rank: int, item: int, direction: str, begin: int = 0
+) -> dict[str, Any]:
     """Count the spans that match, and find the next one, or the one before.
 
     Args:
-        rank: of the span to go on from, -1 for none.
+        rank: of the span to go on from, -1 for none: then from `begin`, ns.
         direction: `next`, `previous`, or empty: only count.
 
     Raises:
@@ -217,7 +272,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     if direction:
         lanes = ranks.get(rank)
         is_there = lanes is not None and 0 <= item < lanes.name.size
-        start = int(lanes.all.start[item]) if is_there and lanes is not None else -(1 << 62)
+        start = int(lanes.all.start[item]) if is_there and lanes is not None else begin
         place, number = measured.search.next(
             pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
         )
@@ -305,12 +360,20 @@ def register(server: Flask, runs: Runs) -> None:
 
         return answered(work)
 
+    @server.get("/timeline/area")
+    def area() -> Response:
+        def work(loaded: Loaded) -> Any:
+            return area_info(loaded, parse_viewport({**request.args, "px": "1"}, MAX_AREA_ROWS))
+
+        return answered(work)
+
     @server.get("/timeline/find")
     def find() -> Response:
         def work(loaded: Loaded) -> Any:
             start = int(request.args.get("rank", -1)), int(request.args.get("item", -1))
             try:
-                return found_info(loaded, request.args["find"], *start, request.args.get("go", ""))
+                begin = int(request.args.get("begin", -(1 << 62)))
+                return found_info(loaded, request.args["find"], *start, request.args.get("go", ""), begin)
             except UsageError as error:
                 return {"error": str(error)}
 

@@ -105,27 +105,30 @@ class Search:
     ) -> tuple[FoundSpan | None, int]:
         """The span that matches and begins next, and its number among all that match, from 1 on.
 
+        Matches on GPU lanes come first, and then those of CPU threads.
+
         Args:
-            after: where to go on from; it is not found again.
+            after: where to go on from; it is not found again. One of no rank goes on with GPU lanes.
             backwards: look for the one before instead. Beyond the last comes the first.
 
         Raises:
             UsageError: that is no regular expression.
         """
         matches = matching(pattern, self._names.texts)
-        items = {rank: np.flatnonzero(matches[lanes.name]) for rank, lanes in ranks.items()}
-        rank = np.repeat(np.array(list(items), np.int64), [several.size for several in items.values()])
-        item = np.concatenate([*items.values(), np.empty(0, np.int64)])
-        if not item.size:
+        columns = [np.empty((4, 0), np.int64)]
+        for rank, lanes in ranks.items():
+            item = np.flatnonzero(matches[lanes.name])
+            of = np.full(item.size, rank)
+            columns.append(np.stack([~lanes.on_gpu[item], lanes.all.start[item], of, item]).astype(np.int64))
+        keys = np.concatenate(columns, axis=1)
+        keys = keys[:, np.lexsort(keys[::-1])]
+        if not keys.size:
             return None, 0
-        start = np.concatenate([lanes.all.start[items[of]] for of, lanes in ranks.items()])
-        order = np.lexsort((item, rank, start))
-        keys = [column[order] for column in (start, rank, item)]
-        before = (keys[0] < after.start) | (
-            (keys[0] == after.start)
-            & ((keys[1] < after.rank) | ((keys[1] == after.rank) & (keys[2] < after.item)))
-        )
-        place = int(before.sum())
-        here = place < order.size and tuple(int(key[place]) for key in keys) == tuple(after)
-        place = (place - 1 if backwards else place + int(here)) % order.size
-        return FoundSpan(*(int(key[place]) for key in keys)), place + 1
+        known = after.rank in ranks and 0 <= after.item < ranks[after.rank].name.size
+        on_cpu = known and not ranks[after.rank].on_gpu[after.item]
+        before, same = np.zeros(keys.shape[1], bool), np.ones(keys.shape[1], bool)
+        for key, value in zip(keys, (int(on_cpu), *after), strict=True):
+            before |= same & (key < value)
+            same &= key == value
+        place = (int(before.sum()) - 1 if backwards else int((before | same).sum())) % keys.shape[1]
+        return FoundSpan(*keys[1:, place].tolist()), place + 1

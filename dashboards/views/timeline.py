@@ -1,7 +1,7 @@
 """The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and the facts of the chosen span.
 
-In: a run. Out: panels. Its state is in the link: `time`, `span`, `find`, `colour`, `order`, `show`, `open`
-(lanes whose folding differs from the default).
+In: a run. Out: panels. Its state is in the link: `time`, `span`, `area`, `find`, `colour`, `order`, `show`,
+`pin`, `open` (lanes whose folding differs from the default).
 """
 
 from __future__ import annotations

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from threading import Semaphore
 
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
 from dpro.cli.dashboard import load
+from dpro.dashboards.timeline.measured import MeasuredLanes
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
 
 DRAWN = """
 const t = window.dproTimeline;
 return t && t.root && t.info && t.info.complete && t.data && !t.since && t.data.size;
+"""
+# Where each rank is drawn, and bars of a rank in another's rows, frame by frame.
+RECORDED = """
+const t = dproTimeline;
+window.recorded = { places: {}, misplaced: 0 };
+const frame = () => {
+  for (const row of t.rows.filter((row) => row.type === 'rank')) {
+    (recorded.places[row.label] ||= new Set()).add(row.y);
+  }
+  if (t.data) t.data.ask.from.forEach((row, n) => {
+    if (row && !(t.rows.includes(row) && row.rank === t.data.ask.sources[n].rank)) recorded.misplaced++;
+  });
+  requestAnimationFrame(frame);
+};
+frame();
 """
 PATH = "return dproTimeline.info.replay.state === 'ready'"
 # Where the middle of the first bar of a name is drawn, relative to the frame.
@@ -91,6 +109,29 @@ def test_the_measured_lanes_are_drawn_and_a_link_reproduces_what_is_seen(browser
     assert complaints(browser) == []
 
 
+def test_a_row_is_drawn_once_its_place_is_final(browser, tmp_path, monkeypatch):
+    read, gate = MeasuredLanes._lanes, Semaphore(0)
+    monkeypatch.setattr(MeasuredLanes, "_lanes", lambda *args: gate.acquire() and read(*args))
+    with served(load(gpu_job(num_ranks=3).write(tmp_path))) as address:
+        browser.get(f"{address}?view=timeline&order=late")  # rank 1 is above rank 0, which is read first
+        wait(browser, "return window.dproTimeline && dproTimeline.info")
+        browser.execute_script(RECORDED)
+        for number, drawn in enumerate([[], ["rank 1"], ["rank 1", "rank 2", "rank 0"]], start=1):
+            gate.release()
+            have = "dproTimeline.info.ranks.filter((each) => each.side === 'm' && each.lanes).length"
+            wait(browser, f"return {have} === {number}")
+            wait(browser, "return !dproTimeline.since")
+            rows = "dproTimeline.rows.filter((row) => row.type === 'rank')"
+            assert browser.execute_script(f"return {rows}.map((row) => row.label)") == drawn
+        wait(browser, PATH)
+        wait(browser, DRAWN)
+        recorded = browser.execute_script(
+            "return [Object.values(recorded.places).map((places) => places.size), recorded.misplaced]"
+        )
+        assert recorded == [[1, 1, 1], 0]
+        browser.get("about:blank")  # before the server is gone
+
+
 @pytest.mark.slow
 def test_keys_zoom_move_and_choose(browser, job):
     _open(browser, f"{job}?view=timeline")
@@ -151,6 +192,11 @@ def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
     wait(browser, "return dproTimeline.data.layer.some((layer) => layer === 1)")
     box.send_keys(Keys.ENTER)
     wait(browser, "return document.querySelector('.found').textContent.startsWith('1 of 6')")
+    shown = "const t = dproTimeline, { place } = t.span, row = t.rowOf('m', place.rank, place.row)"
+    shown += (
+        "; return row.label.startsWith('compute') && t.view.begin < place.start && place.end < t.view.end"
+    )
+    assert browser.execute_script(shown)
     browser.find_element("id", "timeline-next").click()
     wait(browser, "return document.querySelector('.found').textContent.startsWith('2 of 6')")
     browser.find_element("id", "timeline-previous").click()
@@ -208,6 +254,15 @@ def test_lanes_fold_and_the_link_keeps_it(browser, sample):
     browser.execute_script(f"{thread}.click()")
     wait(browser, "return location.search.includes('open=0.0')")
     assert browser.execute_script(rows) < before
+    folded = "dproTimeline.rows.find((row) => row.folded && row.key === '0.0')"
+    strips = f"const row = {folded}; return row.from.map((each) => dproTimeline.strip(row, each.row))"
+    tops = browser.execute_script(strips)  # one for each depth, one below the other
+    assert len(tops) > 1
+    assert all(top + height == pytest.approx(below) for (top, height), (below, _) in itertools.pairwise(tops))
+    wait(browser, DRAWN)
+    depths = "return new Set([...dproTimeline.data.row].map((n) => dproTimeline.data.ask.sources[n])"
+    depths += f".filter((each) => {folded}.from.some((of) => of.row === each.row && each.rank === 0))"
+    assert browser.execute_script(f"{depths}.map((each) => each.row)).size") > 1
     _keys(browser, "e")
     assert browser.execute_script("return dproTimeline.rows.filter((row) => row.open).length") == 0
     assert complaints(browser) == []
@@ -228,6 +283,82 @@ def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
     closer = _view(browser)
     assert closer[1] - closer[0] == pytest.approx(1.1 * (marked["b"] - marked["a"]), rel=0.01)
     assert closer[0] < marked["a"] < marked["b"] < closer[1]
+
+
+def test_an_area_of_some_rows_is_totalled_and_kept_in_the_link(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    wait(browser, PATH)  # its row is above those
+    wait(browser, DRAWN)
+    softmax = _bar(browser, "softmax")
+    drag = _at(browser, (softmax[0], softmax[1])).key_down(Keys.SHIFT).click_and_hold()
+    drag.move_by_offset(400, 2).release().key_up(Keys.SHIFT).perform()
+    table = "[...document.querySelectorAll('.totals tbody')].map((each) => each.innerText)"
+    names, lanes = wait(browser, f"const of = {table}; return of.length && of")
+    assert "softmax" in names
+    assert "nccl" not in names.lower()
+    assert [line.split("\t")[0] for line in lanes.splitlines()] == ["rank 0 compute 7"]
+    wait(browser, "return location.search.includes('area=')")
+    panel = browser.execute_script("return document.querySelector('#timeline-facts .panel').offsetHeight")
+    assert panel <= 0.2 * browser.execute_script("return innerHeight") + 1
+    address = browser.current_url
+    browser.get("about:blank")
+    _open(browser, address)
+    assert wait(browser, f"const of = {table}; return of.length && of") == [names, lanes]
+    _keys(browser, Keys.ESCAPE)
+    wait(browser, "return !location.search.includes('area=') && !document.querySelector('.totals')")
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
+    run = gpu_job()
+    for at, watts in [(0, 300.0), (400, 500.0)]:
+        sample = {"host": "a", "device": "", "time_ns": 1000 * at, "value": watts}
+        run.rows["counters"] += [
+            sample | {"rank": 1, "counter": name} for name in ("power_w", "sm_clock_mhz")
+        ]
+    with served(load(run.write(tmp_path))) as address:
+        _open(browser, f"{address}?view=timeline")
+        wait(browser, PATH)
+        wait(browser, DRAWN)
+        counted = "dproTimeline.rows.filter((row) => row.type === 'counter')"
+        rows = browser.execute_script(f"return {counted}.map((row) => [row.label, row.note, row.rank])")
+        assert rows == [["SM clock", "500 MHz", 1], ["power", "500 W", 1]]
+        where = "const t = dproTimeline, row = counted[1], box = t.frame.getBoundingClientRect();"
+        where += "return [box.left + t.xOf(200000), box.top + row.y - t.frame.scrollTop + t.AXIS + 9]"
+        x, y = browser.execute_script(where.replace("counted", counted))
+        _at(browser, (round(x), round(y))).perform()
+        wait(browser, "return document.getElementById('tip').innerText.includes('300 W')")
+        browser.execute_script("document.querySelector('.timeline-labels .label.counter').click()")
+        wait(browser, f"return {counted}.length === 1")
+        wait(browser, "return location.search.includes('open=1.c')")
+        assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone
+
+
+@pytest.mark.slow
+def test_a_pinned_lane_stays_while_the_others_scroll(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    wait(browser, PATH)
+    wait(browser, DRAWN)
+    pin = "[...document.querySelectorAll('.timeline-labels .pin')]"
+    pin += ".find((each) => each.getAttribute('aria-label') === 'Pin to the top: compute 7')"
+    browser.execute_script(f"{pin}.click()")
+    wait(browser, "return location.search.includes('pin=0.1')")
+    _open(browser, browser.current_url)
+    pinned = "dproTimeline.rows.filter((row) => row.pinned)"
+    assert browser.execute_script(f"return {pinned}.map((row) => row.label)") == ["0: compute 7"]
+    wait(browser, "return document.querySelector('.timeline-labels .pin.on')")
+    before = browser.execute_script(f"return dproTimeline.yOf({pinned}[0])")
+    browser.execute_script(
+        "dproTimeline.frame.style.height = '120px'; dproTimeline.space.style.height = '900px'"
+    )
+    browser.execute_script("dproTimeline.frame.scrollTop = 60")
+    assert browser.execute_script(f"return dproTimeline.yOf({pinned}[0])") == before
+    assert browser.execute_script("return dproTimeline.heightAt(dproTimeline.AXIS + 5)") == 5
+    browser.execute_script("document.querySelector('.timeline-labels .pin.on').click()")
+    wait(browser, f"return !{pinned}.length && !location.search.includes('pin=')")
+    assert complaints(browser) == []
 
 
 @pytest.mark.slow

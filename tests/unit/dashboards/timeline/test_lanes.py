@@ -14,7 +14,7 @@ from dpro.schema import SPANS, conform
 
 
 def _lanes(*spans: dict, until: dict[int, int] | None = None):
-    rest = {"tid": 1, "device": -1, "stream": -1, "correlation": -1}
+    rest = {"tid": 1, "device": -1, "stream": -1, "correlation": -1, "forward_thread": -1}
     frame = conform(SPANS, pl.DataFrame([{"span_id": n, **rest, **span} for n, span in enumerate(spans)]))
     known = pl.DataFrame(
         list((until or {}).items()), {"span_id": pl.Int64, "until_ns": pl.Int64}, orient="row"
@@ -84,7 +84,30 @@ def test_streams_come_first_the_busiest_on_top_and_then_the_main_thread():
         _kernel("r", 100, 190, kind="gpu_annotation"),
     )  # fmt: skip
     labels = [lane.label for lane in lanes.lanes]
-    assert labels == ["stream 9", "stream 7", "stream 7 ranges", "main thread", "thread 5"]
+    assert labels == ["compute 9", "compute 7", "compute 7 ranges", "main thread", "x thread"]
+
+
+def test_lanes_are_named_by_what_takes_most_of_their_time_and_addresses_are_counted():
+    lanes, _ = _lanes(
+        _kernel("gemm", 100, 190), _kernel("Memcpy DtoD", 190, 195, kind="memcpy"),
+        _kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 100, 180, stream=94_132_000_000_016),
+        _kernel("ncclDevKernel_SendRecv", 100, 175, stream=94_132_000_000_944),
+        _kernel("Memcpy HtoD", 100, 160, stream=20, kind="memcpy"), _kernel("add", 160, 170, stream=20),
+        _kernel("exchange", 100, 150, stream=21),
+        _op("ProfilerStep#1", 100, 101, tid=3), _op("autograd::engine::evaluate_function", 100, 150, tid=4),
+        _op("a", 150, 151, tid=4), _op("b", 100, 102, tid=5, forward_thread=3),
+        _op("pin_memory", 100, 110, tid=6), _op("poll", 100, 109, tid=7), _op("c", 100, 101, tid=7),
+        _op("gloo:all_reduce", 100, 101, tid=8), until={6: 120},
+    )  # fmt: skip
+    assert [lane.label for lane in lanes.lanes] == [
+        "compute 7", "NCCL 1", "NCCL 2", "copy 20", "transfer 21",
+        "main thread", "poll thread", "data loader", "gloo thread", "autograd", "autograd 2",
+    ]  # fmt: skip
+
+
+def test_streams_of_several_gpus_say_which():
+    lanes, _ = _lanes(_kernel("a", 100, 190), _kernel("b", 100, 150, device=1))
+    assert [lane.label for lane in lanes.lanes] == ["GPU 0 compute 7", "GPU 1 compute 7"]
 
 
 def test_a_collective_is_its_wait_and_its_transfer():

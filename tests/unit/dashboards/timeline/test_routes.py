@@ -60,11 +60,19 @@ def test_lanes_are_there_without_a_graph(loaded, client):
     assert info["spans"] == 2 * len(loaded.spans.filter(rank=0))
     assert [rank["rank"] for rank in info["ranks"]] == [0, 1]
     labels = [lane[0] for lane in info["ranks"][0]["lanes"]]
-    assert labels[0].startswith("stream")
+    assert labels[:2] == ["NCCL 20", "compute 7"]
     assert "main thread" in labels
     assert [step[1] for step in info["steps"]] == [0, 1, 2]
     assert info["replay"]["automatic"]
     assert info["ranks"][1]["late"] > info["ranks"][0]["late"]  # rank 1 comes last
+
+
+def test_ranks_that_are_not_read_yet_are_named_without_lanes(tmp_path):
+    loading = load(gpu_job().write(tmp_path))
+    loading.measured.ranks[1] = loading.measured._lanes(loading.measured.clocks, 1)
+    ranks = lane_info(loading)["ranks"]
+    assert [(each["rank"], bool(each["lanes"])) for each in ranks] == [(0, False), (1, True)]
+    assert ranks[0]["late"] is not None
 
 
 def test_a_viewport_has_every_span_where_there_is_room(loaded, client):
@@ -93,6 +101,39 @@ def test_matches_are_a_layer_of_their_own(client):
     after = found["place"]
     second = _ask(client, f"find?find=softmax&go=next&rank={after['rank']}&item={after['item']}").json
     assert second["number"] == 2
+
+
+def test_an_area_is_totalled_by_name_and_by_lane(client):
+    info = _ask(client, "lanes").json
+    area = _ask(client, f"area?begin=0&end={info['end']}&rows={_all_rows(info)};m77.0-3").json
+    softmax = next(row for row in area["names"] if row[0] == "softmax")
+    found = _ask(client, "find?find=^softmax$").json
+    assert softmax[1:3] == ["kernel", 6]
+    assert softmax[3] / 1e6 == pytest.approx(found["ms"])
+    assert [row[:2] for row in area["lanes"]][:2] == [[0, "NCCL 20"], [0, "compute 7"]]
+    assert area["more"] == 0
+    assert _ask(client, "area?begin=0&end=9&rows=m77.0-3").json["names"] == []
+    assert _ask(client, "area?begin=9&end=0&rows=m0.0-1").status_code == 400
+
+
+def test_counters_are_rows_of_a_viewport_and_of_an_area(tmp_path):
+    run = gpu_job()
+    for at, watts in [(0, 300.0), (200, 500.0)]:
+        sample = {"rank": 0, "host": "a", "counter": "power_w", "time_ns": 1000 * at, "value": watts}
+        run.rows["counters"].append(sample | {"device": ""})
+    asked = make_app(counted := load(run.write(tmp_path))).server.test_client()
+    counted.measured.all()
+    info = _ask(asked, "lanes").json
+    assert info["counters"] == [[0, "power", "W", 500.0]]
+    size = int.from_bytes(
+        (view := _ask(asked, "view?begin=0&end=400000&px=100&rows=c0.0-1").data)[:4], "little"
+    )
+    head = json.loads(view[4 : 4 + size])
+    assert head["counters"] == {"0": [[0, 200_000], [300, 500]]}
+    assert head["count"] == 0
+    area = _ask(asked, "area?begin=100000&end=300000&rows=m0.0-2;c0.0-1").json
+    assert area["counters"] == [[0, "power", "W", 400.0, 300.0, 500.0]]
+    assert len(area["lanes"]) == 1
 
 
 def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded):
@@ -157,6 +198,7 @@ def test_the_replay_comes_later_with_the_critical_path_and_causes(client, loaded
     shift = timeline.graph.origin_ns - loaded.measured.clocks.origin_ns
     own = timeline.graph.nodes.rank[lanes.ident] == 1
     assert own.all()
+    assert {lane.label for lane in lanes.lanes} == {lane.label for lane in loaded.measured.ranks[1].lanes}
     kernels = lanes.all.kind == 4
     assert (lanes.all.end[kernels] == timeline.end[lanes.ident[kernels]] + shift).all()
     node = _ask(client, "span?side=r&rank=-1&item=0").json
@@ -194,7 +236,7 @@ def test_a_viewport_is_read_from_its_query():
     view = parse_viewport({"begin": "-5", "end": "10", "px": "7", "rows": "m0.1-3;r-1.0-1"})
     assert view == (-5, 10, 7, [("m", 0, 1), ("m", 0, 2), ("r", -1, 0)])
     with pytest.raises(UsageError):
-        parse_viewport({"begin": "0", "end": "10", "px": "7", "rows": ";".join(["m0.0-400"] * 2)})
+        parse_viewport({"begin": "0", "end": "10", "px": "7", "rows": ";".join(["m0.0-800"] * 2)})
 
 
 def test_rows_of_ranks_that_do_not_exist_are_empty(client):

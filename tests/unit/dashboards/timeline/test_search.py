@@ -49,6 +49,22 @@ def test_the_next_match_is_the_one_that_begins_next_on_any_rank_and_after_the_la
     assert search.next("nothing", lanes, at) == (None, 0)
 
 
+def test_matches_on_gpu_lanes_come_before_those_of_threads():
+    names, rows = SpanNames(), []
+    for n, (start, stream) in enumerate([(0, -1), (20, 7), (40, 7), (60, -1)]):
+        lane = {"tid": 1, "stream": stream, "device": 0, "kind": "cpu_op" if stream < 0 else "kernel"}
+        rows.append({"span_id": n, "rank": 0, "name": "gemm", "start_ns": start, "duration_ns": 10, **lane})
+    frame = conform(SPANS, pl.DataFrame(rows)).with_columns(until_ns=pl.lit(None, pl.Int64))
+    lanes, search = {0: make_lanes(frame, names, 100, 0)}, Search(names)
+    assert lanes[0].on_gpu.tolist() == [True, True, False, False]
+    at, found = FoundSpan(30, -1, -1), []
+    for _ in range(4):
+        at, number = search.next("gemm", lanes, at)
+        found.append((at.start, number))
+    assert found == [(40, 2), (0, 3), (60, 4), (20, 1)]
+    assert search.next("gemm", lanes, FoundSpan(0, 0, 2), backwards=True)[0].start == 40
+
+
 def test_levels_of_matches_have_only_those_and_few_are_kept(ranks):
     lanes, search = ranks
     (level,) = search.of_rank("gemm", lanes[0], 100)

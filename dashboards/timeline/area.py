@@ -1,0 +1,64 @@
+"""Totals of an area of the timeline: by name and by lane.
+
+In: lanes of ranks, rows of each, two times. Out: tables; durations are cut to those times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes
+from dpro.replay.intervals import union
+
+_SPANS = {
+    "rank": pl.Int64, "lane": pl.Int64, "name": pl.Int32, "kind": pl.UInt8, "start": pl.Int64,
+    "end": pl.Int64,
+}  # fmt: skip
+
+
+def spans_within(lanes: RankLanes, rows: Sequence[int], begin: int, end: int) -> pl.DataFrame:
+    """Spans of rows between two times: `rank`, `lane`, `name`, `kind`, and `start`, `end` cut to these."""
+    level = lanes.all
+    seen = [level.seen(row, begin, end) for row in rows]
+    items = np.concatenate([np.empty(0, np.int64), *(np.arange(part.start, part.stop) for part in seen)])
+    lane = np.repeat([lanes.lane_of(row) for row in rows], [max(part.stop - part.start, 0) for part in seen])
+    columns = {
+        "rank": np.full(items.size, lanes.rank), "lane": lane, "name": lanes.name[items],
+        "kind": level.kind[items], "start": np.maximum(level.start[items], begin),
+        "end": np.minimum(level.end[items], end),
+    }  # fmt: skip
+    return pl.DataFrame(columns, schema=_SPANS)
+
+
+def by_name(spans: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """`name`, `kind`, `spans`, `total_ns`, `mean_ns`, `longest_ns`; what takes most comes first.
+
+    Args:
+        spans: as from `spans_within`, of any number of ranks.
+    """
+    lasts = pl.col("end") - pl.col("start")
+    totals = spans.group_by("name", "kind").agg(
+        spans=pl.len(), total_ns=lasts.sum(), mean_ns=lasts.mean(), longest_ns=lasts.max()
+    )
+    texts, kinds = pl.Series(names, dtype=pl.String), pl.Series(KINDS)
+    named = totals.with_columns(name=texts.gather(totals["name"]), kind=kinds.gather(totals["kind"]))
+    return named.sort("total_ns", "name", "kind", descending=[True, False, False])
+
+
+def by_lane(spans: pl.DataFrame, lanes: RankLanes) -> pl.DataFrame:
+    """`rank`, `lane` (its label), `spans`, and `busy_ns`: while at least one of them runs; as on the screen.
+
+    Args:
+        spans: as from `spans_within`, of one rank.
+    """
+    rows = []
+    for number, lane in enumerate(lanes.lanes):
+        own = spans.filter(lane=number)
+        if own.height:
+            busy = union(own["start"].to_numpy(), own["end"].to_numpy())
+            rows.append((lanes.rank, lane.label, own.height, int((busy[:, 1] - busy[:, 0]).sum())))
+    schema = {"rank": pl.Int64, "lane": pl.String, "spans": pl.Int64, "busy_ns": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row")

@@ -1,0 +1,89 @@
+"""Sampled counters beside the lanes: clocks, power and memory of GPUs, and bytes of ports.
+
+In: tables `counters` and `workers`, and the clock of the lanes. Out: a `CounterTrack` per series. What is
+sampled beyond these is in the view of telemetry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Ints
+from dpro.dashboards.timeline.measured import Clocked
+from dpro.export.counters import readable_unit, sampled_counters
+
+_SHOWN = r"clock_mhz$|^power_w$|^memory_used_bytes$|^(nvlink_)?[tr]x_bytes/s$"
+
+
+@dataclass(frozen=True)
+class CounterTrack:
+    """One series; a value holds until the next.
+
+    Attributes:
+        rank: the rank whose GPU it is of, the first of several; -1 for a host's.
+        label: as `power`, `vm eth0 sent`.
+        unit: of the values.
+        start: [N] ns since the timeline's origin, ascending.
+        value: [N].
+    """
+
+    rank: int
+    label: str
+    unit: str
+    start: Ints
+    value: NDArray[np.float64]
+
+    def within(self, begin: int, end: int) -> tuple[Ints, NDArray[np.float64]]:
+        """Times and values between two times; the value that holds at the first comes first, at that time."""
+        low = max(int(np.searchsorted(self.start, begin, "right")) - 1, 0)
+        part = slice(low, max(int(np.searchsorted(self.start, end, "left")), low))
+        return np.maximum(self.start[part], begin), self.value[part]
+
+    def totals(self, begin: int, end: int) -> tuple[float, float, float] | None:
+        """Mean over time, least and most between two times; None where there was no value yet."""
+        start, value = self.within(begin, end)
+        if not value.size:
+            return None
+        lasts = np.diff(np.append(start, end))
+        return float(np.average(value, weights=lasts)), float(value.min()), float(value.max())
+
+    def drawn(self, begin: int, end: int, pixels: int) -> tuple[list[int], list[float]]:
+        """The values to draw: per pixel its first, least and most, each at its time."""
+        start, value = self.within(begin, end)
+        if value.size <= 2 * pixels:
+            return start.tolist(), value.tolist()
+        pixel = (start - begin) * pixels // (end - begin)
+        order = np.lexsort((value, pixel))
+        edges = np.flatnonzero(np.diff(pixel[order], prepend=-1))
+        last = np.append(edges[1:], order.size) - 1
+        kept = np.unique(
+            np.concatenate([order[edges], order[last], np.flatnonzero(np.diff(pixel, prepend=-1))])
+        )
+        return start[kept].tolist(), value[kept].tolist()
+
+
+def counter_tracks(counters: pl.DataFrame, workers: pl.DataFrame, of: Clocked) -> list[CounterTrack]:
+    """The tracks of a run, by rank, those of hosts last."""
+    values = sampled_counters(counters, workers, of.alignment.ahead(workers))
+    values = values.filter(pl.col("counter").str.contains(_SHOWN)).with_columns(
+        rank=pl.col("series").str.extract(r"\brank (\d+)").cast(pl.Int64)  # whose a series is, is in its name
+    )
+    tracks = [
+        _track(rows, of.origin_ns) for rows in values.partition_by("counter", "series", maintain_order=True)
+    ]
+    return sorted(tracks, key=lambda track: (track.rank < 0, track.rank))
+
+
+def _track(rows: pl.DataFrame, origin_ns: int) -> CounterTrack:
+    first: dict[str, Any] = rows.row(0, named=True)
+    scale, unit = readable_unit(float(rows["value"].abs().to_numpy().max()), first["unit"])
+    rank, label = first["rank"], first["label"]
+    return CounterTrack(
+        -1 if rank is None else rank, label if rank is not None else f"{first['series']} {label}", unit,
+        rows["time_ns"].to_numpy() - origin_ns, rows["value"].to_numpy() / scale,
+    )  # fmt: skip

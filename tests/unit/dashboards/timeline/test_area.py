@@ -1,0 +1,58 @@
+"""Totals of an area, computed by hand."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
+from dpro.dashboards.timeline.lanes import SpanNames, make_lanes
+from dpro.schema import SPANS, conform
+
+
+@pytest.fixture
+def laid():
+    """A stream with a gap, a collective that waits 50 of 200 ns, and an operator in another."""
+    rows = [
+        ("gemm", "kernel", 0, 100, 7, None), ("gemm", "kernel", 150, 200, 7, None),
+        ("ncclAllReduce", "kernel", 50, 250, 20, 100), ("outer", "cpu_op", 0, 200, -1, None),
+        ("inner", "cpu_op", 20, 60, -1, None),
+    ]  # fmt: skip
+    columns = ["name", "kind", "start_ns", "end", "stream", "until_ns"]
+    frame = pl.DataFrame(rows, columns, orient="row").with_row_index("span_id")
+    frame = frame.with_columns(duration_ns=pl.col("end") - pl.col("start_ns"), rank=3, tid=1, device=0)
+    names = SpanNames()
+    spans = conform(SPANS, frame.drop("end", "until_ns"))
+    until = frame.select(pl.col("span_id").cast(pl.Int64), "until_ns")
+    return make_lanes(spans.join(until, on="span_id"), names, 1000, 0), names
+
+
+def test_names_are_totalled_within_the_area_with_wait_and_transfer_apart(laid):
+    lanes, names = laid
+    spans = spans_within(lanes, range(lanes.all.first.size - 1), 50, 175)
+    assert by_name(spans, names.texts).rows() == [
+        ("outer", "cpu", 1, 125, 125.0, 125),
+        ("gemm", "kernel", 2, 75, 37.5, 50),
+        ("ncclAllReduce", "transfer", 1, 75, 75.0, 75),
+        ("ncclAllReduce", "wait", 1, 50, 50.0, 50),
+        ("inner", "cpu", 1, 10, 10.0, 10),
+    ]
+
+
+def test_a_lane_is_busy_while_at_least_one_of_its_spans_runs(laid):
+    lanes, _ = laid
+    spans = spans_within(lanes, range(lanes.all.first.size - 1), 50, 175)
+    assert by_lane(spans, lanes).rows() == [
+        (3, "NCCL 20", 2, 125), (3, "compute 7", 2, 75), (3, "main thread", 2, 125)
+    ]  # fmt: skip
+
+
+def test_only_the_rows_of_the_area_count_and_nothing_where_nothing_ran(laid):
+    lanes, names = laid
+    gemms = next(lane for lane in lanes.lanes if lane.label == "compute 7")
+    assert by_name(spans_within(lanes, range(*gemms.rows), 0, 1000), names.texts).rows() == [
+        ("gemm", "kernel", 2, 150, 75.0, 100)
+    ]
+    nothing = spans_within(lanes, range(*gemms.rows), 100, 150)
+    assert by_name(nothing, names.texts).is_empty()
+    assert by_lane(nothing, lanes).is_empty()
