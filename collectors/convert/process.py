@@ -26,6 +26,7 @@ from dpro.collectors.convert.tables import (
     model_calls,
     operations,
     starts,
+    steps_without_time,
 )
 from dpro.collectors.convert.windows import convert_windows, first_window_ns, sentences, window_costs
 from dpro.collectors.inside import records
@@ -48,6 +49,7 @@ from dpro.schema import (
 from dpro.store import part_files, write_part
 from dpro.words import from_json
 
+WITHOUT_TIME = "steps that end before they begin: their times are damaged"
 MISSED = "deep windows of a rank that learned of them too late"
 OCCUPIED = "deep windows not begun, since another profiler ran"
 UNPREPARED = "deep windows not begun, since the main thread ran no Python to prepare them"
@@ -107,6 +109,7 @@ def convert_process(
         "skipped": [
             calls.lost_calls(process.folder),
             _missed(recorded),
+            {WITHOUT_TIME: backward} if (backward := steps_without_time(recorded)) else {},
             *(note.get("skipped", {}) for note in notes),
         ],
         "windows": window_costs(frames[STEPS.name]),

@@ -84,6 +84,8 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
         if step - 1 not in boundaries:
             continue
         start, end = boundaries[step - 1][1].resume_ns, boundary.end_ns
+        if end < start:  # one of both is damaged
+            continue
         beside = next((index for index, opened, closed in kept_open if opened < end and start < closed), -1)
         first, last = windows.get(beside, (end, start))
         window, beside = (beside, -1) if first <= start and end <= last else (-1, beside)
@@ -91,6 +93,17 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
         rows.append((rank, step, window, beside, start, end - start, counted_by, gpu_ns))
     columns = ["rank", "step", "window", "beside", "start_ns", "duration_ns", "source", "gpu_step_ns"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
+
+
+def steps_without_time(recorded: Sequence[records.Record]) -> int:
+    """How many steps end before they begin, which are left out."""
+    boundaries = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
+    lasting = [
+        boundary.end_ns - boundaries[step - 1].resume_ns
+        for step, boundary in boundaries.items()
+        if step - 1 in boundaries
+    ]
+    return sum(ns < 0 for ns in lasting)
 
 
 def _kept_open(recorded: Sequence[records.Record]) -> list[tuple[int, int, int]]:
