@@ -320,17 +320,15 @@ def _read_manifest(path: Path) -> Manifest:
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
     """All parts at once, which takes a fifth of the time of one by one; None where one is not as declared."""
     with suppress(InputError, SchemaError), _readable(parts[0].parent):
-        _row_count(parts)
-        frame = pl.scan_parquet(parts, glob=False).collect()
+        frame = _collected(pl.scan_parquet(parts, glob=False), parts)
         if frame.schema == table.dtypes:
             return conform(table, frame)
     return None
 
 
 def _read_part(table: Table, part: Path) -> pl.DataFrame:
-    _row_count([part])
     with _readable(part):
-        frame = pl.read_parquet(part, glob=False)
+        frame = _collected(pl.scan_parquet(part, glob=False), [part])
     declared = [name for name in frame.columns if name in table.columns]
     try:
         return conform(table, frame.select(declared))
@@ -342,12 +340,11 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
     """Some columns of all parts at once; parts of older formats may lack some, which get their default."""
     schema = {name: table.dtypes[name] for name in columns}
     try:
-        _row_count(parts)
         with _readable(parts[0].parent):
             frame = pl.scan_parquet(
                 parts, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
             )
-            read = frame.select(columns).collect()
+            read = _collected(frame.select(columns), parts)
     except InputError:  # which part it is shows by reading them one by one
         return pl.concat([_read_part(table, part).select(*schema) for part in parts])
     defaults = [
@@ -376,6 +373,19 @@ def _readable(part: Path) -> Iterator[None]:
         raise unreadable(first_line(error)) from error
 
 
+def _collected(frame: pl.LazyFrame, parts: list[Path]) -> pl.DataFrame:
+    """The rows of parts; `_row_count` refuses more than a table of their size has, which are not read."""
+    most = _most_rows(parts)
+    rows = frame.head(most + 1).collect()
+    if rows.height > most:
+        _row_count(parts)
+    return rows
+
+
+def _most_rows(parts: list[Path]) -> int:
+    return max(MIN_ROWS, MAX_ROWS_PER_BYTE * sum(part.stat().st_size for part in parts))
+
+
 def _row_count(parts: list[Path]) -> int:
     """The rows of parts, read from their footers.
 
@@ -384,11 +394,9 @@ def _row_count(parts: list[Path]) -> int:
     """
     with _readable(parts[0]):
         count = int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
-        stored_bytes = sum(part.stat().st_size for part in parts)
-    if count > max(MIN_ROWS, MAX_ROWS_PER_BYTE * stored_bytes):
-        raise InputError(
-            f"{parts[0]}: says that it holds {count:,} rows in {format_bytes(stored_bytes)}, as no table does"
-        )
+    if count > _most_rows(parts):
+        stored = format_bytes(sum(part.stat().st_size for part in parts))
+        raise InputError(f"{parts[0]}: says that it holds {count:,} rows in {stored}, as no table does")
     return count
 
 
