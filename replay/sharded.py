@@ -30,7 +30,6 @@ from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, ske
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import (
     COLUMNS,
-    are_stepped,
     asked_after,
     by_place,
     coded,
@@ -58,6 +57,7 @@ from dpro.replay.graph import (
     Nodes,
     assembled,
 )
+from dpro.replay.steps import are_stepped
 from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, extents_of, replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run

@@ -34,7 +34,7 @@ collective is split only where all members of its group were matched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -429,6 +429,16 @@ def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str
     return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
 
 
+def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
+    """Whether a step is known of some rank; else each window is taken as one.
+
+    Args:
+        steps: with `rank`.
+        ranks: that have spans.
+    """
+    return bool(steps["rank"].is_in(list(ranks)).any())
+
+
 def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Find the steps that windows with spans hold.
 
@@ -441,10 +451,10 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
     windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     lasting = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
-    lasting = lasting.join(windows, on="rank", how="semi")
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
-    whole = (windows.clear() if lasting.height else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
+    stepped = are_stepped(lasting, windows["rank"])
+    whole = (windows.clear() if stepped else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
 

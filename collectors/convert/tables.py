@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,12 +80,10 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     windows = {r.a: (r.b, r.c) for r in recorded if r.kind == records.WINDOW}
     kept_open = _kept_open(recorded)
     rows = []
-    for step, (source, boundary) in boundaries.items():
-        if step - 1 not in boundaries:
-            continue
-        start, end = boundaries[step - 1][1].resume_ns, boundary.end_ns
+    for step, start, end in _extents(boundaries):
         if end < start:  # one of both is damaged
             continue
+        source, _ = boundaries[step]
         beside = next((index for index, opened, closed in kept_open if opened < end and start < closed), -1)
         first, last = windows.get(beside, (end, start))
         window, beside = (beside, -1) if first <= start and end <= last else (-1, beside)
@@ -97,13 +95,14 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
 
 def steps_without_time(recorded: Sequence[records.Record]) -> int:
     """How many steps end before they begin, which are left out."""
-    boundaries = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
-    lasting = [
-        boundary.end_ns - boundaries[step - 1].resume_ns
-        for step, boundary in boundaries.items()
-        if step - 1 in boundaries
-    ]
-    return sum(ns < 0 for ns in lasting)
+    return sum(end < start for _, start, end in _extents(_boundaries(recorded)))
+
+
+def _extents(boundaries: Mapping[int, tuple[int, Boundary]]) -> Iterator[tuple[int, int, int]]:
+    """Each step that has both boundaries, when it begins and when it ends."""
+    for step, (_, boundary) in boundaries.items():
+        if step - 1 in boundaries:
+            yield step, boundaries[step - 1][1].resume_ns, boundary.end_ns
 
 
 def _kept_open(recorded: Sequence[records.Record]) -> list[tuple[int, int, int]]:

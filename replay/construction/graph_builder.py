@@ -9,7 +9,7 @@ what had to be taken from the trace is marked as anchored.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ from dpro.replay.graph import (
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
 from dpro.replay.pipeline.recorded import has_operations, operations_of
+from dpro.replay.steps import are_stepped
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.schema.members import num_members
 from dpro.store import Run
@@ -155,16 +156,6 @@ def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     code = spans["name"].cast(pl.Enum(names)).to_physical()
     marks = names.str.contains(STEP_MARKS).gather(code)
     return spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks), names
-
-
-def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
-    """Whether a step is known of some rank; else each window is taken as one.
-
-    Args:
-        steps: with `rank`.
-        ranks: that have spans.
-    """
-    return bool(steps["rank"].is_in(list(ranks)).any())
 
 
 def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
