@@ -25,7 +25,7 @@ from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.facts import JobFacts, StandStill, short_kernel
+from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel, short_place
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,
@@ -42,6 +42,7 @@ from dpro.verdict.limits import (
 MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
+WORTH_AFTER = 1.05  # the same of the middle of what only comes second
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
@@ -75,7 +76,7 @@ class Advice(DocumentPart, frozen=True):
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
-    """What to do, the most certain gain for the least effort first.
+    """All that is worth doing, what treats the limit first, then the most certain gain for the least effort.
 
     Args:
         limit: what limits the job, one of `limits`.
@@ -85,10 +86,25 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [_of_a_moment(advice) for advice in wanted]
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     first = _FIRST.get(limit, ())
-    ranked = sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
-    # A rank at fault is always named, whatever limits the job.
+    return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
+
+
+def first_of(ranked: Sequence[Advice]) -> list[Advice]:
+    """What is shown of `advise`: a rank at fault always, whatever limits the job."""
     healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
     return [*ranked[: MAX_ADVICE - len(healing)], *healing]
+
+
+def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | None:
+    """What is worth doing only once the limit is gone; None where nothing is.
+
+    Args:
+        ranked: `advise` of the job as it is.
+        later: the same of the job without its limit.
+    """
+    now = {advice.kind for advice in ranked if _middle(advice) >= WORTH_AFTER}
+    news = (advice for advice in later if advice.kind not in now and (advice.gain_low or 1.0) >= WORTH)
+    return next((advice for advice in news if _middle(advice) >= WORTH_AFTER), None)
 
 
 def _of_a_moment(advice: Advice) -> Advice:
@@ -99,12 +115,16 @@ def _of_a_moment(advice: Advice) -> Advice:
     return replace(advice, gain_low=advice.gain_low**least, gain_high=advice.gain_high**most)
 
 
-def _merit(advice: Advice) -> float:
-    """The middle of its gain, as a power: twice for what names its own cause, most where it is not known."""
+def _middle(advice: Advice) -> float:
+    """The middle of its gain; infinite where it is not known."""
     if advice.gain_low is None or advice.gain_high is None:
         return math.inf
-    middle = (math.log(min(advice.gain_low, MUCH)) + math.log(min(advice.gain_high, MUCH))) / 2
-    return 2 * middle if advice.kind in ("cores", "launch-one") else middle
+    return math.sqrt(min(advice.gain_low, MUCH) * min(advice.gain_high, MUCH))
+
+
+def _merit(advice: Advice) -> float:
+    """The middle of its gain, as a power: twice for what names its own cause."""
+    return (2 if advice.kind in ("cores", "launch-one") else 1) * math.log(_middle(advice))
 
 
 # What treats each limit itself, before what merely helps.
@@ -149,7 +169,7 @@ def _place_of(evidence: Sequence[str]) -> str:
     for line in evidence:
         _, colon, place = line.rpartition(": ")
         if colon and ("works" in line):
-            return f", in {place}"
+            return f", in {short_place(place)}"
     return ""
 
 
@@ -217,20 +237,20 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     if facts.still is not None:
         yield _cores(facts, facts.still, host)
-    dear = facts.dear
+    launches, dear = facts.launches, facts.dear
     if dear is not None:
         most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
             f"find what the host does for {format_duration(dear.took_ns)} before each of {dear.per_step:.0f} "
-            f"launches of {short_kernel(dear.kernel)} a step",
+            f"launches of {short_kernel(dear.kernel)} a step"
+            f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}",
             1 + (most - 1) * 0.5,
             most,
             "new code",
             "a launch of it can cost what others do",
             "record with --stacks",
         )
-    launches = facts.launches
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
@@ -241,8 +261,8 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     count = launches.height / facts.rank_steps
     yield Advice(
         "launch",
-        f"launch less: {count:,.0f} launches a step and rank; CUDA graphs "
-        '(torch.compile(mode="reduce-overhead")), a fused optimizer',
+        'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
+        f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
         min(low, host),
         host,
         "a line of code",
@@ -303,7 +323,7 @@ def _longest_names(prepared: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{_plain(name)} {format_duration(took_ns / rank_steps)}"
+        f"{short_place(name)} {format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
     return f": {shown}" if shown else ""
@@ -315,12 +335,6 @@ def _prepared(graph: Graph) -> pl.DataFrame:
     before = np.flatnonzero(before_first_launch(graph) & named & (graph.nodes.duration > 0))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(graph.nodes.name[before])
     return pl.DataFrame({"name": names, "took_ns": graph.nodes.duration[before]})
-
-
-def _plain(name: str) -> str:
-    """A Python function without its path."""
-    function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
-    return f"{function[3]} ({function[1]}:{function[2]})" if function else name[:50]
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -542,7 +556,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     yield Advice(
         "sync",
-        f"take out what waits for the GPU, {count:,.0f} calls a step (.item(), .to(), blocking copies)",
+        f"take out what waits for the GPU (.item(), .to(), blocking copies), {count:,.0f} calls a step"
+        f"{place_of(waits, facts.spans)}",
         1 + (gain - 1) * 0.5,
         gain,
         "new code",
@@ -560,8 +575,8 @@ def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if share >= 0.03:
         yield Advice(
             "allocator",
-            f"keep device memory: cudaMalloc and cudaFree take {share:.0%} of the step "
-            "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes)",
+            "keep device memory (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes): cudaMalloc "
+            f"and cudaFree take {share:.0%} of the step{place_of(calls, facts.spans)}",
             1.0,
             1 / (1 - min(share, 0.9)),
             "a setting",

@@ -8,6 +8,7 @@ before one launch (`DearLaunches`). Names of kernels are shortened so that a per
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import crowds_of, is_shared
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
+from dpro.replay.engine import innermost_segments
 from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.replay.steps import recorded_steps, within_stretches
-from dpro.replay.timeline import durations_of, step_lengths
+from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import slowdowns_of
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
@@ -57,6 +60,9 @@ FEW = 4  # calls of a name, from which on it is known how long one usually takes
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 DEAR_NS = 500_000  # host time before one launch
 DEAR = 0.4  # of the host's time: what one kernel's launches take of it
+PLACED = 0.2  # of some calls: a place in the code that has more of them is named
+_LIBRARIES = r"(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
+_NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
 
 class StandStill(NamedTuple):
@@ -187,14 +193,14 @@ STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 class JobFacts:
     """What is known of a run that has a graph."""
 
-    def __init__(self, analysis: Analysis, job: ReplayedJob) -> None:
-        """Nothing is computed yet."""
-        self.analysis, self.job = analysis, job
+    def __init__(self, analysis: Analysis, job: ReplayedJob, ends: pl.DataFrame | None = None) -> None:
+        """Nothing is computed yet.
 
-    @cached_property
-    def ends(self) -> pl.DataFrame:
-        """`baseline_steps` of its graph."""
-        return self.analysis.baseline
+        Args:
+            ends: when its steps end, as of `baseline_steps`; those of the analysis where None.
+        """
+        self.analysis, self.job = analysis, job
+        self.ends = analysis.baseline if ends is None else ends
 
     @cached_property
     def step_ns(self) -> float:
@@ -310,10 +316,13 @@ class JobFacts:
 
     @cached_property
     def launches(self) -> pl.DataFrame:
-        """Spans of usual steps that launched work of a GPU."""
+        """Spans of usual steps that launched work of a GPU, with `launched`: its name."""
         calls = self.spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-        work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).select("rank", "correlation")
-        return calls.join(work.unique(), on=["rank", "correlation"], how="semi")
+        work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+        work = work.select("rank", "correlation", launched="name").unique(
+            ["rank", "correlation"], keep="first"
+        )
+        return calls.join(work, on=["rank", "correlation"])
 
     @cached_property
     def gpu(self) -> str:
@@ -342,7 +351,8 @@ class JobFacts:
     @property
     def computing(self) -> float:
         """Share of the usual step for which something computes, mean of ranks."""
-        return self.shares["compute_ns"]
+        recorded_ns = float(step_lengths(self.analysis.baseline).mean())
+        return min(self.shares["compute_ns"] * recorded_ns / self.step_ns, 1.0)
 
     def share_of(self, names: Sequence[str]) -> float:
         """Share of computing kernels' time that some take."""
@@ -386,16 +396,36 @@ class JobFacts:
         """Whether Python's calls were recorded, which slows the host."""
         return bool((self.analysis.spans["kind"] == "python").any())
 
+    def without(self, limit: str) -> list[ReplayedJob]:
+        """The job in which a limit costs nothing, in each way in which that is to be had of this run."""
+        jobs = []
+        for change in (change for kind, change in CHANGES if kind == limit):
+            with suppress(DproError):
+                jobs.append(change(self.job))
+        return jobs
+
     def best_beside(self, limit: str) -> tuple[str, float]:
         """What gives most when it costs nothing together with a limit, and what both give."""
-        firsts = [change for kind, change in CHANGES if kind == limit]
         others = [(kind, change) for kind, change in CHANGES if kind in INDEPENDENT and kind != limit]
         best = ("", 1.0)
-        for first, (kind, change) in product(firsts, others):
-            with suppress(DproError):  # one of both is not to be had of this run
-                gain = self.typical_gain_of(change(first(self.job)))
-                best = max(best, (kind, gain), key=itemgetter(1))
+        for job, (kind, change) in product(self.without(limit), others):
+            with suppress(DproError):  # it is not to be had of this run
+                best = max(best, (kind, self.typical_gain_of(change(job))), key=itemgetter(1))
         return best
+
+    def after(self, limit: str) -> JobFacts | None:
+        """The same of the job once a limit costs nothing; None where that is not to be had of this run.
+
+        Hosts that stand still get their cores, which is less than a host that takes no time.
+        """
+        jobs = self.without(limit)
+        if limit == HOST and self.still is not None:
+            jobs = [self.job.with_change(self.still.ended)]
+        if not jobs:
+            return None
+        job = max(jobs, key=self.typical_gain_of)
+        timeline = next(self.job.replays(job, slowdowns_of(self.analysis.trust)[:1]))
+        return JobFacts(self.analysis, job, changed_ends(self.ends, timeline.graph, timeline.end))
 
     def gains_by_limit(self) -> Mapping[str, float]:
         """The most that each limit gives by itself."""
@@ -403,6 +433,38 @@ class JobFacts:
         for counterfactual in self.counterfactuals:
             most[counterfactual.limit] = max(most.get(counterfactual.limit, 1.0), counterfactual.gain)
         return most
+
+
+def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
+    """Where in the job's own code most calls are made, behind a comma; empty where it is not recorded.
+
+    Args:
+        calls: some rows of `spans`.
+        spans: among them Python's functions, if they were recorded, and ranges that the job names.
+    """
+    lane = ["rank", "window", "tid"]
+    code = spans.filter(
+        ((pl.col("kind") == "python") & ~pl.col("name").str.contains(_LIBRARIES))
+        | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
+    )
+    places: Counter[str] = Counter()
+    for key, around in code.sort("start_ns", -pl.col("duration_ns")).group_by(lane):
+        inside = calls.filter(*(pl.col(name) == value for name, value in zip(lane, key, strict=True)))
+        starts = around["start_ns"].to_numpy()
+        begins, span = innermost_segments(starts, starts + around["duration_ns"].to_numpy())
+        segment = np.searchsorted(begins, inside["start_ns"].to_numpy(), side="right") - 1
+        innermost = span[segment[segment >= 0]]
+        places.update(map(short_place, around["name"].gather(innermost[innermost >= 0])))
+    ((place, count),) = places.most_common(1) or [("", 0)]
+    return f", {count / calls.height:.0%} of them in {place}" if count > PLACED * calls.height else ""
+
+
+def short_place(name: str) -> str:
+    """A Python function without its path, or a range; layers that are numbered are one."""
+    function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
+    if function:
+        return f"{function[3]} ({function[1]}:{function[2]})"
+    return re.sub(r"\.\d+\b", ".*", name).strip("# ")[:50]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
-from dpro.verdict.advice import Advice, advise, without_tensor_cores
+from dpro.verdict.advice import Advice, advise, first_of, without_tensor_cores, worth_after
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -88,6 +88,7 @@ class Explanation(Document, frozen=True, kw_only=True):
         fault: which ranks or parts are at fault, in words.
         faulty_ranks: ranks that findings name.
         advice: what to do, the best first.
+        then: what is worth doing only once the limit is gone, and what it gains then; null where nothing is.
         tempting: what looks like a remedy and is none, a line each.
         unsure: what limits the verdict, a line each.
     """
@@ -103,6 +104,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     fault: str
     faulty_ranks: list[int]
     advice: list[Advice] = field(default_factory=list)
+    then: Advice | None = None
     tempting: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
 
@@ -122,6 +124,7 @@ def explain(analysis: Analysis) -> Explanation:
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
+    ranked = advise(facts, limit.kind) if limit else []
     counted = facts.usual.height
     steps = f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.unslowed_ns)}"
     return Explanation(
@@ -135,10 +138,19 @@ def _by_replay(facts: JobFacts) -> Explanation:
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         fault=fault_in_words([finding for finding in facts.findings if finding.component_id != THE_HOST]),
         faulty_ranks=_ranks_of(facts.findings),
-        advice=advise(facts, limit.kind) if limit else [],
+        advice=first_of(ranked),
+        then=_then(facts, limit, ranked),
         tempting=_tempting(facts, limit),
         unsure=[*([] if limit else [NOT_RECORDED]), *_unsure(facts, counted)],
     )
+
+
+def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
+    """What is worth doing only once the limit is gone."""
+    if limit is None or limit.gain < CLEAR or (after := facts.after(limit.kind)) is None:
+        return None
+    next_limit = _limit_without_cause(after)
+    return worth_after(ranked, advise(after, next_limit.kind)) if next_limit else None
 
 
 def _by_calls(analysis: Analysis) -> Explanation:

@@ -55,9 +55,13 @@ def lines_of(verdict: Explanation) -> list[str]:
     if verdict.limit is not None:
         lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))
     lines += _labelled("FAULT", verdict.fault)
+    then = verdict.then
     for number, advice in enumerate(verdict.advice, 1):
         label = "TRY" if number == 1 else ""
-        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}", indent=2)
+        later = "" if then is None or then.kind != advice.kind else f" (once 1 is done {_gain(then)})"
+        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}{later}", indent=2)
+    if then is not None and then.kind not in {advice.kind for advice in verdict.advice}:
+        lines += _labelled("THEN", f"{then.do}{worth_in_words(then)}", indent=2)
     if verdict.tempting:
         lines += _labelled("NOT", "; ".join(verdict.tempting))
     if verdict.unsure:
@@ -67,9 +71,15 @@ def lines_of(verdict: Explanation) -> list[str]:
 
 def worth_in_words(advice: Advice) -> str:
     """What advice gains, and what it takes; empty where no gain can be said."""
+    gain = _gain(advice)
+    return f": {gain}, {advice.effort}" if gain else ""
+
+
+def _gain(advice: Advice) -> str:
+    """What advice gains; empty where it cannot be said."""
     if advice.gain_low is None or advice.gain_high is None:
         return ""
-    return f": {times(advice.gain_low, advice.gain_high)}, {advice.effort}"
+    return times(advice.gain_low, advice.gain_high)
 
 
 def limit_in_words(limit: Limit, step_ms: float) -> str:

@@ -238,8 +238,9 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
         if not analysis.trust.answerable:
             return WindowFindings()
         findings = diagnose_graph(Context(opened, Baseline(analysis.built.graph)))
-        facts, words = JobFacts(analysis, ReplayedJob(analysis.built.predictive)), ""
+        words = ""
         with suppress(DproError):  # of windows without a whole step, say: what was found holds
+            facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
             limit = limit_of(facts)
             words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
         return WindowFindings(findings=tuple(findings), limit=words)

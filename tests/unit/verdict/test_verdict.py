@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.verdict.advice import advise
-from dpro.verdict.facts import JobFacts
+from dpro.verdict.advice import Advice, advise, worth_after
+from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
-from tests.builders import TinyRun
+from tests.builders import MAIN, TinyRun
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -278,6 +279,81 @@ def test_two_things_beside_each_other_limit_a_job_together(tmp_path):
     assert {limit.kind, limit.together} == {HOST, COMMUNICATION}
     assert limit.gain < 1.3
     assert limit.gain_together > 3
+
+
+def hidden_transfers(host_us: float) -> TinyRun:
+    """Two ranks that compute 100 and reduce for 400, beside a host that works for a time."""
+    run = TinyRun()
+    for step in range(4):
+        begin, host_ends = (host_us + 100) * step, (host_us + 100) * step + host_us
+        for rank in range(2):
+            run.call(begin, begin + 5, 10 * step, rank)
+            run.kernel("gemm", begin + 10, begin + 110, 10 * step, rank)
+            run.call(begin + 5, begin + 10, 10 * step + 1, rank)
+            run.nccl(begin + 110, begin + 510, 10 * step + 1, rank, sequence=step)
+            run.op("aten::work", begin + 10, host_ends, rank)
+            run.call(
+                host_ends, max(host_ends, begin + 510) + 5, 10 * step + 2, rank, name="cudaDeviceSynchronize"
+            )
+            run.step(step, begin, begin + host_us + 100, rank)
+    return run
+
+
+def test_what_gains_only_once_the_limit_is_gone_comes_after_it(tmp_path):
+    verdict = explained(hidden_transfers(host_us=900), tmp_path)
+    assert verdict.limit.kind == HOST
+    assert verdict.alternatives[COMMUNICATION] < 1.02
+    assert not {"transfer", "overlap"} & {*kinds(verdict)}
+    # Without a host it takes 20 to begin and end, 100 are computed, and 400 moved: 30% of them or all can go.
+    assert verdict.then.kind == "transfer"
+    assert verdict.then.gain_low == pytest.approx(1 / (1 - 0.3 * 400 / 520), rel=0.03)
+    assert verdict.then.gain_high == pytest.approx(520 / 120, rel=0.03)
+
+
+def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_code(tmp_path):
+    run = TinyRun()
+    run.span("python", "<string>(1): <module>", 0, 1000, tid=MAIN)
+    run.span("python", "jobs/train.py(10): step", 10, 900, tid=MAIN)
+    run.span("python", "torch/nn/modules/module.py(1743): _call_impl", 20, 800, tid=MAIN)
+    run.span("python", "nn.Module: Block_0", 30, 700, tid=MAIN)
+    run.span("python", "jobs/model.py(88): forward", 40, 600, tid=MAIN)
+    run.mark("## module.layers.3.attention ##", 610, 650)
+    for number, at in enumerate((100, 200, 300, 620, 750, 950, 2000)):
+        run.call(at, at + 5, number)
+        run.kernel("mul", at + 10, at + 20, number)
+    run.step(0, 0, 3000)
+    spans = Analysis(run.write(tmp_path / "run")).spans
+    calls = spans.filter(pl.col("kind") == "runtime")
+    assert place_of(calls, spans) == ", 43% of them in forward (model.py:88)"
+    # Of the last four one is in a range, one in `step`, and two in no code of the job.
+    later = calls.sort("start_ns").tail(4)
+    assert place_of(later, spans).removeprefix(", 25% of them in ") in (
+        "module.layers.*.attention",
+        "step (train.py:10)",
+    )
+    assert place_of(later.filter(pl.col("start_ns") == pl.col("start_ns").max()), spans) == ""
+    assert (
+        place_of(calls, spans.filter(pl.col("kind") != "python").filter(pl.col("kind") != "annotation")) == ""
+    )
+
+
+def test_nothing_comes_after_a_limit_behind_which_the_device_is_next(tmp_path):
+    assert explained(launches_of([("gemm", 400, 200)] * 10), tmp_path).then is None
+
+
+def test_advice_of_now_is_not_repeated_as_what_comes_after():
+    now = [
+        Advice("overlap", "hide it", 1.1, 1.2, "new code"),
+        Advice("fuse", "fuse", 1.0, 1.04, "a line of code"),
+    ]
+    then = [
+        Advice("overlap", "hide it", 1.3, 1.5, "new code"),
+        Advice("record-more", "record", None, None, "a setting"),
+        Advice("tune-kernel", "tune", 1.0, 3.0, "new code"),
+        Advice("fuse", "fuse", 1.1, 1.3, "a line of code"),
+    ]
+    assert worth_after(now, then) == then[3]
+    assert worth_after(now, then[:3]) is None
 
 
 def test_what_limits_a_run_is_a_sentence_unless_devices_compute(tmp_path):

@@ -61,6 +61,21 @@ def test_lines_wrap_at_words_within_the_screen():
     ]
 
 
+def test_what_comes_after_the_first_is_marked_as_that():
+    first = Advice("launch", "launch less", 2.0, 3.0, "a line of code")
+    fuse = Advice("fuse", "torch.compile", 1.02, 1.04, "a line of code")
+    then = Advice("fuse", "torch.compile", 1.2, 1.4, "a line of code")
+    apart = lines_of(verdict(advice=[first], then=then))
+    assert apart[2:] == [
+        "TRY    1 launch less: x2.0 to 3.0, a line of code",
+        "THEN   torch.compile: x1.20 to 1.40, a line of code",
+    ]
+    both = lines_of(verdict(advice=[first, fuse], then=then))
+    assert " ".join(" ".join(both[3:]).split()) == (
+        "2 torch.compile: x1.02 to 1.04, a line of code (once 1 is done x1.20 to 1.40)"
+    )
+
+
 def test_of_a_run_without_a_graph_nothing_limits_and_no_gain_is_said():
     advice = Advice("unblock", "see what rank 9 does", None, None, "a setting")
     lines = lines_of(verdict(fault="rank 9: its host code is stuck", advice=[advice]))
