@@ -58,10 +58,16 @@ def command_of(what: str, *options: str) -> list[str]:
 
 
 def step_s(what: str, folder: Path, done: bool) -> float:
-    """How long a step takes without dpro, by its mean: not each is like the next."""
+    """How long a step takes without dpro, by its mean: not each is like the next.
+
+    Raises:
+        RuntimeError: the job failed; with what it printed last.
+    """
     out = folder / "times.json"
     command = command_of(what, "--out", str(out), *(["--done"] if done else []))
-    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=300)
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{what} ended with {ended.returncode}: {ended.stderr[-3000:]}")
     return mean(sorted(json.loads(out.read_text())[SKIP:])[:-2])  # but for the two longest
 
 

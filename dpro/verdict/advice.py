@@ -49,6 +49,7 @@ TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls bec
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
 FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
+EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
 _UNFUSED_ATTENTION = r"(?i)softmax(?!.*(nll|log|loss))"
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
@@ -82,7 +83,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         limit: what limits the job, one of `limits`.
     """
     wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
-    if facts.beside_others:
+    if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     first = _FIRST.get(limit, ())
@@ -123,8 +124,9 @@ def _middle(advice: Advice) -> float:
 
 
 def _merit(advice: Advice) -> float:
-    """The middle of its gain, as a power: twice for what names its own cause."""
-    return (2 if advice.kind in ("cores", "launch-one") else 1) * math.log(_middle(advice))
+    """The middle of its gain, as a power, for its effort: twice for what names its own cause."""
+    weight = 2.0 if advice.kind in ("cores", "launch-one") else 1 / EFFORT.get(advice.effort, 1.0)
+    return weight * math.log(_middle(advice))
 
 
 # What treats each limit itself, before what merely helps.
@@ -214,19 +216,28 @@ def _interval(gains: Floats, lengths: Floats) -> tuple[float, float]:
 
 
 def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Give ranks that wait for a core fewer threads, or more cores."""
+    """Give ranks that wait for a core fewer threads, or more cores.
+
+    Where other processes take the cores, fewer threads may leave them more of these, and gain nothing.
+    """
     for finding in facts.findings:
         if finding.cause == CROWDED and finding.cost_ns > 0:
             left_ns = max(facts.step_ns - finding.cost_ns, 1.0)
             gain = max(facts.step_ns / left_ns, 1.0)
+            shared = finding.component_id in facts.shared_hosts
+            do = (
+                "more cores, or fewer other processes or threads,"
+                if shared
+                else "fewer threads, or more cores,"
+            )
             yield Advice(
                 "cores",
-                f"fewer threads, or more cores, on {finding.component}: its ranks wait for one "
+                f"{do} on {finding.component}: its ranks wait for one "
                 f"{format_duration(finding.cost_ns)} a step",
-                1 + (gain - 1) * 0.5,
+                1.0 if shared else 1 + (gain - 1) * 0.5,
                 gain,
                 "a setting",
-                "no other process takes the cores",
+                "" if shared else "no other process takes the cores",
             )
 
 

@@ -26,7 +26,7 @@ from dpro.analysis.mean_step import PARTS, mean_steps
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
-from dpro.detect.machine.oversubscribed import crowds_of, is_shared
+from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.engine import innermost_segments
@@ -252,11 +252,9 @@ class JobFacts:
         return [finding for finding in findings if finding.confidence >= STUDIED_CONFIDENCE]
 
     @cached_property
-    def beside_others(self) -> bool:
-        """Whether processes of other jobs used cores for which ranks waited."""
-        analysis = self.analysis
-        crowds = crowds_of(analysis.steps, analysis.counters, analysis.workers)
-        return any(is_shared(crowd, analysis.counters) for crowd in crowds)
+    def shared_hosts(self) -> list[str]:
+        """Hosts on which processes of other jobs used cores for which ranks waited."""
+        return shared_hosts(self.analysis.steps, self.analysis.counters, self.analysis.workers)
 
     @cached_property
     def stretches(self) -> pl.DataFrame:

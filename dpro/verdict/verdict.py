@@ -298,7 +298,7 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
         "Python stacks were recorded, which slow the host": facts.has_stacks,
-        "other processes use cores of these hosts: gains are of that moment": facts.beside_others,
+        "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
     }
     return [reason for reason, holds in reasons.items() if holds]
 

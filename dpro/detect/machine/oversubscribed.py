@@ -55,15 +55,39 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
     Args:
         steps: table `steps`; those of deep windows count, too.
     """
-    hosts = workers.filter(pl.col("host") != "").select("rank", "host").unique("rank")
-    alone = hosts.height == 1
-    facts = host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
+    facts = _facts_by_host(steps, counters, workers)
+    alone = workers.filter(pl.col("host") != "")["rank"].n_unique() == 1
     crowded = []
     for (host,), rows in facts.group_by("host", maintain_order=True):
         crowds = (_crowd(str(host), rows, size, MIN_ALONE if alone else MIN_SHARE) for size in WINDOWS)
         crowd = next((candidate for candidate in crowds if candidate is not None), None)
         crowded += [crowd] if crowd is not None else []
     return crowded
+
+
+def _facts_by_host(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
+    """Return `host_facts` of the ranks whose wait for a core was counted, with `host`."""
+    hosts = workers.filter(pl.col("host") != "").select("rank", "host").unique("rank")
+    return host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
+
+
+def shared_hosts(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
+    """Return the hosts whose ranks wait long for cores that other processes use, be it from time to time.
+
+    Args:
+        steps: table `steps`; those of deep windows count, too.
+    """
+    duration = pl.col("duration_ns")
+    hosts = (
+        _facts_by_host(steps, counters, workers)
+        .group_by("host", maintain_order=True)
+        .agg(
+            waits=pl.col("run_queue_ns").sum() / duration.sum(),
+            used=(pl.col("cpu_ns") / duration).mean().fill_null(np.nan) * pl.col("rank").n_unique(),
+        )
+        .filter(pl.col("waits") >= MIN_SHARE)
+    )
+    return [host for host, _, used in hosts.iter_rows() if others_use(host, used, counters)]
 
 
 def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | None:
@@ -114,10 +138,14 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
     )  # fmt: skip
 
 
-def is_shared(crowd: Crowd, counters: pl.DataFrame) -> bool:
-    """Return whether other processes use the cores for which the ranks wait, as far as that was counted."""
-    cores = _typical(counters.filter(pl.col("host") == crowd.host), "cpus")
-    return bool(cores) and crowd.cores < MAX_SHARED * cores
+def others_use(host: str, used: float, counters: pl.DataFrame) -> bool:
+    """Return whether other processes use the cores for which ranks wait, as far as that was counted.
+
+    Args:
+        used: cores that the ranks' processes compute on, on average; NaN where that was not counted.
+    """
+    cores = _typical(counters.filter(pl.col("host") == host), "cpus")
+    return bool(cores) and used < MAX_SHARED * cores
 
 
 def _typical(counters: pl.DataFrame, name: str) -> float:
@@ -135,7 +163,7 @@ def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> list[str]:
     if ready and cores:
         lines.append(f"the host has {cores:.0f} cores, and typically {ready:.0f} threads are ready to run")
     if cores and np.isfinite(crowd.cores):
-        others = ": other processes use the rest" if is_shared(crowd, counters) else ""
+        others = ": other processes use the rest" if others_use(crowd.host, crowd.cores, counters) else ""
         lines.append(f"the ranks' processes compute on {crowd.cores:.1f} of {cores:.0f} cores{others}")
     if 0 < limit < cores:
         lines.append(f"the job's cgroup may use {limit:g} of them")

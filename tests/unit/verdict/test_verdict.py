@@ -73,7 +73,7 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
 def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
     run = launches_of([("mul", 60, 10)] * 50)
     alone = explained(run, tmp_path / "alone")
-    monkeypatch.setattr(JobFacts, "beside_others", True)
+    monkeypatch.setattr(JobFacts, "shared_hosts", ["a"])
     beside = explained(run, tmp_path / "beside")
     assert kinds(beside) == kinds(alone)
     for advice, before in zip(beside.advice, alone.advice, strict=True):
@@ -147,7 +147,7 @@ def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     assert any("one step" in reason for reason in verdict.unsure)
 
 
-def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path):
+def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, monkeypatch):
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     crowd = Finding("slow.host", "host", "a", (0,), 0.5, 1.0, 0.5 * facts.step_ns, (), CROWDED)
     free, crowded = advise(facts, INPUT), advise(with_findings(facts, [crowd]), INPUT)
@@ -156,7 +156,11 @@ def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path):
     assert {advice.kind for advice in crowded[:2]} == {"input", "cores"}
     assert not any("beside the step" in advice.do for advice in crowded)
     (cores,) = (advice for advice in crowded if advice.kind == "cores")
-    assert cores.gain_high == pytest.approx(2.0)
+    assert (cores.gain_low, cores.gain_high) == pytest.approx((1.5, 2.0))
+    monkeypatch.setattr(JobFacts, "shared_hosts", ["a"])
+    (shared,) = (advice for advice in advise(with_findings(facts, [crowd]), INPUT) if advice.kind == "cores")
+    assert shared.gain_low == 1.0
+    assert "other processes" in shared.do
 
 
 def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:
@@ -339,6 +343,20 @@ def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_cod
 
 def test_nothing_comes_after_a_limit_behind_which_the_device_is_next(tmp_path):
     assert explained(launches_of([("gemm", 400, 200)] * 10), tmp_path).then is None
+
+
+def test_of_equal_gains_the_lesser_effort_comes_first_and_what_treats_the_limit_before_both(
+    tmp_path, monkeypatch
+):
+    facts = facts_of(launches_of([("gemm", 5, 900)] * 4), tmp_path)
+    code, line, setting = (
+        Advice(kind, kind, 1.2, 1.4, effort)
+        for kind, effort in (("sync", "new code"), ("fuse", "a line of code"), ("input", "a setting"))
+    )
+    more = Advice("copies", "copies", 1.6, 1.8, "new code")
+    monkeypatch.setattr("dpro.verdict.advice._SOURCES", [lambda *_: [code, setting, more, line]])
+    assert [advice.kind for advice in advise(facts, HOST)] == ["copies", "input", "fuse", "sync"]
+    assert [advice.kind for advice in advise(facts, COMPUTE)] == ["fuse", "copies", "input", "sync"]
 
 
 def test_advice_of_now_is_not_repeated_as_what_comes_after():

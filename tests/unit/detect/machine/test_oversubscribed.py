@@ -13,8 +13,8 @@ from dpro.detect.machine.oversubscribed import (
     CONTENTION,
     crowds_of,
     find_crowded_hosts,
-    is_shared,
     not_crowding,
+    shared_hosts,
     with_throttling,
 )
 from dpro.detect.stragglers.causes import CPU
@@ -69,9 +69,16 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
 @pytest.mark.parametrize(("cpu_ms", "shared"), [(30.0, True), (80.0, False)])
 def test_other_processes_have_the_cores_that_the_ranks_do_not_compute_on(cpu_ms, shared):
     steps, counters, workers = tables({0: 30.0, 1: 50.0}, cpu_ms={0: cpu_ms, 1: cpu_ms})
-    (crowd,) = crowds_of(steps, counters, workers)
-    assert is_shared(crowd, counters) is shared
-    assert not is_shared(crowd, counters.filter(pl.col("counter") != "cpus"))
+    assert shared_hosts(steps, counters, workers) == ["one"] * shared
+    assert shared_hosts(steps, counters.filter(pl.col("counter") != "cpus"), workers) == []
+    assert shared_hosts(steps, counters.filter(pl.col("counter") != "step_cpu_ns"), workers) == []
+
+
+def test_a_host_is_shared_if_its_ranks_wait_for_others_now_and_then():
+    now_and_then = tables({0: 80.0, 1: 80.0}, since=34)
+    assert crowds_of(*now_and_then) == []
+    assert shared_hosts(*now_and_then) == ["one"]
+    assert shared_hosts(*tables({0: 5.0, 1: 5.0})) == []  # of 100 ms
 
 
 @pytest.mark.parametrize(
