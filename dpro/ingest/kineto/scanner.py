@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro.arrays import Ints
+from dpro.compiled import compile_beside
 from dpro.ingest.kineto import scan_kernel as kernel
 from dpro.ingest.kineto.columns import (
     FRAME,
@@ -319,3 +320,7 @@ def _meant(strings: Strings, keys: Mapping[str, int]) -> list[int]:
 def _decoded(text: bytes) -> str:
     """The string of JSON whose bytes between quotes are given."""
     return msgspec.json.decode(b'"%b"' % text, type=str)
+
+
+if __name__ == "__main__":  # beside a process that decodes meanwhile
+    compile_beside(lambda: Scanner(Columns(), Memory()))
