@@ -248,7 +248,7 @@ class Scanner:
         untold = (kinds == PYTHON) | (kinds >= UNTAKEN)
         asked = np.where(kinds == KERNEL, _OF_KERNELS, _OF_OTHERS)
         strings = self._strings.strings
-        strings[categories, kernel.ASKS] = np.select([untold, kinds == SYNC_KIND], [0, _ALWAYS], asked)
+        strings[categories, kernel.ASKS] = np.where(kinds == SYNC_KIND, _ALWAYS, np.where(untold, 0, asked))
         strings[names[~detailed], kernel.PLAIN] |= asked[~detailed]
 
     def _events(self, text: bytes, rows: Ints) -> list[TraceEvent]:
