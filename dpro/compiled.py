@@ -3,17 +3,21 @@
 In: functions over flat arrays. Out: the same, compiled. What numba keeps are pickles, which may run anything:
 they lie in a folder of the user's own cache to which no one else may write, or where there is none nothing is
 kept. They are found by what determines them: the bytecode of the loop and of those that it calls, and the
-constants that they name, and the settings of numba; numba adds the types of the arguments, the processor and
-the versions of Python and itself. This is the only module that imports numba.
+constants that they name, the settings and the version of numba, and the processor; numba adds the types of the
+arguments and the version of Python. This is the only module that imports numba.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -25,11 +29,51 @@ from dpro.errors import DproError, needs_extra
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 KEPT = 1000  # files: those of some ten versions, two for each loop
+_REGISTRIES, _BLAS = "numba.np.arraymath", "scipy.linalg.cython_blas"
+_OF_PROCESSOR = ("model", "flags", "Features", "CPU ")  # lines of /proc/cpuinfo
 
 
 def can_compile() -> bool:
     """Whether numba is installed; where it is not, the first call of a loop says so."""
     return find_spec("numba") is not None
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded numba, which takes 0.3 s of CPU."""
+    return _REGISTRIES in sys.modules
+
+
+def is_kept(loop: Callable[..., Any]) -> bool:
+    """Whether a loop's machine code is on disk."""
+    try:
+        return any(trusted_folder("loops").glob(f"*{_digest(cast(CompiledLoop, loop))}*.nbi"))
+    except (DproError, OSError):
+        return False
+
+
+@functools.cache
+def run_beside(module: str) -> subprocess.Popen[bytes]:
+    """Start a process of the lowest priority that runs a module, to compile a loop which others wait for."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C ends the command alone
+    )
+
+
+def compile_beside(call: Callable[[], object]) -> None:
+    """What such a process does, unless another one does it already.
+
+    Args:
+        call: calls the loop.
+    """
+    os.nice(19)
+    folder = os.open(trusted_folder("loops"), os.O_RDONLY)
+    with suppress(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        call()
 
 
 def compiled(loop: Loop) -> Loop:
@@ -70,9 +114,8 @@ class CompiledLoop:
 
     @functools.cached_property
     def _by_numba(self) -> Any:
-        with needs_extra("replay"):
-            from numba import njit
-            from numba.core.caching import CompileResultCacheImpl, FunctionCache
+        njit = _load_njit()
+        from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
         dispatcher = njit(**self.settings)(self.py_func)
         try:
@@ -111,6 +154,32 @@ class InlinedLoop(CompiledLoop):
 
     settings: ClassVar[dict[str, Any]] = {"_nrt": False, "error_model": "numpy", "forceinline": True}
 
+    @functools.cached_property
+    def _part(self) -> Any:
+        """As others call it: kept with them, and without what calls from Python and C need."""
+        return _load_njit()(**self.settings, no_cpython_wrapper=True, no_cfunc_wrapper=True)(self.py_func)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self._part._numba_type_
+
+
+@functools.cache
+def _load_njit() -> Any:
+    """Load numba, without scipy.linalg, in which it looks for BLAS: no loop here needs it, and it takes 0.09 s."""
+    with needs_extra("replay"):
+        from numba import njit
+
+    if is_loaded() or _BLAS in sys.modules:
+        return njit
+    sys.modules[_BLAS] = None  # type: ignore[assignment]
+    try:
+        from numba.np import arraymath
+    finally:
+        del sys.modules[_BLAS]
+    arraymath._HAVE_BLAS = find_spec("scipy") is not None  # for loops of others in this process
+    return njit
+
 
 class _Place:
     """Where numba keeps the machine code of one loop, as it asks for it."""
@@ -136,7 +205,16 @@ class _Place:
 
 def _digest(loop: CompiledLoop) -> str:
     asked = sorted(setting for setting in os.environ.items() if setting[0].startswith("NUMBA_"))
-    return hashlib.blake2b(repr([asked, *_identity(loop)]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr([asked, _machine(), *_identity(loop)]).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _machine() -> tuple[str, ...]:
+    """What else machine code depends on: numba's version and the processor."""
+    lines: list[str] = []
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        lines = file.read(1 << 14).partition("\n\n")[0].splitlines()
+    return metadata.version("numba"), *(line for line in lines if line.startswith(_OF_PROCESSOR))
 
 
 def _identity(loop: CompiledLoop) -> Iterator[object]:

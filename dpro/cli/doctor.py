@@ -57,7 +57,8 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
 
     Looks at torch, NCCL, GPUs and their driver, telemetry, network, clocks, the folder for runs, the
     environment and optional packages, and records a tiny job to see whether the recorder gets in. Run it
-    where the job is to run, in its environment. Nothing is left behind.
+    where the job is to run, in its environment. Nothing is left behind but compiled loops, in the cache, so
+    that no command has to compile them when it is first used.
 
     \b
     ok  ready
@@ -92,7 +93,28 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
     yield readiness.clock()
     yield readiness.folder(folder)
     yield readiness.stacks()
+    yield from loops()
     yield from readiness.extras()
+
+
+def loops() -> Iterator[Check]:
+    """Compile what the first import and the first analysis would, by explaining a run that ships with dpro."""
+    from dpro.analysis.analysis import Analysis
+    from dpro.cli.demo import SAMPLE, sample_run
+    from dpro.collectors.readiness import READY, Check
+    from dpro.compiled import can_compile
+    from dpro.ingest.kineto.columns import Columns, Memory
+    from dpro.ingest.kineto.scanner import Scanner
+    from dpro.opening import open_path
+    from dpro.replay.construction.graph_builder import build_graph
+
+    if not can_compile():
+        return
+    run = open_path(sample_run(SAMPLE))
+    Scanner(Columns(), Memory())
+    build_graph(run)  # once more: an analysis takes a graph from the cache
+    _ = Analysis(run).explanation
+    yield Check("loops", READY, "compiled, and kept in the cache")
 
 
 def recording(python: str) -> Check:

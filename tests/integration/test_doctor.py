@@ -13,13 +13,17 @@ pytest.importorskip("torch")
 DOCTOR = [sys.executable, "-m", "dpro", "doctor"]
 
 
-def test_machine_that_can_record_is_ready_and_nothing_is_left_behind(tmp_path):
-    done = complete([*DOCTOR, "--json", "--folder", str(tmp_path)], tmp_path)
+def test_machine_that_can_record_is_ready_and_loops_alone_are_left_behind(tmp_path):
+    cache, tmp_path = tmp_path / "cache", tmp_path / "work"
+    tmp_path.mkdir()
+    done = complete([*DOCTOR, "--json", "--folder", str(tmp_path)], tmp_path, DPRO_CACHE=cache)
     document = json.loads(done.stdout)
     states = {check["name"]: check["state"] for check in document["checks"]}
     assert (states["torch"], states["recording"], states["folder"]) == ("ready", "ready", "ready")
     assert (done.returncode, document["ready"]) == (0, True)
     assert list(tmp_path.iterdir()) == []
+    kept = {file.name.split("-")[0] for file in (cache / "loops").glob("*.nbi")}
+    assert {"scan_kernel.scan", "engine._longest_path", "rank_graph._describe"} <= kept
 
 
 @pytest.mark.slow

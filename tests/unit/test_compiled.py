@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from dpro import compiled as module
 from dpro.cache import trusted_folder
-from dpro.compiled import CompiledLoop, InlinedLoop, compiled
+from dpro.compiled import CompiledLoop, InlinedLoop, compile_beside, compiled, is_kept
 
 SHIFT = 3
 
@@ -71,6 +72,37 @@ def test_a_loop_with_another_constant_or_callee_is_another_loop(folder):
     assert _copy(_more, SHIFT=10)(4) == 14
     assert _copy(_sum_of_more)(np.arange(3)) == 12
     assert _copy(_sum_of_more, _more=_copy(_more, SHIFT=0))(np.arange(3)) == 3
+
+
+def test_a_process_beside_keeps_a_loop_for_those_that_come_later(folder, later, monkeypatch):
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    assert not is_kept(_copy(_more))
+    compile_beside(lambda: _copy(_more)(4))
+    assert is_kept(_copy(_more))
+    assert not is_kept(_copy(_more, SHIFT=10))
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "another one")
+    module._machine.cache_clear()
+    assert not is_kept(_copy(_more))
+    module._machine.cache_clear()
+
+
+def test_only_one_process_compiles_beside(folder, monkeypatch):
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    other = os.open(trusted_folder("loops"), os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    compile_beside(lambda: pytest.fail("another process does it"))
+    os.close(other)
+
+
+def test_parts_of_a_loop_are_kept_with_it(folder):
+    names = {"_part": InlinedLoop(_divides)}
+    caller = CompiledLoop(FunctionType(_calls_part.__code__, names, "caller"))
+    assert caller(np.ones(1, np.int64), 1) == 1
+    assert len(list(folder.iterdir())) == 2
+
+
+def _calls_part(values: Any, by: int) -> Any:
+    return _part(values, by)  # noqa: F821
 
 
 def _divides(values: Any, by: int) -> int:
@@ -183,3 +215,14 @@ def test_settings_of_numba_and_its_own_folder_are_left_alone(folder, tmp_path, m
 def test_what_needs_no_loop_does_not_load_numba():
     program = "import sys, dpro.replay.engine; print('numba' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False"]
+
+
+def test_loops_do_without_blas_and_leave_it_to_others():
+    program = """
+import sys, numba, numpy
+from dpro.compiled import compiled
+compiled(lambda value: value + 1)(1)
+print("scipy.linalg" in sys.modules)
+print(numba.njit(lambda values: numpy.dot(values, values))(numpy.ones(2)))
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "2.0"]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro.arrays import Ints
+from dpro.compiled import compile_beside
 from dpro.ingest.kineto import scan_kernel as kernel
 from dpro.ingest.kineto.columns import (
     FRAME,
@@ -247,7 +248,7 @@ class Scanner:
         untold = (kinds == PYTHON) | (kinds >= UNTAKEN)
         asked = np.where(kinds == KERNEL, _OF_KERNELS, _OF_OTHERS)
         strings = self._strings.strings
-        strings[categories, kernel.ASKS] = np.select([untold, kinds == SYNC_KIND], [0, _ALWAYS], asked)
+        strings[categories, kernel.ASKS] = np.where(kinds == SYNC_KIND, _ALWAYS, np.where(untold, 0, asked))
         strings[names[~detailed], kernel.PLAIN] |= asked[~detailed]
 
     def _events(self, text: bytes, rows: Ints) -> list[TraceEvent]:
@@ -319,3 +320,7 @@ def _meant(strings: Strings, keys: Mapping[str, int]) -> list[int]:
 def _decoded(text: bytes) -> str:
     """The string of JSON whose bytes between quotes are given."""
     return msgspec.json.decode(b'"%b"' % text, type=str)
+
+
+if __name__ == "__main__":  # beside a process that decodes meanwhile
+    compile_beside(lambda: Scanner(Columns(), Memory()))

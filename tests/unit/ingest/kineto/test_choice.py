@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from dpro import compiled
 from dpro.ingest.kineto import reader
 from dpro.ingest.kineto.columns import Columns, Memory
 from dpro.ingest.kineto.reader import scanner_of, text_bytes
@@ -17,6 +18,8 @@ from dpro.ingest.reading.files import Source
 def _nothing_seen(monkeypatch):
     monkeypatch.setattr(reader, "seen_bytes", 0)
     monkeypatch.setattr(reader, "MIN_FILE_BYTES", 1)
+    monkeypatch.setattr(compiled, "is_loaded", lambda: False)
+    monkeypatch.setattr(compiled, "is_kept", lambda _: True)
 
 
 def _source(path, content: bytes) -> Source:
@@ -47,6 +50,23 @@ def test_a_process_that_has_seen_many_files_scans_the_next_ones_unless_they_are_
     monkeypatch.setattr(reader, "MIN_FILE_BYTES", 10)
     scanned = [scanner_of(each, Columns(), Memory()) is not None for each in [source] * 4 + [tiny]]
     assert scanned == [False, False, True, True, False]
+
+
+def test_a_process_that_has_numba_scans_small_files_too(tmp_path, monkeypatch):
+    source = _source(tmp_path / "rank0.json", bytes(1000))
+    assert scanner_of(source, Columns(), Memory()) is None
+    monkeypatch.setattr(compiled, "is_loaded", lambda: True)
+    assert scanner_of(source, Columns(), Memory()) is not None
+
+
+def test_files_are_decoded_until_a_process_beside_has_compiled_the_scanner(tmp_path, monkeypatch):
+    source, begun = _source(tmp_path / "rank0.json", bytes(1000)), []
+    monkeypatch.setattr(reader, "MIN_BYTES", 0)
+    monkeypatch.setattr(compiled, "is_kept", lambda _: bool(begun))
+    monkeypatch.setattr(compiled, "run_beside", begun.append)
+    assert scanner_of(source, Columns(), Memory()) is None
+    assert begun == ["dpro.ingest.kineto.scanner"]
+    assert scanner_of(source, Columns(), Memory()) is not None
 
 
 def test_without_numba_every_file_is_decoded(tmp_path, monkeypatch):
