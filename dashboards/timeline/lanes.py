@@ -6,6 +6,7 @@ neighbour without lying inside it moves to a deeper row, so that no two spans of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # what of the timeline is shown
+OTHER = "other"  # the measured lanes of a second run, beside those of the first
 # The kinds of bars. Measured lanes have no `gap`: where nothing is drawn, no span was recorded.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
@@ -110,14 +112,16 @@ class SpanNames:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def codes(self, column: pl.Series) -> NDArray[np.int32]:
         """[N] the number of each name of a column."""
         unique = column.unique()
-        for text in unique.to_list():
-            if text not in self._codes:
-                self._codes[text] = len(self.texts)
-                self.texts.append(text)
+        with self._lock:
+            for text in unique.to_list():
+                if text not in self._codes:
+                    self._codes[text] = len(self.texts)
+                    self.texts.append(text)
         numbers = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
         return column.replace_strict(unique, numbers, return_dtype=pl.Int32).to_numpy()
 
