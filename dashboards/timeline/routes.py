@@ -27,6 +27,7 @@ from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, PHASES, REPLA
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
+from dpro.export.lanes import lane_names
 from dpro.export.slices import path_note
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
@@ -735,7 +736,9 @@ def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
         ("kind", kind.name.lower()),
         (
             "where",
-            f"rank {nodes.rank[node]}, {graph.lanes[nodes.lane[node]][1]}" if nodes.lane[node] >= 0 else "",
+            f"rank {nodes.rank[node]}, {lane_names(graph)[nodes.lane[node]]}"
+            if nodes.lane[node] >= 0
+            else "",
         ),
         ("within", graph.names[nodes.around[node]][:LONGEST] if nodes.around[node] >= 0 else ""),
         ("step", str(nodes.step[node]) if nodes.step[node] >= 0 else ""),
