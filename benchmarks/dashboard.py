@@ -1,43 +1,71 @@
-"""How fast the dashboard's views are: the first page, a what-if, and memory, in a real headless browser.
+"""How fast the dashboard's views are: first page, interactions, what-ifs and memory, in a headless browser.
 
-    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--rounds 6]
+    python -m benchmarks.dashboard [--ranks 8] [--spans 500000] [--rounds 3] [--json]
 
-Makes a run of that many spans, serves it from this process, and opens it in Chromium. The first page is
-timed from asking for the address until its panels are there, with nothing computed before. A what-if is timed
-on the server, from its edits to what changes on the critical path, for edits that were not asked for before.
-Memory is that of the server and, after collecting garbage, of the page's JavaScript, after each round of all
-views. The timeline has a benchmark of its own: `benchmarks/timeline.py`.
+Makes a run of that many spans, serves it with `dpro dashboard`, and opens it in Chromium. The first page is
+timed from asking for the address until its panels are there, with nothing computed before, and until all of
+them are filled. An interaction is a change of the view, of the steps or of the ranks, timed from the change
+until all panels are filled; before, each view is shown once. Memory is that of the server and, after
+collecting garbage, of the page's JavaScript. A what-if is timed on the server, from its edits to what changes
+on the critical path, for edits that were not asked for before. The timeline has a benchmark of its own:
+`benchmarks/timeline.py`. `--json`: check -> {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import json
 import os
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.timeline import cpu_ms, memory_mb, serving
 from dpro.analysis.report import make_report
 from dpro.cli.dashboard import load
-from dpro.dashboards.app import VIEWS
 from dpro.dashboards.links import Link
 from dpro.dashboards.report import html_of
 from dpro.dashboards.views import whatif
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
-from tests.browser import served, settle, start_browser, wait
+from tests.browser import settle, start_browser, wait
 
 STEPS_OF_RUN = 10
 OP_NS, GAP_NS, KERNEL_NS = 8_000, 2_000, 9_000
 PAGE = "return document.querySelectorAll('#content .panel').length"
+VIEWS = """
+return [...document.querySelectorAll('#nav a')].map((link) => new URL(link.href).searchParams.get('view'))
+"""
+SMALL = 500_000  # spans: up to here the first page has less time
+BARS = {
+    "first_page_s": {True: 1.0, False: 3.0},
+    "interaction_p95_ms": 150.0,
+    "server_mb": 1000.0,
+    "whatif_ms": 300.0,
+    "report_mb": 5.0,
+}
+# ms from a change of the link until all panels are filled and the page has been drawn.
+CHANGED = """
+const [changes, done] = arguments, began = performance.now();
+dpro.go(changes);
+let busy = false;
+const settled = () => document.querySelectorAll("#content .panel").length > 0
+  && !document.querySelector(".pending") && !document.querySelector("[data-dash-is-loading=true]");
+const frame = () => {
+  const now = performance.now();
+  if (!settled()) busy = true;
+  if ((busy || now - began > 250) && settled()) done(busy ? now - began : 0);
+  else if (now - began > 60000) done(-1);
+  else requestAnimationFrame(frame);
+};
+requestAnimationFrame(frame);
+"""
 
 
 def make_run(folder: Path, ranks: int, spans: int) -> None:
@@ -52,13 +80,12 @@ def make_run(folder: Path, ranks: int, spans: int) -> None:
         ]
         ends = np.linspace(each // STEPS_OF_RUN, each - 1, STEPS_OF_RUN).astype(np.int64)
         moved = parts[2][ends.tolist()].select("rank", "window", "span_id", "start_ns", "duration_ns")
-        group = pl.Series([list(range(ranks))] * ends.size, dtype=pl.List(pl.Int32))
         moved = moved.with_columns(
             collective_id=pl.Series(range(ends.size)),
             sequence=pl.Series(range(ends.size)),
             op=pl.lit("all_reduce"),
             group=pl.lit("world"),
-            group_ranks=members_text(group),
+            group_ranks=pl.lit(members_text(range(ranks))),
             bytes_in=pl.lit(1 << 20),
         )
         bounds = np.r_[0, begin[ends] + OP_NS + GAP_NS]
@@ -80,23 +107,50 @@ def _spans(sort: int, kind: str, name: str, begin: np.ndarray, lasts: int, rank:
     return conform(SPANS, frame.with_columns(correlation=correlation))
 
 
-def pages(run: Path) -> list[float]:
-    """ms until the first page is there, the first time and twice again."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+def in_browser(run: Path, rounds: int) -> dict[str, Any]:
+    """s until the first page is there and filled, ms of each interaction, MB after each round."""
     browser = start_browser()
-    first = []
+    browser.set_script_timeout(120)
+    found: dict[str, Any] = {"again_s": [], "interactions": {}, "memory": []}
     try:
-        loaded = load(open_run(run))
-        with served(loaded) as address:
-            for _ in range(3):  # with nothing worked out, then with all
+        with serving(run) as (address, process):
+            processes = process, browser.service.process.pid
+            began, before = time.perf_counter(), [*map(cpu_ms, processes)]
+            browser.get(address)
+            wait(browser, PAGE)
+            found["first_s"] = time.perf_counter() - began
+            found["first_cpu_ms"] = [cpu_ms(each) - cpu for each, cpu in zip(processes, before)]
+            settle(browser)
+            found["filled_s"] = time.perf_counter() - began
+            for _ in range(2):
                 began = time.perf_counter()
                 browser.get(address)
                 wait(browser, PAGE)
-                first.append(1000 * (time.perf_counter() - began))
-                loaded.warm()
+                found["again_s"].append(time.perf_counter() - began)
+            views = browser.execute_script(VIEWS)
+            for view in views:  # what is computed once is there then
+                browser.execute_script(f"dpro.go({{view: '{view}'}})")
+                settle(browser)
+            before = [*map(cpu_ms, processes)]
+            for turn in range(rounds):
+                for view in views:
+                    changes = [
+                        {"view": view},
+                        {"steps": str(turn + 1)},
+                        {"ranks": "0-1"},
+                        {"steps": None, "ranks": None},
+                    ]
+                    for change in changes:
+                        what = view if "view" in change else f"{view}: selection"
+                        ms = browser.execute_async_script(CHANGED, change)
+                        found["interactions"].setdefault(what, []).append(ms)
+                browser.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+                heap = browser.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]
+                found["memory"].append({**memory_mb(process), "page": heap / 1e6})
+            found["cpu_ms"] = [cpu_ms(each) - cpu for each, cpu in zip(processes, before)]
     finally:
         browser.quit()
-    return first
+    return found
 
 
 def whatifs(run: Path) -> list[float]:
@@ -115,29 +169,6 @@ def whatifs(run: Path) -> list[float]:
     return taken
 
 
-def memory(run: Path, rounds: int) -> list[tuple[float, float]]:
-    """MB of the server, and of the page's JavaScript, after each round of all views."""
-    browser = start_browser()
-    browser.set_script_timeout(120)
-    found = []
-    try:
-        loaded = load(open_run(run))
-        loaded.warm()
-        with served(loaded) as address:
-            browser.get(address)
-            for _ in range(rounds):
-                for view in VIEWS:  # within one page, as people do
-                    browser.execute_script(f"dpro.go({{view: '{view.name}', time: null}})")
-                    settle(browser)
-                browser.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
-                heap = browser.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]
-                pages = int(Path("/proc/self/statm").read_text().split()[1])
-                found.append((pages * os.sysconf("SC_PAGE_SIZE") / 1e6, heap / 1e6))
-    finally:
-        browser.quit()
-    return found
-
-
 def report(run: Path) -> tuple[float, float]:
     """Size of the report as one page, in MB, and the CPU time that it takes, s."""
     begin = time.process_time()
@@ -146,25 +177,67 @@ def report(run: Path) -> tuple[float, float]:
     return len(page.encode()) / 1e6, time.process_time() - begin
 
 
+def cpu(found: Sequence[float], per: float) -> dict[str, float]:
+    """Processor time of the server, which may be working things out beside, and of the browser."""
+    return {"server_cpu": found[0] / per, "browser_cpu": found[1] / per}
+
+
+def checks(run: Path, spans: int, rounds: int) -> dict[str, Any]:
+    """Figures, each with its bar and whether it holds; the slowest interactions by name."""
+    found = in_browser(run, rounds)
+    each = {what: [ms for ms in taken if ms > 0] for what, taken in found["interactions"].items()}
+    taken = np.array([ms for of in each.values() for ms in of])
+    slowest = sorted(each, key=lambda what: -max(each[what], default=0.0))[:5]
+    edits = whatifs(run)
+    megabytes, seconds = report(run)
+    figures: dict[str, tuple[int, dict[str, float], float]] = {
+        "first_page_s": (
+            1,
+            {"first": found["first_s"], "filled": found["filled_s"], "again": max(found["again_s"])}
+            | cpu(found["first_cpu_ms"], 1000),
+            found["first_s"],
+        ),
+        "interaction_p95_ms": (
+            taken.size,
+            {"median": float(np.median(taken)), "p95": float(np.percentile(taken, 95))}
+            | cpu(found["cpu_ms"], sum(map(len, found["interactions"].values())))
+            | {what: max(each[what]) for what in slowest if each[what]},
+            float(np.percentile(taken, 95)),
+        ),
+        "server_mb": (rounds, found["memory"][-1], found["memory"][-1]["peak"]),
+        "whatif_ms": (len(edits), {"median": float(np.median(edits)), "slowest": max(edits)}, max(edits)),
+        "report_mb": (1, {"size": megabytes, "cpu_s": seconds}, megabytes),
+    }
+    bars = BARS | {"first_page_s": BARS["first_page_s"][spans <= SMALL]}
+    rows = {
+        name: {"n": n, "figures": what, "bar": bars[name], "holds": value <= bars[name]}
+        for name, (n, what, value) in figures.items()
+    }
+    return rows | {"of": {"spans": spans, "load": os.getloadavg()[0], "cores": os.cpu_count()}}
+
+
 def main() -> None:
     """Make a run, measure, print."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--ranks", type=int, default=8)
     options.add_argument("--spans", type=int, default=500_000)
-    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--json", action="store_true")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         make_run(run, given.ranks, given.spans)
-        megabytes, seconds = report(run)
-        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU with all that it shows")
-        first = pages(run)
-        print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
-        taken = whatifs(run)
-        print(f"what-if on the server, ms: median {np.median(taken):.0f}, slowest {max(taken):.0f}")
-        for server, page in memory(run, given.rounds):
-            print(f"memory after a round, MB: server {server:.0f}, page {page:.1f}")
-        print(f"load of the machine meanwhile: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        found = checks(run, given.spans, given.rounds)
+    if given.json:
+        print(json.dumps(found))
+        return
+    of = found.pop("of")
+    print(f"{of['spans']:,} spans of {given.ranks} ranks, load {of['load']:.1f} on {of['cores']} cores")
+    for name, row in found.items():
+        values = ", ".join(f"{what} {value:.3g}" for what, value in row["figures"].items())
+        print(f"{name}: {values} (bar {row['bar']:g}: {'holds' if row['holds'] else 'does not hold'})")
 
 
 if __name__ == "__main__":

@@ -145,8 +145,12 @@
     if (target.id === "pick-run") {
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
-      go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null });
-    } else if (target.id === "pick-against") go({ against: target.value });
+      go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null, align: null });
+    } else if (target.id === "pick-against") go({ against: target.value, align: null });
+    else if (target.closest(".align")) {
+      const [here, there] = [...target.closest(".align").querySelectorAll("select")].map((each) => each.value);
+      go({ align: `${here}~${there}`, time: null, area: null });
+    }
   });
 
   // A click beside a dialog, or on a link in it, closes it.

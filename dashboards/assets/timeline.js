@@ -42,8 +42,12 @@
     }
     return link;
   }
-  // Ask the server about the run that the link names.
-  const ask = (path, values) => fetch(`timeline/${path}?${new URLSearchParams({ ...values, run: T.link.run || "" })}`);
+  // The link's word for what is shown, and which other run is beside the first, from which step on; empty for none.
+  const shown = (link) => link.show || (link.against ? "other" : "measured");
+  const besides = (link) => (shown(link) === "other" && link.against ? { against: link.against, align: link.align || "" } : {});
+  const whose = (link) => JSON.stringify([link.run || "", besides(link)]);
+  // Ask the server about the runs that the link names.
+  const ask = (path, values) => fetch(`timeline/${path}?${new URLSearchParams({ ...values, run: T.link.run || "", ...besides(T.link) })}`);
   const get = async (path, values) => (await ask(path, values)).json();
   T.get = get;
 
@@ -72,8 +76,8 @@
     const root = T.root;
     const ranks = (T.link.ranks || "").split(/[,-]/).join(",");
     const asked = T.wantsReplay ? { replay: 1, first: ranks } : { first: ranks };
-    const run = T.link.run, info = await get("lanes", asked).catch(() => null);
-    if (!info || root !== T.root || !root || run !== T.link.run) return;
+    const run = whose(T.link), info = await get("lanes", asked).catch(() => null);
+    if (!info || root !== T.root || !root || run !== whose(T.link)) return;
     if (info.error) { T.say(info.error); return; }
     const before = T.info;
     T.info = info;
@@ -96,6 +100,7 @@
 
   // ---- rows -------------------------------------------------------------------------------------------
 
+  const keyOf = (side, rank) => `${side === "m" ? "" : side}${rank}`;
   const unfolded = (key, usually) => ((T.link.open || "").split(",").includes(key) ? !usually : usually);
   T.toggleQuietly = (key, list) => {
     const keys = new Set((T.link[list] || "").split(",").filter(Boolean));
@@ -119,8 +124,8 @@
   }
 
   function ordered() {
-    const show = T.link.show || "measured", only = chosenRanks();
-    const wanted = { measured: "m", replayed: "r", both: "mr" }[show] || "m";
+    const only = chosenRanks();
+    const wanted = { replayed: "r", both: "mr", other: "mo" }[shown(T.link)] || "m";
     const ranks = T.info.ranks.filter((each) => wanted.includes(each.side) && each.rank >= 0
       && (!only.size || only.has(each.rank)));
     const order = T.link.order;
@@ -150,22 +155,22 @@
     let group = null, whole = true;
     const add = (row) => {
       if (!pins.includes(row.pin)) rows.push(row);
-      else pinned.push({ ...row, pinned: true, label: row.label && row.rank >= 0 ? `${row.rank}: ${row.label}` : row.label });
+      else pinned.push({ ...row, pinned: true, label: row.label && row.rank >= 0 ? `${keyOf(row.side ?? "m", row.rank)}: ${row.label}` : row.label });
     };
     if (path || (spans && replay.automatic && replay.state !== "refused")) {
       const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
-    // Counters are below the lanes of their rank, those of hosts below all; folded they are in one row.
-    const count = (of, key) => {
+    // Counters are below the lanes of their rank, those of hosts below all; folded, as below a folded rank, in one row.
+    const count = (of, key, usually = lanesOpen) => {
       const tracks = T.info.counters.flatMap(([rank, label, unit, most], row) => (rank === of
         ? [{ label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
-      const open = unfolded(`${key}.c`, lanesOpen);
-      const shown = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
-      shown.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
+      const open = unfolded(`${key}.c`, usually);
+      const listed = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
+      listed.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
     };
     for (const rank of ranks) {
-      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
+      const key = keyOf(rank.side, rank.rank);
       const open = unfolded(key, ranksOpen);
       if (open && !(rank.lanes && ranks[0].lanes)) { whole = false; break; }
       if (axis && rank.place[axis] !== group) {
@@ -173,21 +178,19 @@
         add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
       }
       const note = !rank.lanes ? "reading" : T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
-      const side = rank.side === "r" ? " (replayed)" : "";
-      const words = `rank ${rank.rank}${side}`;
+      const words = `rank ${rank.rank}${{ r: " (replayed)", o: ` of ${T.info.beside?.name}` }[rank.side] ?? ""}`;
       const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
-      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, rank: rank.rank });
-      if (!open) continue;
-      rank.lanes.forEach(([label, gpu, low, high], number) => {
+      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank });
+      if (open) rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
         const folded = folds && !unfolded(own, lanesOpen && !label.endsWith("ranges"));
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
         (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
           type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
-          rank: rank.rank, from: of, folded, pin: own,
+          side: rank.side, rank: rank.rank, from: of, folded, pin: own,
         }));
       });
-      if (rank.side === "m") count(rank.rank, key);
+      if (rank.side === "m") count(rank.rank, key, open && lanesOpen);
     }
     if (whole) count(-1, "hosts");
     T.rows = [...pinned, ...rows];
@@ -205,7 +208,7 @@
 
   // The row in which a span is drawn, or that of its rank while this is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
-    || T.rows.find((each) => each.type === "rank" && each.key === `${side === "m" ? "" : "r"}${rank}`);
+    || T.rows.find((each) => each.type === "rank" && each.key === keyOf(side, rank));
 
   // Unfold what hides a span: its rank, then its lane.
   T.reveal = (side, rank, row) => {
@@ -217,9 +220,14 @@
 
   // ---- what is seen -------------------------------------------------------------------------------------
 
-  // The stretch that the link names, else the selected steps, else the first deep window.
+  // The stretch that the link names, else the selected steps, else those of two runs that begin together, else the
+  // first deep window.
   T.home = () => {
-    const { steps, end } = T.info;
+    const { steps, end, beside } = T.info;
+    if (beside && !T.link.steps) {
+      const room = (beside.end - beside.begin) * ROOM || 1000;
+      return { begin: beside.begin - room, end: beside.end + room };
+    }
     const wanted = (T.link.steps || "").split(",").filter(Boolean).map((part) => part.split("-").map(Number));
     let seen = steps.filter(([, step]) => !wanted.length || wanted.some(([first, last]) => step >= first && step <= (last ?? first)));
     if (!T.link.steps && steps.length) seen = steps.filter(([window]) => window === steps[0][0]);
@@ -232,7 +240,7 @@
   // The link has changed, by this script or another: show what it names.
   T.follow = (search) => {
     const before = T.link, link = T.link = linked(search);
-    if (T.root && (before.run || "") !== (link.run || "")) {
+    if (T.root && whose(before) !== whose(link)) {
       T.forget();
       T.paint();
       T.poll();
@@ -346,10 +354,10 @@
     inFlight = true;
     try {
       const { begin, end, px, rows, find } = want;
-      const run = T.link.run, version = T.version;
+      const run = whose(T.link), version = T.version;
       const answer = await ask("view", { begin, end, px, rows, find });
       const content = answer.ok ? await answer.arrayBuffer() : await answer.json();
-      if (root !== T.root || run !== T.link.run || version !== T.version || !T.info) return;
+      if (root !== T.root || run !== whose(T.link) || version !== T.version || !T.info) return;
       if (answer.ok) {
         placed(want);
         T.data = T.unpack(content, want);

@@ -151,14 +151,24 @@
     context.lineWidth = 1;
     context.setLineDash([2, 3]);
     context.beginPath();
-    for (const [, , begin, end] of T.info.steps) {
-      for (const ms of [begin, end]) {
-        const x = Math.round(T.xOf(ms * 1e6)) + 0.5;
-        if (x > 0 && x < width) { context.moveTo(x, AXIS); context.lineTo(x, height); }
+    for (const [top, bottom, steps] of stretches(height)) {
+      for (const [, , begin, end] of steps) {
+        for (const ms of [begin, end]) {
+          const x = Math.round(T.xOf(ms * 1e6)) + 0.5;
+          if (x > 0 && x < width) { context.moveTo(x, top); context.lineTo(x, bottom); }
+        }
       }
     }
     context.stroke();
     context.setLineDash([]);
+  }
+
+  // Between which heights which run's steps are marked.
+  function stretches(height) {
+    const { beside, steps } = T.info;
+    if (!beside) return [[AXIS, height, steps]];
+    const of = (row) => (row.side === "o" ? beside.steps : steps);
+    return T.rows.map((row) => [T.yOf(row), T.yOf(row) + row.height, of(row)]).filter(([top, bottom]) => bottom > AXIS && top < height);
   }
 
   // Where in a row the bars of one of its sources are, and how high: a folded lane has a strip for each depth.
@@ -339,7 +349,7 @@
     const box = T.boxOf(T.span.side, T.span.place);
     if (!box) return;
     for (const arrow of T.span.arrows) {
-      const other = T.boxOf("m", arrow.place);
+      const other = T.boxOf(arrow.place.side || "m", arrow.place);
       if (other) curve(context, look, arrow.out ? box : other, arrow.out ? other : box, arrow.out);
     }
     const left = Math.max(box.left, T.gutter() - 4), right = Math.min(box.right, T.frame.clientWidth + 4);

@@ -146,16 +146,17 @@
   };
 
   T.status = () => {
-    const { complete, failed, spans, expected, ranks, replay } = T.info;
-    const read = ranks.filter((each) => each.side === "m" && each.lanes).length;
+    const { complete, failed, spans, expected, ranks, replay, beside } = T.info;
+    const read = (of) => ranks.filter((each) => each.side === of && each.lanes).length;
+    const said = (spans, ranks) => `${spans.toLocaleString("en")} spans of ${ranks} rank${ranks === 1 ? "" : "s"}`;
     const parts = [];
     if (failed) parts.push(failed);
-    else if (!complete) parts.push(`reading: ${read} of ${expected} ranks`);
-    else if (spans) parts.push(`${spans.toLocaleString("en")} spans of ${read} rank${read === 1 ? "" : "s"}.`);
+    else if (!complete) parts.push(`reading: ${read("m") + read("o")} of ${expected + (beside?.expected ?? 0)} ranks`);
+    else if (spans) parts.push(`${said(spans, read("m"))}${beside ? `, beside ${said(beside.spans, read("o"))} of ${beside.name}` : ""}.`);
     if (replay.state === "working") parts.push("Building and replaying the graph: the critical path follows.");
     if (replay.state === "refused") parts.push(`No replay: ${replay.why}`);
     if (replay.note) parts.push(replay.note);
-    if ((T.link.show || "measured") !== "measured" && replay.state !== "ready") parts.push("The replayed lanes are not there yet.");
+    if (["replayed", "both"].includes(T.link.show) && replay.state !== "ready") parts.push("The replayed lanes are not there yet.");
     T.say(parts.join(" "));
     if (complete && replay.state === "idle" && !replay.automatic && spans) {
       const ask = make("button", { type: "button", id: "timeline-replay", textContent: "replay it" });

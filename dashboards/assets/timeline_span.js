@@ -5,12 +5,13 @@
 
   const T = window.dproTimeline;
 
-  // Choose a span by the link's word: `3.1182` is span 1182 of rank 3, `r3.77` node 77 of its replay.
+  // Choose a span by the link's word: `3.1182` is span 1182 of rank 3, `r3.77` node 77 of its replay, `o3.5`
+  // span 5 of rank 3 of the other run.
   T.choose = async (key, again = false, item = null) => {
     if (key === T.chosen && !again) return;
     T.chosen = key || undefined;
     if (!key) { T.span = null; T.facts(); T.paint(); return; }
-    const [, side, rank, id] = /^(r?)(-?\d+)\.(\d+)$/.exec(key) || [];
+    const [, side, rank, id] = /^([ro]?)(-?\d+)\.(\d+)$/.exec(key) || [];
     if (id === undefined) return;
     await load(side || "m", rank, item === null ? { id } : { item }, key);
   };
@@ -21,7 +22,7 @@
     const known = await T.get("span", { side, rank, ...which }).catch(() => null);
     if (!known || known.error) return;
     if (key !== null && key !== T.chosen) return;
-    const word = `${side === "r" ? "r" : ""}${known.place.rank}.${known.place.id}`;
+    const word = `${side === "m" ? "" : side}${known.place.rank}.${known.place.id}`;
     T.span = { ...known, side, key: word };
     T.chosen = word;
     T.facts();
@@ -41,10 +42,10 @@
 
   // Go to a measured span: it is shown at once, and its facts follow.
   T.jump = (place) => {
-    const key = `${place.rank}.${place.id}`;
+    const side = place.side || "m", key = `${side === "m" ? "" : side}${place.rank}.${place.id}`;
     if (T.range) T.mark(null);
-    if (key !== T.chosen) T.span = { place, side: "m", key, facts: [["name", place.name]], stack: [], arrows: [] };
-    T.show(place);
+    if (key !== T.chosen) T.span = { place, side, key, facts: [["name", place.name]], stack: [], arrows: [] };
+    T.show(place, side);
     T.facts();
     T.choose(key, false, place.item);
   };

@@ -6,6 +6,7 @@ neighbour without lying inside it moves to a deeper row, so that no two spans of
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +16,20 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.classify import is_communication
 from dpro.dashboards.timeline.detail import DetailLevel, levels
+from dpro.export.lanes import HANDLES, STREAM, stream_work
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # what of the timeline is shown
+OTHER = "other"  # the measured lanes of a second run, beside those of the first
 # The kinds of bars. Measured lanes have no `gap`: where nothing is drawn, no span was recorded.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
 # Names of spans that only the thread of the training loop has.
 _STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 _MAX_MOVES = 64  # rounds of moving overlapping spans; spans that still overlap are cut
-_HANDLES = 1_000  # streams from here on are addresses: they are counted instead
 _LONGEST = 40  # characters of a span's name that names a thread
 
 
@@ -110,14 +111,16 @@ class SpanNames:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def codes(self, column: pl.Series) -> NDArray[np.int32]:
         """[N] the number of each name of a column."""
         unique = column.unique()
-        for text in unique.to_list():
-            if text not in self._codes:
-                self._codes[text] = len(self.texts)
-                self.texts.append(text)
+        with self._lock:
+            for text in unique.to_list():
+                if text not in self._codes:
+                    self._codes[text] = len(self.texts)
+                    self.texts.append(text)
         numbers = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
         return column.replace_strict(unique, numbers, return_dtype=pl.Int32).to_numpy()
 
@@ -187,7 +190,7 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     library = pl.col("longest").str.replace(r"^(\w+):[a-z]\w*$", "$1")  # gloo, of `gloo:broadcast`
     longest = library.map_elements(lambda name: shortened(name, _LONGEST), return_dtype=pl.String)
     what = (
-        pl.when("gpu").then(pl.col("work").fill_null("stream"))
+        pl.when("gpu").then(pl.col("work").fill_null(STREAM))
         .when(main).then(pl.lit("main thread"))
         .when("autograd").then(pl.lit("autograd"))
         .when("loads").then(pl.lit("data loader"))
@@ -195,7 +198,7 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     order = order.with_columns(what=what)
     place = pl.int_range(1, pl.len() + 1).over("what", "device", "shadow")
-    number = pl.when(pl.col("gpu") & (pl.col("stream") < _HANDLES)).then("stream").otherwise(place)
+    number = pl.when(pl.col("gpu") & (pl.col("stream") < HANDLES)).then("stream").otherwise(place)
     alone = ~pl.col("gpu") & (place == 1)
     label = pl.when(alone).then("what").otherwise(pl.format("{} {}", "what", number))
     if order.filter("gpu")["device"].n_unique() > 1:
@@ -206,19 +209,8 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
 def _stream_work(spans: pl.DataFrame) -> pl.DataFrame:
     """`device`, `stream`, and `work`: what takes most of the stream's time."""
     busy = spans.filter((pl.col("stream") >= 0) & pl.col("kind").is_in(GPU_WORK_KINDS))
-    moving = [name for name in busy["name"].unique().to_list() if is_communication(name)]
-    moves = pl.col("name").is_in(moving) | pl.col("until_ns").is_not_null()
-    work = (
-        pl.when(moves & pl.col("name").str.contains("(?i)nccl"))
-        .then(pl.lit("NCCL"))
-        .when(moves)
-        .then(pl.lit("transfer"))
-        .when(pl.col("kind") == "kernel")
-        .then(pl.lit("compute"))
-        .otherwise(pl.lit("copy"))
-    )
-    totals = busy.group_by("device", "stream", work=work).agg(pl.col("duration_ns").sum())
-    return totals.sort("duration_ns", "work").group_by("device", "stream").agg(pl.col("work").last())
+    computes, moves = pl.col("kind") == "kernel", pl.col("until_ns").is_not_null()
+    return stream_work(busy.with_columns(computes=computes, moves=moves), ["device", "stream"])
 
 
 def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:

@@ -25,6 +25,7 @@ from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.errors import DproError
+from dpro.export.lanes import STREAM, lane_names
 from dpro.export.slices import CRITICAL
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import match_collectives
@@ -259,8 +260,10 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
     later = timeline.start[path] - nodes.measured_start[path]
     offset = (int(later.min()), int(later.max())) if later.size else (0, 0)
     codes = measured.names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
+    names = lane_names(timeline.graph)
     everything = {
-        rank: _rank_lanes(timeline, rank, lanes, codes, shift, of.window_ns) for rank, lanes in ranks.items()
+        rank: _rank_lanes(timeline, rank, lanes, codes, names, shift, of.window_ns)
+        for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
     return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
@@ -281,7 +284,13 @@ def _columns(
 
 
 def _rank_lanes(
-    timeline: Timeline, rank: int, measured: RankLanes, codes: NDArray[np.int32], shift: int, window_ns: int
+    timeline: Timeline,
+    rank: int,
+    measured: RankLanes,
+    codes: NDArray[np.int32],
+    names: Sequence[str],
+    shift: int,
+    window_ns: int,
 ) -> RankLanes:
     """All nodes of a rank, with waits for other members between arrivals and transfers."""
     nodes = timeline.graph.nodes
@@ -312,10 +321,9 @@ def _rank_lanes(
     place, first = np.unique(columns["place"][known], return_index=True)
     rows = np.searchsorted(measured.all.first, item[known[first]], "right") - 1
     of = {n: measured.lanes[measured.lane_of(row)] for n, row in zip(place.tolist(), rows.tolist())}
-    labels = [
-        of[n].label if n in of else timeline.graph.lanes[lane][1] for n, lane in enumerate(lanes.tolist())
-    ]
-    gpu = [of[n].gpu if n in of else label.startswith("stream") for n, label in enumerate(labels)]
+    labels = [of[n].label if n in of else names[lane] for n, lane in enumerate(lanes.tolist())]
+    plain = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
+    gpu = [of[n].gpu if n in of else label.startswith(STREAM) for n, label in enumerate(plain)]
     return laid(rank, columns, labels, gpu, window_ns)
 
 

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
+from dpro.dashboards.timeline.beside import Beside, beside
 from dpro.dashboards.timeline.counters import CounterTrack
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, UNKNOWN, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, PHASES, REPLAYED, UNKNOWN, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
+from dpro.export.lanes import lane_names
 from dpro.export.slices import path_note
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
@@ -50,7 +52,8 @@ _ARRAYS = (
 class Viewport(NamedTuple):
     """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row.
 
-    A row of side `c` is a counter, by its number among the tracks.
+    Sides are `m` (measured), `r` (replayed) and `o` (measured, of the other run). A row of side `c` is a
+    counter, by its number among the tracks.
     """
 
     begin: int
@@ -76,7 +79,7 @@ def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
         for part in filter(None, query["rows"].split(";")):
             rank, _, stretch = part[1:].partition(".")
             low, high = stretch.split("-")
-            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mrc":
+            if not 0 <= int(low) <= int(high) <= int(low) + most or part[0] not in "mrco":
                 raise ValueError(part)
             rows += [(part[0], int(rank), row) for row in range(int(low), int(high))]
     except (KeyError, ValueError) as error:
@@ -88,7 +91,7 @@ def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
     return Viewport(begin, end, pixels, rows)
 
 
-def lane_info(loaded: Loaded) -> dict[str, Any]:
+def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
     """Return all ranks with the lanes of those that have been read so far, the clock, and the steps."""
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
@@ -102,9 +105,16 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     ]
     if later.value is not None:
         sides += [(REPLAYED, {PATH: later.value.path, **later.value.ranks})]
+    if other is not None:
+        whole, there = other.measured.complete, dict(other.measured.ranks)
+        sides += [
+            (OTHER, there if whole else {rank: there.get(rank) for rank in other.measured.clocks.parts})
+        ]
+        complete = complete and whole
     return {
         "complete": complete,
-        "failed": measured.failed,
+        "failed": measured.failed or (other.measured.failed if other else ""),
+        "beside": other and _beside_info(other),
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
@@ -118,7 +128,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
             {
                 "side": side[0],
                 "rank": rank,
-                "late": of.lateness_ms.get(rank),
+                "late": of.lateness_ms.get(rank) if side != OTHER else None,
                 "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
                 "lanes": lanes and [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
@@ -128,38 +138,57 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     }
 
 
+def _beside_info(other: Beside) -> dict[str, Any]:
+    """Its name, its spans, its steps on the page's axis, and from when to when the aligned steps last."""
+    of = other.measured.clocks
+    moved = of.steps.select("window", "step", pl.col("begin_ms", "end_ms") + other.shift_ns / NS_PER_MS)
+    end = max(other.here.end, other.there.end + other.shift_ns)
+    return {
+        "name": other.name, "spans": of.spans, "expected": len(of.parts),
+        "steps": [list(row) for row in moved.iter_rows()], "begin": other.here.begin, "end": end,
+    }  # fmt: skip
+
+
 def _tracks(loaded: Loaded) -> list[CounterTrack]:
     with suppress(DproError):  # a damaged table costs no lanes
         return loaded.counter_tracks
     return []
 
 
-def _lanes(loaded: Loaded, side: str, rank: int) -> RankLanes | None:
+def _lanes(loaded: Loaded, side: str, rank: int, other: Beside | None = None) -> RankLanes | None:
     if side == "c":
         return None
+    if side == "o":
+        return None if other is None else other.measured.ranks.get(rank)
     if side == "m":
         return loaded.measured.ranks.get(rank)
     replayed = loaded.replay_lanes.value
     return None if replayed is None else replayed.path if rank == PATH else replayed.ranks.get(rank)
 
 
-def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[int, RankLanes, Segments]]:
-    """Segments of a viewport, rank by rank: their layer, whose they are, and the segments.
+def drawn(
+    loaded: Loaded, view: Viewport, pattern: str = "", other: Beside | None = None
+) -> Iterator[tuple[int, RankLanes, Segments, NDArray[np.int32]]]:
+    """Segments of a viewport, rank by rank: their layer, whose they are, the segments, and their names.
+
+    What is on the critical path has no names.
 
     Args:
         pattern: what is searched for; empty for nothing.
+        other: the run of rows of side `o`.
 
     Raises:
         UsageError: the pattern is no regular expression.
     """
-    pixel_ns, window_ns = (view.end - view.begin) / view.pixels, loaded.measured.clocks.window_ns
+    pixel_ns = (view.end - view.begin) / view.pixels
     replayed = loaded.replay_lanes.value
     ranks = list(dict.fromkeys((side, rank) for side, rank, _ in view.rows))
     most = max(MAX_SEGMENTS // max(len(ranks), 1), MIN_SEGMENTS)
     for side, rank in ranks:
-        lanes = _lanes(loaded, side, rank)
+        lanes = _lanes(loaded, side, rank, other)
         if lanes is None:
             continue
+        measured, shift = _of(loaded, side, other)
         number = lanes.all.first.size - 1
         shown = [
             (place, row)
@@ -169,16 +198,33 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
         places, rows = np.array([place for place, _ in shown], np.int64), [row for _, row in shown]
         layers: list[tuple[int, Sequence[DetailLevel]]] = [(SPAN, lanes.levels)]
         if pattern:
-            layers.append((MATCH, loaded.measured.search.of_rank(pattern, lanes, window_ns)))
+            layers.append((MATCH, measured.search.of_rank(pattern, lanes, measured.clocks.window_ns)))
         if replayed is not None and side == "m":
             layers.append((ON_PATH, replayed.critical.get(rank, ())))
         for layer, detail in layers:
             if detail and rows:
-                visible = segments(detail, rows, view.begin, view.end, pixel_ns, most)
-                yield layer, lanes, replace(visible, row=places[visible.row])
+                visible = segments(detail, rows, view.begin - shift, view.end - shift, pixel_ns, most)
+                moved = {"start": visible.start + shift, "end": visible.end + shift}
+                known = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
+                names = _named_alike(loaded, measured, known)
+                yield layer, lanes, replace(visible, row=places[visible.row], **moved), names
 
 
-def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
+def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes, int]:
+    """The run that a side is of, and what its times are moved by, ns."""
+    return (other.measured, other.shift_ns) if side == "o" and other else (loaded.measured, 0)
+
+
+def _named_alike(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Names of spans of a run, by their numbers among the names of the page's own."""
+    if of is loaded.measured or not names.size:
+        return names
+    unique, place = np.unique(names, return_inverse=True)
+    texts = pl.Series(of.names.texts, dtype=pl.String).gather(unique)
+    return loaded.measured.names.codes(texts)[place]
+
+
+def packed(loaded: Loaded, view: Viewport, pattern: str = "", other: Beside | None = None) -> bytes:
     """Segments of a viewport as the page reads them: header, arrays one after the other.
 
     Returns:
@@ -188,10 +234,10 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     pixel_ns = (view.end - view.begin) / view.pixels
     parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, dtype)] for name, dtype in _ARRAYS}
     named: set[int] = set()
-    for layer, lanes, visible in drawn(loaded, view, pattern):
+    for layer, lanes, visible, names in drawn(loaded, view, pattern, other):
         path = layer == ON_PATH
         length = np.maximum(visible.end - visible.start, 1)
-        name = np.full(visible.row.size, -1) if path else lanes.name[visible.item]
+        name = np.full(visible.row.size, -1) if path else names
         columns = {
             "x": (visible.start - view.begin) / pixel_ns, "width": length / pixel_ns,
             "density": np.minimum(visible.busy / length, 1), "row": visible.row, "item": visible.item,
@@ -223,22 +269,29 @@ def _padded(array: NDArray[Any]) -> bytes:
     return text + b"\0" * (-len(text) % 4)
 
 
-def area_info(loaded: Loaded, area: Viewport) -> dict[str, Any]:
+def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> dict[str, Any]:
     """Total what lies in an area: by name and kind, by lane, and the counters.
 
     Args:
         area: its `pixels` do not matter.
+        other: the run of rows of side `o`.
     """
     rows: dict[tuple[str, int], list[int]] = {}
     for side, rank, row in area.rows:
         rows.setdefault((side, rank), []).append(row)
-    known = [(lanes, of) for key, of in rows.items() if (lanes := _lanes(loaded, *key)) is not None]
-    spans = [
-        spans_within(lanes, [row for row in of if row < lanes.all.first.size - 1], area.begin, area.end)
-        for lanes, of in known
-    ]
+    spans, busy = [], []
+    for (side, rank), of in rows.items():
+        lanes = _lanes(loaded, side, rank, other)
+        if lanes is None:
+            continue
+        measured, shift = _of(loaded, side, other)
+        below = [row for row in of if row < lanes.all.first.size - 1]
+        own = spans_within(lanes, below, area.begin - shift, area.end - shift)
+        whose = f" of {other.name}" if side == "o" and other else ""
+        busy.append(by_lane(own, lanes).with_columns(pl.col("lane") + whose))
+        codes = _named_alike(loaded, measured, own["name"].to_numpy())
+        spans.append(own.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
     named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
-    busy = [by_lane(own, lanes) for own, (lanes, _) in zip(spans, known)]
     return {
         "begin": area.begin,
         "end": area.end,
@@ -307,20 +360,26 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     return {"place": place, "facts": fact_info(replayed.timeline, node), "stack": [], "arrows": arrows}
 
 
-def _chosen(loaded: Loaded, query: Mapping[str, str]) -> dict[str, Any] | None:
+def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> dict[str, Any] | None:
     """The span that a request names: `side`, `rank`, and `item`, or `id`, which stays the same in links."""
     side, rank = query.get("side", "m"), int(query["rank"])
-    lanes = _lanes(loaded, side, rank)
+    lanes = _lanes(loaded, side, rank, other)
     if lanes is None:
         return None
+    measured, shift = _of(loaded, side, other)
     item = int(query["item"]) if "item" in query else lanes.find(int(query["id"]))
     if not 0 <= item < lanes.name.size:
         return None
     if "brief" in query:
-        name = shortened(loaded.measured.names.texts[lanes.name[item]], _LONGEST)
+        name = shortened(measured.names.texts[lanes.name[item]], _LONGEST)
         return {"name": name, "row": lanes.row_of(item)}
     if side == "r":
         return node_info(loaded, rank, item)
+    if side == "o":
+        found = span_info(measured, rank, item)
+        for place in (found["place"], *(arrow["place"] for arrow in found["arrows"])):
+            place |= {"side": "o", "start": place["start"] + shift, "end": place["end"] + shift}
+        return found
     replayed = loaded.replay_lanes.value
     return span_info(loaded.measured, rank, item, None if replayed is None else replayed.timeline)
 
@@ -330,7 +389,12 @@ def register(server: Flask, runs: Runs) -> None:
 
     def answered(work: Any) -> Response:
         try:
-            answer = work(runs.loaded(request.args.get("run", "")))
+            loaded, against = runs.loaded(request.args.get("run", "")), request.args.get("against", "")
+            other = None
+            if against:
+                align = request.args.get("align", "")
+                other = beside(loaded.measured, against, runs.loaded(against).measured, align)
+            answer = work(loaded, other)
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):
@@ -339,37 +403,39 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/timeline/lanes")
     def lanes() -> Response:
-        def work(loaded: Loaded) -> Any:
+        def work(loaded: Loaded, other: Beside | None) -> Any:
             wanted = [int(rank) for rank in request.args.get("first", "").split(",") if rank.isdecimal()]
             loaded.measured.start(wanted)
+            if other is not None:
+                other.measured.start(wanted)
             if request.args.get("replay"):
                 loaded.replay_lanes.start()
-            return lane_info(loaded)
+            return lane_info(loaded, other)
 
         return answered(work)
 
     @server.get("/timeline/view")
     def view() -> Response:
-        def work(loaded: Loaded) -> Any:
+        def work(loaded: Loaded, other: Beside | None) -> Any:
             seen, pattern = parse_viewport(request.args), ""
             with suppress(UsageError):  # `find` says so: an expression that is still being typed is no error
                 matching(request.args.get("find", ""), ())
                 pattern = request.args.get("find", "")
-            content = packed(loaded, seen, pattern)
+            content = packed(loaded, seen, pattern, other)
             return Response(content, mimetype="application/octet-stream")
 
         return answered(work)
 
     @server.get("/timeline/area")
     def area() -> Response:
-        def work(loaded: Loaded) -> Any:
-            return area_info(loaded, parse_viewport({**request.args, "px": "1"}, MAX_AREA_ROWS))
+        def work(loaded: Loaded, other: Beside | None) -> Any:
+            return area_info(loaded, parse_viewport({**request.args, "px": "1"}, MAX_AREA_ROWS), other)
 
         return answered(work)
 
     @server.get("/timeline/find")
     def find() -> Response:
-        def work(loaded: Loaded) -> Any:
+        def work(loaded: Loaded, _other: Beside | None) -> Any:
             start = int(request.args.get("rank", -1)), int(request.args.get("item", -1))
             try:
                 begin = int(request.args.get("begin", -(1 << 62)))
@@ -381,7 +447,7 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/timeline/span")
     def span() -> Response:
-        return answered(lambda loaded: _chosen(loaded, request.args))
+        return answered(lambda loaded, other: _chosen(loaded, request.args, other))
 
 
 def _json(content: Any, status: int = 200) -> Response:
@@ -670,7 +736,9 @@ def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
         ("kind", kind.name.lower()),
         (
             "where",
-            f"rank {nodes.rank[node]}, {graph.lanes[nodes.lane[node]][1]}" if nodes.lane[node] >= 0 else "",
+            f"rank {nodes.rank[node]}, {lane_names(graph)[nodes.lane[node]]}"
+            if nodes.lane[node] >= 0
+            else "",
         ),
         ("within", graph.names[nodes.around[node]][:LONGEST] if nodes.around[node] >= 0 else ""),
         ("step", str(nodes.step[node]) if nodes.step[node] >= 0 else ""),

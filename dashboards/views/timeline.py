@@ -1,7 +1,7 @@
 """The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and the facts of the chosen span.
 
 In: a run. Out: panels. Its state is in the link: `time`, `span`, `area`, `find`, `colour`, `order`, `show`,
-`pin`, `open` (lanes whose folding differs from the default).
+`pin`, `open` (lanes whose folding differs from the default), and beside another run `align`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,21 @@ from dpro.dashboards.page import (
     orders_of,
     panel,
     section,
+    table,
 )
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.timeline.beside import LANE_COLUMNS, NO_STEP, Beside, beside, lane_difference
 from dpro.dashboards.timeline.detail import PIXELS, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, SIDES, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, SIDES, RankLanes
+from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.dashboards.timeline.routes import register
-from dpro.units import NS_PER_MS
+from dpro.errors import DproError, UsageError
+from dpro.units import NS_PER_MS, format_duration
 
 NAME = "timeline"
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
 _MAX_WINDOWS = 12  # that are links; more are a list
+_LISTED = 13  # rows: the step, and the lanes that differ most; the others are folded
 LEGEND = {  # kind -> variable of its colour, what it is called
     "kernel": ("compute", "kernel"),
     "transfer": ("exposed-comm", "transfer of a collective"),
@@ -64,10 +69,12 @@ def _tools(loaded: Loaded, link: Link) -> Any:
     """Return the choices of steps, side, colours and order; the script makes the canvas's own buttons."""
     of = loaded.measured.clocks
     orders = {BY_NUMBER: "by rank", "late": "latest first", **orders_of(loaded.mesh)}
+    sides = {OTHER: f"with {link.against}", **SIDES} if link.against else SIDES
     return html.Div(
         [
             _windows(of.steps, link),
-            choices(link, "show", SIDES, MEASURED),
+            choices(link, "show", sides, OTHER if link.against else MEASURED),
+            *_alignment(loaded, link),
             choices(link, "colour", COLOURS, "kind"),
             *([choices(link, KEY, orders, BY_NUMBER)] if len(of.parts) > 1 else []),
             csv_link(NAME, "segments", link),
@@ -91,6 +98,71 @@ def _windows(steps: pl.DataFrame, link: Link) -> Component:
         return html.Div(links, className="choices")
     summary = html.Summary(f"{len(links)} deep windows")
     return html.Details([summary, html.Div(links, className="choices")])
+
+
+def _beside(loaded: Loaded, link: Link) -> Beside | None:
+    """The other run beside this one; None where none is shown.
+
+    Raises:
+        DproError: it cannot be opened, or a run has no such step.
+    """
+    other = loaded.against(link) if link.options.get("show", OTHER) == OTHER else None
+    if other is None:
+        return None
+    return beside(loaded.measured, link.against, other.measured, link.options.get("align", ""))
+
+
+def _alignment(loaded: Loaded, link: Link) -> list[Component]:
+    """The choice of the steps that begin together; the script changes the link."""
+    try:
+        other = _beside(loaded, link)
+    except DproError:
+        return []  # the timeline says it
+    if other is None or NO_STEP in (other.here.step, other.there.step):
+        return []
+    here, there = _steps(loaded.measured, other.here.step), _steps(other.measured, other.there.step)
+    return [html.Label([here, "begins with", there, f"of {other.name}"], className="align")]
+
+
+def _steps(measured: MeasuredLanes, chosen: int) -> Component:
+    steps = measured.clocks.steps["step"].unique(maintain_order=True).to_list()
+    options = [html.Option(f"step {step}", value=str(step), selected=step == chosen) for step in steps]
+    return html.Select(options, title="The step that begins when the other does")
+
+
+def _lane_table(loaded: Loaded, link: Link) -> pl.DataFrame:
+    other = _beside(loaded, link)
+    if other is None:
+        raise UsageError("no other run is shown beside this one")
+    times = [pl.col(name).alias(name.replace("_ns", "_ms")) / NS_PER_MS for name in LANE_COLUMNS[2:]]
+    return lane_difference(loaded.measured, other).select("rank", "lane", *times)
+
+
+def _differences(loaded: Loaded, link: Link) -> Any:
+    """The busy time of each lane in the steps that begin together, where another run is shown."""
+    other = _beside(loaded, link)
+    if other is None:
+        return html.Div()
+    header = ["lane", f"in {other.name}", "in this run", "difference"]
+    total = other.there.end - other.there.begin, other.here.end - other.here.begin
+    lines = [["the step", *map(format_duration, total), _signed(total[1] - total[0])]]
+    for rank, lane, before, after, delta in lane_difference(loaded.measured, other).iter_rows():
+        busy = ["" if ns is None else format_duration(ns) for ns in (before, after)]
+        lines.append([f"rank {rank} {lane}", *busy, _signed(delta)])
+    words = (
+        f"Busy time of each lane in step {other.here.step}, and in step {other.there.step} of {other.name}"
+    )
+    if NO_STEP in (other.here.step, other.there.step):
+        words = f"Busy time of each lane in all of this run, and in all of {other.name}"
+    tables = [table(header, lines[:_LISTED])]
+    if len(lines) > _LISTED:
+        summary = html.Summary(f"{len(lines) - _LISTED} lanes that differ less")
+        tables.append(html.Details([summary, table(header, lines[_LISTED:])]))
+    return panel(words, html.Div([*tables, csv_link(NAME, "lanes", link)], className="section"))
+
+
+def _signed(ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}" if ns else "0"
 
 
 def shown_info(
@@ -155,6 +227,7 @@ def _layout() -> Component:
                 html.Div(id="timeline-legend"),
             ),
             html.Div(id="timeline-facts", className="below"),
+            html.Div(id="timeline-beside"),
         ],
         className="stack",
     )
@@ -170,7 +243,7 @@ VIEW = View(
     "Timeline",
     needs.windows,
     _layout,
-    {"timeline-tools": _tools, "timeline-legend": _keyed},
-    {"segments": _segments},
+    {"timeline-tools": _tools, "timeline-legend": _keyed, "timeline-beside": _differences},
+    {"segments": _segments, "lanes": _lane_table},
     _register,
 )

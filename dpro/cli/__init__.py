@@ -120,7 +120,7 @@ def cli() -> None:
 
     \b
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
-    dpro RUN                             what limits it, who is at fault, what to do (`dpro explain`)
+    dpro RUN                             what limits it, and what to do first
     dpro diagnose RUN
     dpro whatif RUN
 

@@ -59,7 +59,7 @@ def attach(
 
     \b
     dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
-    dpro attach RUN --steps 3 -o NOW       and make a run of what there is, to read now
+    dpro attach RUN --steps 3 -o NOW       and make a run of all there is so far
     dpro attach --pid 4711 --stacks        where all threads of all ranks are
     dpro attach RUN --off                  no more deep windows, until --on
 

@@ -76,9 +76,9 @@ def check(as_json: bool, **given: Any) -> None:
     """Check hosts outside of a job: is the suspect really slow?
 
     \b
-    dpro check --hosts node[01-64]                        over ssh
-    dpro check --hosts node[01-64] --launcher srun        in an allocation of Slurm
-    dpro check --run RUN --suspect node07                 the hosts of a run
+    dpro check --hosts node[01-64]                       over ssh
+    dpro check --hosts node[01-64] --launcher srun       in an allocation of Slurm
+    dpro check --run RUN --suspect node07                the hosts of a run
     dpro check --hosts a,b,c --only network --interface ib0
     dpro check --hosts a,b,c --disk /local/scratch
 

@@ -23,7 +23,7 @@ def completion(shell: str) -> None:
     """Print a script that completes dpro's commands, options, paths and edits.
 
     \b
-    eval "$(dpro completion bash)"                       in ~/.bashrc (bash 4.4 or newer)
+    eval "$(dpro completion bash)"                       in ~/.bashrc (bash 4.4)
     eval "$(dpro completion zsh)"                        in ~/.zshrc
     dpro completion fish > ~/.config/fish/completions/dpro.fish
     """

@@ -45,12 +45,12 @@ def dashboard(
 
     \b
     dpro dashboard RUN
-    dpro dashboard RUN OTHER …                       the page offers a choice, and compares two
-    dpro dashboard FOLDER                            of runs: the latest first
-    dpro dashboard AFTER --against BEFORE            and what explains the difference
-    dpro dashboard RUN                               while RUN is being recorded: it refreshes itself
-    dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
-    dpro dashboard RUN --host 0.0.0.0                for others, who need the address that it prints
+    dpro dashboard RUN OTHER …                   offers a choice, compares two
+    dpro dashboard FOLDER                        of runs: the latest first
+    dpro dashboard AFTER --against BEFORE        what explains the difference
+    dpro dashboard RUN                           a job that runs: it refreshes
+    dpro dashboard RUN --no-browser --port 8050  ssh -L 8050:localhost:8050 HOST
+    dpro dashboard RUN --host 0.0.0.0            for who has the address it prints
 
     The page offers the runs that were given and those in the folder of the first. All views show the same
     selection of steps and ranks, and the address in the browser reproduces what is seen. The address that is

@@ -49,7 +49,6 @@ FURTHER = {
 def demo(output: Path | None, as_json: bool) -> None:
     """See dpro work in a minute, on the CPU.
 
-    \b
     Records a real two-rank DDP training job whose second rank reads its data from a slow disk, says which
     rank is at fault and what that costs, then records the job without the fault to check the answer.
     Where PyTorch is not installed, a run that ships with dpro is explained instead.

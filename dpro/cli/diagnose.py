@@ -31,7 +31,6 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 def diagnose(run: str, history: bool, as_json: bool) -> None:
     """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
-    \b
     How the job ended comes first, where it failed, hung or was ended, and what the run can answer last.
     Of a job that hangs, waits are followed to the first cause, from the flight recorder's dumps: those of a
     recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers on the

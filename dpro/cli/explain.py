@@ -16,9 +16,9 @@ def explain(run: str, as_json: bool) -> None:
     """Say what limits the job, who is at fault, and what to do first.
 
     \b
-    LIMIT   what gives most when it alone costs nothing, found by replaying the job without it
+    LIMIT   what gives most when it alone costs nothing, found by a replay
     FAULT   ranks and parts that are worse than their peers (all: dpro diagnose)
-    TRY     what a person can do, with the range of what it would gain (all: dpro whatif)
+    TRY     what a person can do, and what it would gain (all: dpro whatif)
     NOT     what looks like a remedy and is none
     UNSURE  what limits these answers
     MORE    the commands behind it

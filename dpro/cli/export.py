@@ -35,7 +35,6 @@ def export(
 ) -> None:
     """Write all ranks' timelines into one file, on one aligned clock.
 
-    \b
     Measured and replayed timelines are separate groups, one track per thread and stream; a collective is
     taken apart into waiting and moving. The critical path is a group of its own on each side, at the times of
     its lanes; what `dpro diagnose` finds is another, step by step. Spans carry what is known of them (shapes,

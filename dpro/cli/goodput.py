@@ -73,26 +73,26 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
 
     \b
     Where it went:
-      dpro goodput RUN                 one run with its restarts; while it is being recorded: so far
-      dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
-      dpro goodput FOLDER              the same: all runs in it, such as those of a Slurm array
+      dpro goodput RUN                 one run with its restarts
+      dpro goodput RUN_1 RUN_2 RUN_3   a job that was started three times
+      dpro goodput FOLDER              all runs in it, as of a Slurm array
 
     \b
     What would save most:
-      dpro goodput RUN --hours 720          a month, failing as often as it did; searches changes
-      dpro goodput RUN --preset llama-3     the same, failing as often as others have published
-      dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
+      dpro goodput RUN --hours 720          a month, failing as often as it did
+      dpro goodput RUN --preset llama-3     failing as often as others published
+      dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200
 
     Every second of every rank is in exactly one class, so that they add up to the wall time:
 
     \b
-      productive   steps, each the first time that it was done: their share is the goodput
+      productive   steps, the first time that each is done: the goodput
       straggler    of those, what healing slow ranks, hosts and links would save
       evaluation   work without gradients
       checkpoint   training stood while it was saved
-      repeated     steps that were lost with an earlier attempt, and were done again
+      repeated     steps that were lost with an attempt, and done again
       hang         a rank had failed, and the processes were still there
-      launch, imports, process_group, set_up, load, warm_up     a start, in its stages
+      launch, imports, process_group, set_up, load, warm_up    stages of a start
       finish       after the last step of an attempt that ended well
       recording    what dpro itself took between steps
       down         no process was there
@@ -104,15 +104,15 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     their times from this one. With --edit you ask for changes yourself, all together:
 
     \b
-      checkpoint:every=200[,stall=5]   save after this number of steps; stall: for how long training stands, s
+      checkpoint:every=200[,stall=5]   save after so many steps; s that it takes
       async:stall=2                    save in the background
       peers:every=1,stall=0.2          save to the memory of other hosts
-      sharded:ranks=8                  each of this number of ranks saves its share
-      neighbour:steps=1                no checkpoints: a failed stage is made anew from its neighbours
-      spares:hosts=2[,repair=24]       hosts that stand by; a failed one is back after `repair` hours
+      sharded:ranks=8                  each of so many ranks saves its share
+      neighbour:steps=1                stages made anew from their neighbours
+      spares:hosts=2[,repair=24]       hosts that stand by; hours of a repair
       smaller:replicas=16[,repair=24]  go on with fewer replicas meanwhile
       detect:s=30                      processes that hang are ended after so long
-      start:s=60, caches:left=0.1      a faster start; of what first steps take longer, a share is left
+      start:s=60, caches:left=0.1      a faster start; share left of warm-up
       hosts:count=256                  the same job on more hosts
 
     docs/goodput.md has more on each, and how far such predictions were from real jobs.

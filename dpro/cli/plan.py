@@ -128,8 +128,9 @@ def plan(run: str | None, as_json: bool, **options: Any) -> None:
     dpro plan RUN --gpus 256
     dpro plan RUN --gpus 64 --keep tp --memory 80
     dpro plan --model config.json --gpus 256 --schedule all
-    dpro plan --model config.json --gpus 64 --device A100-SXM4-80GB --keep tp=8 --global-batch 512
-    dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8,micro_batch=2:5230ms
+    dpro plan --model config.json --gpus 64 --keep tp=8 --global-batch 512
+    dpro plan --model config.json --gpus 64 --device A100-SXM4-80GB
+    dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8:5230ms
 
     A layout is a choice of data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism,
     model chunks on each stage (vpp), sequences of a micro-batch, ZeRO (zero) and recomputation

@@ -48,7 +48,6 @@ def replay(
 ) -> None:
     """Replay the run's dataflow graph and say how well it fits what was measured.
 
-    \b
     Every start on a GPU or in a collective is derived from what it depends on, on any rank, and compared
     with the trace. A run that fits is one `dpro whatif` and `dpro diagnose` can be believed on.
 
@@ -57,7 +56,7 @@ def replay(
     dpro replay RUN --step 12
     dpro replay RUN --steps 5-7,30
     dpro replay FOLDER_OF_TRACES --json
-    dpro replay RUN --network-table nccl.csv     of pretended ranks: fill in what communication takes
+    dpro replay RUN --network-table nccl.csv     of pretended ranks
     """
     from dpro.analysis.answers.replay import chosen_steps, replay_document
 

@@ -100,10 +100,10 @@ def report(
     \b
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
-    dpro report RUN --steps 3-8 --ranks 0,2-3    tables, means and totals of these alone
-    dpro report RUN --ranks tp=0                 of the first rank of each tensor-parallel group
-    dpro report RUN --html report.html           all that dpro knows of it, to send to a colleague
-    dpro report RUN --markdown                   the same without figures, for an issue
+    dpro report RUN --steps 3-8 --ranks 0,2-3   of these alone
+    dpro report RUN --ranks tp=0                one of each tensor-parallel group
+    dpro report RUN --html report.html          all of it, to send to a colleague
+    dpro report RUN --markdown                  without figures, for an issue
 
     With --html and --markdown: is the run healthy, what is slow and what that costs, what would help and how,
     where the time went, and how far to believe it. The page needs no network. The same run gives the same
@@ -115,7 +115,7 @@ def report(
     \b
     With GPUs, seen from the GPU, all streams together:
       compute       kernels, copies and fills that are not communication
-      transfer      communication while nothing computes, after all members of the collective arrived
+      transfer      communication while nothing computes, once all members arrived
       waiting       the same before they arrived
       overlapped    communication while something computes (part of compute)
       host bound    idle, and the work that ends it was launched too late

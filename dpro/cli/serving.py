@@ -43,8 +43,8 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
     """What a server's latency and throughput consist of, and what would help.
 
     \b
-    dpro record -o RUN -- python serve.py                     continuous batching of transformers
-    dpro import profile/ --requests log.jsonl -o RUN          a profile of vLLM, SGLang, and a log
+    dpro record -o RUN -- python serve.py                    transformers
+    dpro import profile/ --requests log.jsonl -o RUN         vLLM, SGLang
     dpro serving RUN
 
     Percentiles of the time to the first token (TTFT), of the time per output token (TPOT), of the queue and
@@ -52,8 +52,8 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
     what is slow, with its cost in ms per token and in tokens per second (docs/serving.md).
 
     \b
-    dpro serving RUN --edit chunked-prefill:tokens=512 --edit max-batch:requests=64
-    dpro serving RUN --ttft-ms 500 --tpot-ms 50     search: what allows the most requests per second
+    dpro serving RUN --edit chunked-prefill:tokens=512
+    dpro serving RUN --ttft-ms 500 --tpot-ms 50     what serves most requests
 
     Predictions serve the recorded requests again, by an engine that is fitted to them. CHANGE is one of
     max-batch:requests=64, chunked-prefill:tokens=512, arrivals:rate=2, prompts:length=2, outputs:length=2,

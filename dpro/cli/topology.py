@@ -89,16 +89,16 @@ def topology(
     """Describe the fabric of a job: hosts, ports, switches, cables.
 
     \b
-    dpro topology topology.toml                                       check a file, and say what it has
+    dpro topology topology.toml              check a file, and say what it has
     dpro topology --fat-tree 128 --oversubscription 2 -o topology.toml
     dpro topology --rail-optimised 128 --switch-ports 64 -o topology.toml
-    dpro topology --slurm topology.conf --gbit 400 --inside nccl.xml -o topology.toml
+    dpro topology --slurm topology.conf --gbit 400 -o topology.toml
     dpro topology --ibnetdiscover fabric.txt -o topology.toml
     dpro topology topology.toml --attach RUN
-    dpro topology topology.toml --attach RUN --hosts hosts.csv       of traces, which name no hosts
-    dpro topology RUN                                    what the run loads on it, and what collisions cost
-    dpro topology RUN --plan plan.json                   a path for each connection
-    dpro topology RUN --nccl-log job.log                 the rings and trees that NCCL made
+    dpro topology topology.toml --attach RUN --hosts hosts.csv    of traces
+    dpro topology RUN                        its load, and what collisions cost
+    dpro topology RUN --plan plan.json       a path for each connection
+    dpro topology RUN --nccl-log job.log     the rings and trees that NCCL made
 
     A file that is wrong is refused with a line that names the entry. Lists of names are written as clusters
     write them: node[001-128].

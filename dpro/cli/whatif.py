@@ -128,13 +128,13 @@ def whatif(
     """Predict what a change would do to throughput and to the mean step, with intervals.
 
     \b
-    dpro whatif RUN                             what limits the job, and what would help
-    dpro whatif RUN --all                       all that was found, alone and together
-    dpro whatif RUN --sensitivity               is a faster network worth it?
-    dpro whatif RUN --pareto                    time against memory
+    dpro whatif RUN                           what limits it, what would help
+    dpro whatif RUN --all                     all that was found
+    dpro whatif RUN --sensitivity             is a faster network worth it?
+    dpro whatif RUN --pareto                  time against memory
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
-    dpro whatif RUN --edit heal:rank=1 --steps 5-7       of the mean of these steps
+    dpro whatif RUN --edit heal:rank=1 --steps 5-7    of these steps
 
     Names are shell patterns; conditions hold together; a value that holds a comma goes in double quotes.
     With --steps the job is changed and replayed as a whole, and the step times and the interval are those of

@@ -17,6 +17,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.detect.findings import Finding
+from dpro.export.lanes import lane_names
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
@@ -47,6 +48,7 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
         viewer should show them.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
+    lanes = pl.Series(lane_names(graph), dtype=pl.String)
     critical = np.unique(
         np.concatenate([critical_nodes(timeline, int(window)) for window in np.unique(nodes.window)])
         if graph.num_nodes
@@ -65,9 +67,10 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     rank = pl.format("rank {} ", pl.col("rank"))
     frames = []
     for side, (start, end) in times.items():
-        rows = [_rows(graph, np.flatnonzero(drawn), start, end, on_path, before), _waits(graph, start)]
+        rows = [_rows(graph, lanes, np.flatnonzero(drawn), start, end, on_path, before)]
+        rows.append(_waits(graph, lanes, start))
         frames.append(pl.concat(rows).with_columns(group=rank + side, track=pl.col("lane")))
-        path = _rows(graph, critical[drawn[critical]], start, end, on_path, before)
+        path = _rows(graph, lanes, critical[drawn[critical]], start, end, on_path, before)
         frames.append(path.with_columns(group=pl.lit(PATHS[side]), track=pl.lit(CRITICAL)))
     lasting = selection.keep(pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns")))
     node = lasting["node"].to_numpy()
@@ -78,7 +81,7 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     ]
     steps = replace(selection, ranks=())
     marks = [steps.keep(_marks(timeline, finding, lasting.schema)) for finding in shown]
-    return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), graph)
+    return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), lanes)
 
 
 def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
@@ -129,7 +132,7 @@ def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFr
 
 
 def _rows(
-    graph: Graph, chosen: Ints, start: Ints, end: Ints, critical: Bools, waited_for: Ints
+    graph: Graph, lanes: pl.Series, chosen: Ints, start: Ints, end: Ints, critical: Bools, waited_for: Ints
 ) -> pl.DataFrame:
     nodes = graph.nodes
     names = pl.Series(graph.names, dtype=pl.String)
@@ -137,7 +140,7 @@ def _rows(
     return pl.DataFrame(
         {
             "rank": nodes.rank[chosen],
-            "lane": _lanes(graph, chosen),
+            "lane": lanes.gather(nodes.lane[chosen]),
             "name": names.gather(nodes.name[chosen]),
             "kind": kinds.gather(nodes.kind[chosen]),
             "step": nodes.step[chosen],
@@ -150,11 +153,7 @@ def _rows(
     )
 
 
-def _lanes(graph: Graph, chosen: Ints) -> pl.Series:
-    return pl.Series([lane for _, lane in graph.lanes], dtype=pl.String).gather(graph.nodes.lane[chosen])
-
-
-def _waits(graph: Graph, start: Ints) -> pl.DataFrame:
+def _waits(graph: Graph, lanes: pl.Series, start: Ints) -> pl.DataFrame:
     """Return slices of waiting: from a member's arrival at a collective to the begin of its transfer."""
     nodes = graph.nodes
     arrivals, transfers = (
@@ -166,13 +165,12 @@ def _waits(graph: Graph, start: Ints) -> pl.DataFrame:
     nothing, never = np.full(graph.num_nodes, -1, np.int64), np.zeros(graph.num_nodes, bool)
     until = nothing.copy()
     until[first] = start[last]
-    rows = _rows(graph, first, start, until, never, nothing)
-    return rows.with_columns(
-        kind=pl.lit(WAIT), name=pl.lit("wait: ") + pl.col("name"), lane=_lanes(graph, last)
-    )
+    rows = _rows(graph, lanes, first, start, until, never, nothing)
+    lane = lanes.gather(nodes.lane[last])
+    return rows.with_columns(kind=pl.lit(WAIT), name=pl.lit("wait: ") + pl.col("name"), lane=lane)
 
 
-def _on_tracks(rows: pl.DataFrame, graph: Graph) -> pl.DataFrame:
+def _on_tracks(rows: pl.DataFrame, lanes: pl.Series) -> pl.DataFrame:
     """Give each slice a track on which it overlaps no other, and put all in order."""
     keys = ["group", "track"]
     rows = rows.sort(*keys, "start_ns", "end_ns", "node")
@@ -182,7 +180,7 @@ def _on_tracks(rows: pl.DataFrame, graph: Graph) -> pl.DataFrame:
     places = rows.with_row_index("row").filter(crowded)
     for _, lane in places.group_by(keys, maintain_order=True):
         number[lane["row"].to_numpy()] = _tracks(lane["start_ns"].to_list(), lane["end_ns"].to_list())
-    order = {lane: place for place, lane in enumerate(dict.fromkeys(lane for _, lane in graph.lanes))}
+    order = {lane: place for place, lane in enumerate(dict.fromkeys(lanes))}
     numbered = pl.format("{} #{}", "track", pl.col("number") + 1)
     return (
         rows.with_columns(

@@ -570,6 +570,8 @@ def explore(
         Unanswerable: there is no whole step.
     """
     job = job_of(job).with_kept_tables()
+    # What is found for edits takes as much memory as the graph several times over: it ends with the search.
+    job = dataclasses.replace(job, graph=with_own_known(job.graph))
     facts = facts_of(job.graph, baseline, suspects)
     by_rank = job.by_rank
     sets = PredictedSets(job, facts, trust, report) if by_rank else EditSets(facts, trust, report)

@@ -9,7 +9,7 @@ from threading import Semaphore
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
-from dpro.cli.dashboard import load
+from dpro.cli.dashboard import load, offer
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
@@ -54,8 +54,9 @@ try:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
 except ImportError:  # `start_browser` says so
-    ActionChains = ScrollOrigin = Keys = None
+    ActionChains = ScrollOrigin = Keys = Select = None
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +333,14 @@ def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
         browser.execute_script("document.querySelector('.timeline-labels .label.counter').click()")
         wait(browser, f"return {counted}.length === 1")
         wait(browser, "return location.search.includes('open=1.c')")
+        browser.execute_script("dpro.go({ open: '1' })")  # a folded rank keeps them, in one row
+        wait(browser, f"return {counted}.length === 1 && {counted}[0].from.length === 2")
+        folded = "dproTimeline.rows.find((row) => row.type === 'rank' && row.rank === 1)"
+        assert browser.execute_script(f"return [{folded}.open, {counted}[0].y > {folded}.y]") == [False, True]
+        wait(browser, DRAWN)
+        assert browser.execute_script(
+            f"return {counted}[0].from.every(({{ row }}) => dproTimeline.data.counters[row])"
+        )
         assert complaints(browser) == []
         browser.get("about:blank")  # before the server is gone
 
@@ -410,3 +419,53 @@ def test_the_benchmark_measures_a_tiny_run(tmp_path):
     assert spans >= 6000
     assert {name for name in rows if "bar" in rows[name]} == set(BARS)
     assert rows["wheel_p95_ms"]["n"] >= 6
+
+
+def test_two_runs_are_on_one_axis_from_a_chosen_step_on_with_what_their_lanes_differ_by(browser, tmp_path):
+    gpu_job(extra=0).write(tmp_path / "after")
+    gpu_job(extra=300).write(tmp_path / "before")
+    with served(offer([str(tmp_path / "after")], str(tmp_path / "before"))) as address:
+        _open(browser, f"{address.partition('?')[0]}?view=timeline&against=before")
+        ranks = "dproTimeline.rows.filter((row) => row.type === 'rank').map((row) => row.label)"
+        assert wait(browser, f"return {ranks}.length === 4 && {ranks}") == [
+            "rank 0", "rank 0 of before", "rank 1", "rank 1 of before",
+        ]  # fmt: skip
+        drawn = "new Set([...dproTimeline.data.row].map((n) => dproTimeline.data.ask.sources[n].side))"
+        wait(browser, f"const sides = {drawn}; return sides.has('m') && sides.has('o')")
+        wait(browser, PATH)
+        wait(browser, "return dproTimeline.data.layer.some((layer) => layer === 2)")
+        begins = "const { steps, beside } = dproTimeline.info;"
+        begins += "return [steps, beside.steps].map((of) => of[arguments[0]][2])"
+        apart = [browser.execute_script(begins, step) for step in range(3)]
+        assert apart[0][0] == apart[0][1]
+        assert apart[1][0] < apart[1][1]  # steps of the run before are longer
+        table = "document.querySelector('#timeline-beside table')"
+        lanes = wait(browser, f"return {table} && {table}.innerText")
+        assert "rank 1 compute 7" in lanes
+        first = browser.find_element("css selector", ".align select")
+        Select(first).select_by_visible_text("step 2")
+        wait(browser, "return location.search.includes('align=2')")
+        title = "document.querySelector('#timeline-beside h2').innerText"
+        wait(browser, f"return {title}.includes('in step 2, and in step 0 of before')")
+        wait(browser, DRAWN)
+        here = browser.execute_script(begins, 2)[0]
+        assert here == pytest.approx(browser.execute_script(begins, 0)[1])
+        begin, end = _view(browser)
+        assert begin < here * 1e6 < end
+        span = "const t = dproTimeline, of = t.data; const at = [...of.order].find((at) => of.count[at] === 1"
+        span += " && t.source(at).side === 'o' && t.names.get(of.name[at]) === 'softmax');"
+        span += "const { side, rank } = t.source(at); t.chooseItem(side, rank, of.item[at])"
+        browser.execute_script(span)
+        wait(
+            browser, "return /span=o\\d/.test(location.search) && dproTimeline.span.place.name === 'softmax'"
+        )
+        _open(browser, browser.current_url)
+        wait(browser, "return dproTimeline.span && dproTimeline.span.side === 'o'")
+        box = browser.execute_script(
+            "return dproTimeline.boxOf(dproTimeline.span.side, dproTimeline.span.place)"
+        )
+        assert box["right"] > box["left"]
+        browser.execute_script("dpro.go({ show: 'measured' })")
+        wait(browser, f"return {ranks}.length === 2 && !{table}")
+        assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone

@@ -45,12 +45,15 @@ from dpro.replay.graph import (
     EdgeKind,
     Edges,
     Graph,
+    GraphError,
     Message,
     NodeKind,
     Nodes,
+    assembled,
     is_of,
-    make_graph,
     once,
+    order_of,
+    renumbered,
 )
 from dpro.replay.kept import kept
 from dpro.replay.mesh import BY, axes_of_messages
@@ -752,7 +755,13 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     joined = Edges(
         **{f.name: np.concatenate([getattr(e, f.name) for e in edges]) for f in dataclasses.fields(Edges)}
     )
-    return make_graph(_nodes(copied, graph, picked, times), joined, graph.names, graph.lanes, graph.origin_ns)
+    del edges
+    begins = np.append(graph.nodes.measured_start, np.tile(graph.nodes.measured_start[picked], times))
+    order, stuck = order_of(joined, begins)
+    if stuck.size:
+        raise GraphError("copies of the steps of this graph would wait for each other")
+    nodes = _nodes(copied, graph, picked, times, order)
+    return assembled(nodes, renumbered(joined, order), graph.names, graph.lanes, graph.origin_ns)
 
 
 def _steps(graph: Graph) -> Ints:
@@ -776,17 +785,21 @@ def _steps(graph: Graph) -> Ints:
     return np.where(step == last, AFTER_STEPS, step)
 
 
-def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int) -> Nodes:
-    """The nodes of the graph, then those of the copies, whose collectives are others."""
+def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int, order: Ints) -> Nodes:
+    """The nodes of the graph and, behind them, of the copies, whose collectives are others; then in order.
+
+    One column after the other is put in order: all of them twice would take gigabytes of large graphs.
+    """
     columns = {}
+    instances = int(graph.nodes.collective.max(initial=-1)) + 1
     for f in dataclasses.fields(Nodes):
         as_is, new = getattr(graph.nodes, f.name), np.tile(getattr(copied.nodes, f.name)[picked], times)
-        columns[f.name] = np.append(as_is, np.zeros_like(new) if f.name in ("earliest", "anchored") else new)
-    instances = int(graph.nodes.collective.max(initial=-1)) + 1
-    copy = np.append(np.zeros(graph.num_nodes, np.int64), np.repeat(np.arange(times) + 1, picked.size))
-    columns["collective"] = np.where(
-        columns["collective"] >= 0, columns["collective"] + copy * instances, columns["collective"]
-    )
+        if f.name in ("earliest", "anchored"):
+            new = np.zeros_like(new)
+        if f.name == "collective":
+            copy = np.repeat(np.arange(times) + 1, picked.size)
+            new = np.where(new >= 0, new + copy * instances, new)
+        columns[f.name] = np.append(as_is, new)[order]
     return Nodes(**columns)
 
 

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpro.cli import cli
 from dpro.cli.output import (
     console,
     print_json,
@@ -264,3 +265,11 @@ def test_what_is_longer_than_the_terminal_goes_through_the_pager():
 def test_json_never_goes_through_a_pager():
     (line,) = shown_on_a_terminal(1, "ledger", "--json")
     assert json.loads(line)["schema_version"]
+
+
+@pytest.mark.parametrize("name", ["", *cli.list_commands(click.Context(cli))])
+def test_help_fits_a_terminal_of_80_columns(name):
+    command = cli.get_command(click.Context(cli), name) if name else cli
+    with click.Context(command, info_name=f"dpro {name}", terminal_width=80) as context:
+        lines = command.get_help(context).splitlines()
+    assert [line for line in lines if len(line) > 80] == []

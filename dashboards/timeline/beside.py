@@ -1,0 +1,135 @@
+"""A second run on the time axis of the first: which steps begin together, and how the lanes differ in them.
+
+In: the lanes of two runs. Out: a `Beside`, and a table. The runs have clocks of their own: the second is
+moved so that a chosen step of it begins when the chosen step of the first does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.dashboards.timeline.area import by_lane, spans_within
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes
+from dpro.dashboards.timeline.measured import MeasuredLanes
+from dpro.errors import UsageError
+from dpro.selection import quoted
+from dpro.units import NS_PER_MS
+
+NEAR = 0.1  # of the median step: what is no further from it is typical
+NO_STEP = -1  # in place of a step: the run has none, and begins with its timeline
+LANE_COLUMNS = ("rank", "lane", "before_ns", "after_ns", "delta_ns")
+
+
+class Stretch(NamedTuple):
+    """A step of a run on the run's own timeline, ns; of a run without steps, all of it."""
+
+    step: int
+    begin: int
+    end: int
+
+
+class Beside(NamedTuple):
+    """A second run beside the lanes of a first.
+
+    Attributes:
+        name: of the second, as links have it.
+        measured: its lanes.
+        here, there: the steps of the first and of the second that begin together.
+    """
+
+    name: str
+    measured: MeasuredLanes
+    here: Stretch
+    there: Stretch
+
+    @property
+    def shift_ns(self) -> int:
+        """What times of the second run are moved by."""
+        return self.here.begin - self.there.begin
+
+
+def beside(first: MeasuredLanes, name: str, second: MeasuredLanes, align: str = "") -> Beside:
+    """Set a run beside another.
+
+    Args:
+        align: the steps that begin together, `3~5`; empty for the first typical one of each.
+
+    Raises:
+        UsageError: one of the runs has no such step.
+        InputError: a part of a run cannot be read.
+    """
+    steps = first.clocks.steps, second.clocks.steps
+    chosen = _parsed(align) if align else tuple(map(typical_step, steps))
+    here, there = (stretch_of(of, step) for of, step in zip((first, second), chosen))
+    return Beside(name, second, here, there)
+
+
+def _parsed(align: str) -> tuple[int, ...]:
+    try:
+        here, there = map(int, align.split("~"))
+    except ValueError as error:
+        raise UsageError(f"align {quoted(align)} is not understood: a step of each run, as 3~5") from error
+    return here, there
+
+
+def typical_step(steps: pl.DataFrame) -> int:
+    """The first step that takes about as long as the median one; `NO_STEP` where there are none.
+
+    Args:
+        steps: `step`, `begin_ms`, `end_ms`, in order.
+    """
+    if steps.is_empty():
+        return NO_STEP
+    lasts = (steps["end_ms"] - steps["begin_ms"]).to_numpy()
+    away = np.abs(lasts - np.median(lasts))
+    return int(steps["step"][int(np.argmax(away <= max(NEAR * np.median(lasts), away.min())))])
+
+
+def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
+    """When a step begins and ends.
+
+    Raises:
+        UsageError: there is no such step.
+    """
+    if step == NO_STEP:
+        return Stretch(NO_STEP, 0, measured.clocks.end_ns)
+    found = measured.clocks.steps.filter(pl.col("step") == step)
+    if found.is_empty():
+        raise UsageError(
+            f"step {step} is not in a deep window of {measured.run.label}: choose one of the list"
+        )
+    begin, end = found.select(pl.col("begin_ms", "end_ms") * NS_PER_MS).row(0)
+    return Stretch(step, round(begin), round(end))
+
+
+def lane_difference(first: MeasuredLanes, second: Beside) -> pl.DataFrame:
+    """How long each lane is busy in the steps that begin together; what differs most comes first.
+
+    Ranges around operators are no work: where a lane has anything else, they do not count.
+
+    Returns:
+        `rank`, `lane`, `before_ns` (in the second run), `after_ns` (in the first), `delta_ns`; null where a
+        run has no such lane.
+    """
+    busy = [
+        _busy(of.all(), stretch) for of, stretch in ((second.measured, second.there), (first, second.here))
+    ]
+    before, after = (frame.rename({"busy_ns": name}) for frame, name in zip(busy, ("before_ns", "after_ns")))
+    both = before.join(after, on=["rank", "lane"], how="full", coalesce=True)
+    delta = pl.col("after_ns").fill_null(0) - pl.col("before_ns").fill_null(0)
+    rows = both.with_columns(delta_ns=delta).select(LANE_COLUMNS)
+    return rows.sort(pl.col("delta_ns").abs(), "rank", "lane", descending=[True, False, False])
+
+
+def _busy(ranks: dict[int, RankLanes], stretch: Stretch) -> pl.DataFrame:
+    """`rank`, `lane`, `busy_ns` of all lanes."""
+    parts = [pl.DataFrame(schema={"rank": pl.Int64, "lane": pl.String, "busy_ns": pl.Int64})]
+    for lanes in ranks.values():
+        spans = spans_within(lanes, range(lanes.all.first.size - 1), stretch.begin, stretch.end)
+        works = pl.col("kind") != KINDS.index("host")
+        spans = spans.filter(works | ~works.any().over("lane"))
+        parts.append(by_lane(spans, lanes).drop("spans"))
+    return pl.concat(parts).group_by("rank", "lane").agg(pl.col("busy_ns").sum())
