@@ -232,9 +232,11 @@ def cooked(folder: Path, name: str, **settings: str) -> tuple[subprocess.Complet
 
 def test_recipes_are_listed_and_each_says_what_it_does() -> None:
     listed = dpro("recipe").stdout.splitlines()
-    assert [line.split()[0] for line in listed] == ["kubernetes", "slurm", "torchrun"]
-    assert len(list(RECIPES.glob("*.sh"))) == len(listed)
-    assert "there are kubernetes, slurm, torchrun" in refused(dpro("recipe", "pbs"), 2)
+    names = ["alerts", "grafana", "kubernetes", "prometheus", "slurm", "torchrun"]
+    assert [line.split()[0] for line in listed] == names
+    assert len(list(RECIPES.iterdir())) == len(listed)
+    assert all(len(line) <= 110 for line in listed)
+    assert f"there are {', '.join(names)}" in refused(dpro("recipe", "pbs"), 2)
 
 
 def test_slurm_drains_the_host_and_requeues_the_job_without_it(tmp_path) -> None:
