@@ -108,7 +108,28 @@ CELLS = (
         (f"{LAUNCHERS}::test_ranks_of_mpirun_are_recorded_with_the_recorder_before_or_behind_it",),
         ("mpirun", "--version"),
     ),
+    Cell(
+        "Clusters", "Slurm", (f"{INTEGRATION}test_slurm.py",), ("slurmctld", "-V"),
+        "nodes that share a machine and have names of their own",
+    ),
+    Cell(
+        "Clusters", "Kubernetes", ("tests/unit/test_cluster.py",),
+        note="manifests are held to its schemas; no cluster was tried",
+    ),
     Cell("Clusters", "containers", (f"{INTEGRATION}test_record_containers.py",)),
+    Cell(
+        "Systems", "Prometheus", (f"{INTEGRATION}test_prometheus.py",), ("promtool", "--version"),
+        "and the queries of the dashboard for Grafana",
+    ),
+    Cell(
+        "Systems", "OpenTelemetry", ("tests/unit/export/test_otlp.py",),
+        ("python", "-c", "import opentelemetry.sdk.version as v; print('SDK', v.__version__)"),
+    ),
+    Cell(
+        "Systems", "Slack, Teams, PagerDuty", ("tests/unit/watch/test_outlets.py",),
+        ("python", "-c", "import apprise; print('Apprise', apprise.__version__)"),
+        "up to the request that leaves",
+    ),
     Cell(
         "Beside", "`torch.profiler` of the job",
         (f"{INTEGRATION}test_record_profilers.py", "tests/gpu/test_jobs.py"), ("python", "-c", TORCH),
@@ -168,7 +189,12 @@ def _tried_with(cell: Cell, python: Path) -> str:
     if not command:
         return ""
     words = [str(python), *command[1:]] if command[0] == "python" else list(command)
-    return subprocess.run(words, capture_output=True, text=True).stdout.partition("\n")[0].strip()
+    return (
+        subprocess.run(words, capture_output=True, text=True)
+        .stdout.partition("\n")[0]
+        .partition(" (")[0]
+        .strip()
+    )
 
 
 def page(results: Mapping[str, Result]) -> str:

@@ -465,7 +465,7 @@ def recipe(name: str | None) -> None:
     recipes = _recipes()
     if name is None:
         for title, text in recipes.items():
-            click.echo(f"{title:<12} {_about(text)}")
+            click.echo(f"{title:<15} {_about(text)}")
     elif name in recipes:
         click.echo(recipes[name], nl=False)
     else:

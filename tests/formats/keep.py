@@ -10,6 +10,7 @@ it is what runs of users are.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,11 +32,14 @@ JOB = ("torchrun", "--nproc-per-node", "2", "sample_traces/train.py", "--steps",
 
 def totals(rows: pl.DataFrame) -> dict[str, Any]:
     """The number of rows, and the sum of each column; of what is no number, of its characters."""
-    sums = {
-        column.name: sum(column if column.dtype.is_numeric() else map(len, map(str, column)))
-        for column in rows
-    }
+    sums = {column.name: _sum(column) for column in rows}
     return {"rows": rows.height, **sums}
+
+
+def _sum(column: pl.Series) -> float:
+    if column.dtype.is_float():
+        return math.fsum(column)
+    return sum(column if column.dtype.is_integer() else map(len, map(str, column)))
 
 
 def _row(table: Table) -> pl.DataFrame:
