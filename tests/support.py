@@ -192,7 +192,7 @@ def _tried_with(cell: Cell, python: Path) -> str:
     return (
         subprocess.run(words, capture_output=True, text=True)
         .stdout.partition("\n")[0]
-        .partition(" (")[0]
+        .partition(" (branch")[0]
         .strip()
     )
 
