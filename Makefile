@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow nightly test-torch gpu gpu-wheels lint typecheck imports build release docs schema screenshots gallery samples mutation clean
+.PHONY: help demo test test-slow nightly test-torch support gpu gpu-wheels lint typecheck imports build release docs schema screenshots gallery samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-torch: $(VENV)/dev.stamp $(TORCH_VERSIONS:%=$(TORCH_ENVIRONMENTS)/%/bin/tor
 $(TORCH_ENVIRONMENTS)/%/bin/torchrun: | $(VENV)/dev.stamp
 	$(TORCH_PYTHON) -m venv --clear $(TORCH_ENVIRONMENTS)/$*
 	$(TORCH_ENVIRONMENTS)/$*/bin/python -m pip install -qq --disable-pip-version-check $(TORCH_FROM) 'torch==$*.*' numpy
+
+support: $(VENV)/dev.stamp  ## try all that docs/support.md lists and this machine has, and write that page
+	$(BIN)/python -m tests.support
 
 # On a machine with a GPU: its own Python, which has the CUDA build of PyTorch. docs/gpu.md says what to look at.
 GPU_PYTHON ?= python3

@@ -134,14 +134,14 @@ def _named(trace: Path, pid: int) -> Path:
 @contextmanager
 def _daemon(folder: str) -> Iterator[socket.socket]:
     """The socket that processes ask at."""
-    address = f"{folder}/dynolog" if folder else "\0dynolog"
+    address = f"{folder}/dynolog" if folder else "\0dynolog\0"  # whose name ends with what ends it in C
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         try:
             daemon.bind(address)
         except OSError as error:
             what = "another daemon listens there" if error.errno == errno.EADDRINUSE else error.strerror
-            raise InputError(f"{address.lstrip(chr(0))}: {what}") from error
+            raise InputError(f"{address.strip(chr(0))}: {what}") from error
         try:
             daemon.settimeout(LOOK_S)
             yield daemon

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from dpro._version import __version__
 from dpro.documents import DocumentPart, plain
 from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, refuse_undecodable, written_whole
@@ -28,7 +30,10 @@ from dpro.table import SchemaError, Table
 from dpro.units import format_bytes
 from dpro.words import is_utf8
 
-FORMAT_VERSION = 2  # 1: `group_ranks` are lists
+# A table or a column may come without another number: readers leave out those that they do not know. One
+# that goes, means something else or has other values takes the next; `python -m tests.formats.keep` keeps a
+# sample of each.
+FORMAT_VERSION = 2  # 1, before any release: `group_ranks` are lists
 MANIFEST = "manifest.json"
 
 
@@ -302,19 +307,31 @@ def _read_manifest(path: Path) -> Manifest:
         document = json.loads(read_small(path))
         version = document["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
-            raise InputError(
-                f"{path}: written by a newer dpro (format {version}, this one reads {FORMAT_VERSION})"
-            )
+            raise InputError(f"{path.parent}: {_needs_newer(version, document.get('created_by'))}")
         manifest = msgspec.convert(document, Manifest)
         if not (
             0 <= manifest.world_size <= MAX_RANKS and all(0 <= rank < MAX_RANKS for rank in manifest.ranks)
         ):
             raise ValueError(f"ranks outside 0 … {MAX_RANKS}")
+        if manifest.format_version < 1:
+            raise ValueError(f"format {manifest.format_version}")
         if manifest.is_pretended and not 0 < int(manifest.options["pretend"]["per_host"]) <= MAX_RANKS:
             raise ValueError(f"pretended ranks of a host outside 1 … {MAX_RANKS}")
         return manifest
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a run manifest ({first_line(error)})") from error
+
+
+def _needs_newer(version: int, created_by: object) -> str:
+    """What a run of a later format needs: the dpro that wrote it reads it.
+
+    Args:
+        created_by: of its manifest, as anybody may have written it.
+    """
+    writer = re.search(r"\bdpro\b[a-z ]*(\d+(?:\.\d+)+)", str(created_by)[:100])
+    needs = f"dpro {writer[1]} or newer" if writer else "a newer dpro"
+    this = f"this is dpro {__version__}, which reads up to format {FORMAT_VERSION}"
+    return f"is a run of format {version}, which {needs} reads; {this}"
 
 
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:

@@ -30,6 +30,7 @@ from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.export.drawing import ExportDocument
+from dpro.export.otlp import SentDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history import HistoryDocument
 from dpro.ingest.shards import ShardDocument
@@ -59,6 +60,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro serving RUN": ServingDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
+    "dpro export RUN --otlp URL": SentDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,
     "dpro try EDIT:probe -- COMMAND...": ProbeDocument,
     "dpro ledger": LedgerDocument,

@@ -26,7 +26,7 @@ from dpro._version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "sample_traces" / "slow_rank"
-EXTRAS = ("replay", "dashboard", "perfetto", "watch", "remote", "zstd", "mcp", "all")
+EXTRAS = ("replay", "dashboard", "perfetto", "watch", "remote", "zstd", "mcp", "otlp", "notify", "all")
 NAMED = re.compile(r"dpro-toolkit\[(\w+)\]")
 # Each with what it needs besides, {run}, {out} (a folder) filled in. Those that run a job are for PyTorch.
 COMMANDS: Mapping[str, str] = {

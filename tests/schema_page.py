@@ -22,6 +22,10 @@ frames.
 Times are integer nanoseconds on the clock of the host that recorded them, and are never rewritten: how far
 clocks are apart is in `clock_samples`. Ids are integers, and -1 means none. Intervals are half open. The
 default is the value of rows whose source does not have the column.
+
+The manifest says the version of the format (`format_version`). Every dpro reads the runs that releases before
+it wrote; a sample of each version is kept in `tests/formats`. Tables and columns that it does not know are
+left out. A run of a later version is refused, with the dpro that it needs.
 """
 UNITS = {"ns", "bytes"}  # parts of names; what has none of them is a number, an id or a count
 

@@ -40,7 +40,7 @@ from dpro.collectors.launch.recording import (
     launches,
     write_copy,
 )
-from dpro.errors import DproError, UsageError
+from dpro.errors import DproError, InputError, UsageError
 from dpro.folders import lock, locked, refuse_undecodable, written_whole
 from dpro.words import one_line
 
@@ -126,8 +126,7 @@ def launch(
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
-    run = run.resolve()
-    claim(run)
+    run = claim(of_this_start(run.resolve()))
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
     recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
@@ -142,7 +141,31 @@ def launch(
     _become(command, environment)
 
 
-def claim(run: Path) -> None:
+def of_this_start(run: Path) -> Path:
+    """Where a start of a job is recorded: beside RUN where an earlier start of the same job is in it.
+
+    A job that Slurm requeues would else end at once, as its script names the same RUN again. All launchers of
+    a start find the same.
+    """
+    job, start = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+    if start == "0" or not start.isdecimal():
+        return run
+    recorded = [_environment_of(run)]
+    for other in launches(run):
+        with suppress(OSError, InputError, LookupError, TypeError):
+            recorded.append(other.facts()["job"]["ids"])
+    starts = {ids.get("SLURM_RESTART_COUNT", "0") for ids in recorded if ids.get("SLURM_JOB_ID") == job}
+    return run.with_name(f"{run.name}-restart{start}") if starts - {start} else run
+
+
+def _environment_of(run: Path) -> Mapping[str, str]:
+    """The settings of a job that was recorded into a run; empty where none was."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"])
+    return {}
+
+
+def claim(run: Path) -> Path:
     """Make the run directory, or join the launchers that record into it now; refuse anything else."""
     with _recordable(run):
         run.mkdir(parents=True, exist_ok=True)
@@ -151,6 +174,7 @@ def claim(run: Path) -> None:
         if (occupied or others) and not any(map(is_locked, others)) and not _is_of_this_job(run):
             raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
         keep_others_out(run, run / RAW)
+    return run
 
 
 @contextmanager
@@ -184,10 +208,8 @@ def _is_of_this_job(run: Path) -> bool:
     ids = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
     if os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":  # as of a shell, in which one job follows another
         return False
-    with suppress(OSError, ValueError, KeyError):
-        theirs = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"]
-        return bool(ids["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in ids.items())
-    return False
+    theirs = _environment_of(run)
+    return bool(ids["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in ids.items())
 
 
 def make_raw(recording: Launch) -> None:

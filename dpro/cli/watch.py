@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -48,7 +49,8 @@ def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -
 _OUTLETS = (
     click.option(
         "--webhook", metavar="URL", default="", envvar=WEBHOOK, callback=_out_of_sight,
-        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
+        help="Post each finding there when it begins and ends: as JSON, or in words to Slack, Teams and "
+        f"others (extra `notify`); ${WEBHOOK} is the same.",
     ),
     click.option(
         "--metrics", metavar="[HOST:]PORT", default="",
@@ -115,7 +117,8 @@ def watch(
     \b
     dpro watch RUN                         on any machine that sees the folder
     dpro watch RUN --json                  one finding per line
-    dpro watch RUN --webhook https://…     and to a chat, or a scheduler
+    dpro watch RUN --webhook https://…     and to a scheduler, as JSON
+    dpro watch RUN --webhook slack://…     and to a chat or a pager, in words
     dpro watch RUN --metrics 9464          and to Prometheus on this machine
     dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
     dpro watch RUN --on-finding ./take-out.sh --dry-run
@@ -169,6 +172,8 @@ def watch(
     for outlet in (posts, hook):
         if outlet is not None:
             outlet.close()
+    if posts is not None and posts.lost:
+        warn(f"not received by --webhook: {posts.lost} of what is said above")
 
 
 def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
@@ -216,10 +221,12 @@ def check_outlets(webhook: str, metrics: str) -> None:
 
     Raises:
         UsageError: one of them is nothing to go to.
-        MissingExtra: `--metrics` needs a library that is not installed.
+        MissingExtra: one of them needs a library that is not installed.
     """
-    if webhook and not webhook.startswith(("http://", "https://")):
-        raise UsageError("--webhook: give a URL that begins with http:// or https://")
+    if webhook:
+        from dpro.watch.outlets import chat_of
+
+        chat_of(webhook)
     port = metrics.rpartition(":")[2]
     if metrics and not 0 <= whole_number(port) <= LAST_PORT:
         raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
@@ -278,7 +285,7 @@ def _reporter(
         else:
             click.echo("\n".join(in_words(notice)), err=True)
         if hook is not None:
-            hook.post(document)
+            hook.post(document, [line.removeprefix("dpro: ") for line in in_words(notice)])
         if server is not None and not notice.why:
             server.begins(notice.finding)
 
@@ -446,18 +453,19 @@ def warn_of_hook(what: str) -> None:
 @click.command()
 @click.argument("name", required=False)
 def recipe(name: str | None) -> None:
-    """Commands that take a host out of a job, for `dpro watch --on-finding`.
+    """What other systems need to work with `dpro watch`: commands for --on-finding, settings for --metrics.
 
     \b
     dpro recipe                     which there are
     dpro recipe slurm               print one: what it does, and its settings
     dpro watch RUN --on-finding "$(dpro recipe slurm)"
     dpro recipe slurm > out.sh      to change it; then --on-finding 'sh out.sh'
+    dpro recipe alerts > dpro-alerts.yml
     """
     recipes = _recipes()
     if name is None:
         for title, text in recipes.items():
-            click.echo(f"{title:<12} {text.splitlines()[0].lstrip('# ')}")
+            click.echo(f"{title:<15} {_about(text)}")
     elif name in recipes:
         click.echo(recipes[name], nl=False)
     else:
@@ -469,5 +477,12 @@ def _recipes() -> dict[str, str]:
     from importlib.resources import files
 
     folder = files("dpro.watch").joinpath("recipes")
-    scripts = {file.name.removesuffix(".sh"): file for file in folder.iterdir() if file.name.endswith(".sh")}
-    return {name: scripts[name].read_text(encoding="utf-8") for name in sorted(scripts)}
+    texts = {file.name.partition(".")[0]: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    return dict(sorted(texts.items()))
+
+
+def _about(text: str) -> str:
+    """What a recipe says that it is: its first line, or in JSON its description."""
+    if text.startswith("{"):
+        return str(json.loads(text)["description"])
+    return text.partition("\n")[0].lstrip("# ")

@@ -1,12 +1,15 @@
-"""Where findings go besides the terminal and the run: a webhook, and an endpoint for Prometheus.
+"""Where findings go besides the terminal and the run: a webhook or a chat, and an endpoint for Prometheus.
 
 In: notices, and the watcher's state. Out: HTTP. Neither delays the watcher: a webhook is a queue with a
-thread of its own, and a scrape is answered with the text of the last look. prometheus-client writes the text;
-the server is our own, since the library's bounds neither connections nor requests nor their time.
+thread of its own, and a scrape is answered with the text of the last look. Apprise knows what Slack, Teams,
+PagerDuty and others want to be told; a URL that it does not know gets documents. prometheus-client writes the
+text of a scrape; the server is our own, since the library's bounds neither connections nor requests nor their
+time.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import re
 import socket
@@ -14,9 +17,10 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -24,7 +28,7 @@ from msgspec import Struct
 
 from dpro.detect.findings import Finding
 from dpro.documents import encode
-from dpro.errors import needs_extra
+from dpro.errors import MissingExtra, UsageError, needs_extra
 from dpro.units import NS_PER_S
 
 MAX_WAITING = 100  # notices that wait to be posted; more are dropped
@@ -51,20 +55,63 @@ CLASSES = (
 )  # fmt: skip
 
 
+class Message(NamedTuple):
+    """What a webhook is told: a document for programs, and the same for people, of which one is posted."""
+
+    document: bytes
+    title: str
+    text: str
+
+
+def chat_of(url: str) -> Any:
+    """The service that a URL names, as Apprise knows it; None for a URL of HTTP that gets documents.
+
+    Raises:
+        UsageError: it is no URL of either kind.
+        MissingExtra: only Apprise may know it, and is not installed.
+    """
+    is_http = url.startswith(("http://", "https://"))
+    if find_spec("apprise") is None:
+        if is_http:
+            return None
+        if "://" in url:
+            raise MissingExtra("apprise", "notify")
+    else:
+        from apprise import Apprise, AppriseAsset
+
+        logging.getLogger("apprise").propagate = False  # it would say the URL
+        chat = Apprise.instantiate(url, asset=AppriseAsset(app_id="dpro", app_desc="dpro", app_url=""))
+        if chat is not None or is_http:
+            return chat
+    raise UsageError(
+        "--webhook: give a URL that begins with http:// or https://, or one of Apprise, as slack://…"
+    )
+
+
 class Webhook:
-    """Posts each document to a URL, in order, a few times if it has to."""
+    """Posts each message to a URL, in order, a few times if it has to."""
 
     def __init__(self, url: str) -> None:
-        """Start the thread that posts."""
+        """Start the thread that posts.
+
+        Raises:
+            UsageError, MissingExtra: as `chat_of`.
+        """
         self._url = url
-        self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
+        self._chat = chat_of(url)
+        self._waiting: queue.Queue[Message] = queue.Queue(MAX_WAITING)
         self.lost = 0
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
-    def post(self, document: Struct) -> None:
-        """Queue a document; it is dropped where too many wait, and where it has no form in JSON."""
+    def post(self, document: Struct, lines: Sequence[str]) -> None:
+        """Queue a message; it is dropped where too many wait, and where its document has no form in JSON.
+
+        Args:
+            lines: the same in words, the first of which stands above the others.
+        """
         try:
-            self._waiting.put_nowait(encode(document).encode())
+            title, *text = lines
+            self._waiting.put_nowait(Message(encode(document).encode(), title, "\n".join(text)))
         except (queue.Full, ValueError):
             self.lost += 1
 
@@ -76,18 +123,21 @@ class Webhook:
 
     def _work(self) -> None:
         while True:
-            body = self._waiting.get()
+            message = self._waiting.get()
             for pause_s in (0.0, *PAUSES_S):
                 time.sleep(pause_s)
-                if self._posted(body):
+                if self._posted(message):
                     break
             else:
                 self.lost += 1
             self._waiting.task_done()
 
-    def _posted(self, body: bytes) -> bool:
+    def _posted(self, message: Message) -> bool:
         with suppress(Exception):  # whatever the other side answers, the next one is posted
-            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            if self._chat is not None:
+                return bool(self._chat.notify(title=message.title, body=message.text or message.title))
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(self._url, message.document, headers)
             with urllib.request.urlopen(request, timeout=POST_S):
                 return True
         return False

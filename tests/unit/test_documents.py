@@ -27,7 +27,9 @@ WITH_A_JOB = ("attach", "watch")
 READING = [
     command
     for command in COMMANDS
-    if command.split()[2:3] == ["RUN"] and command.split()[1] not in WITH_A_JOB and "FILE" not in command
+    if command.split()[2:3] == ["RUN"]
+    and command.split()[1] not in WITH_A_JOB
+    and not {"FILE", "URL"} & set(command.split())
 ]
 
 

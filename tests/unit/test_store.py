@@ -152,7 +152,7 @@ def test_the_manifest_says_which_ranks_are_missing(tmp_path):
     [
         ("{", "not a run manifest"),
         ("{}", "not a run manifest"),
-        (f'{{"format_version": {FORMAT_VERSION + 1}, "world_size": 1, "ranks": []}}', "newer"),
+        (f'{{"format_version": {FORMAT_VERSION + 1}, "world_size": 1, "ranks": []}}', "a newer dpro reads"),
     ],
 )
 def test_a_manifest_that_is_not_one_is_one_line(tmp_path, content, what):

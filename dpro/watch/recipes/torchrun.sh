@@ -1,4 +1,4 @@
-# torchrun over a list of hosts: stop the job, confirm that the host is slow, and start without it.
+# torchrun: stop the job on a list of hosts, confirm that one is slow, and start without it.
 #
 #   HOSTFILE=hosts NNODES=8 STOP='pkill -f [t]rain.py' START='torchrun … train.py' \
 #     dpro watch RUN --on-finding "$(dpro recipe torchrun)"

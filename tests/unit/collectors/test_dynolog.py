@@ -1,6 +1,8 @@
 """Requests of Kineto to its daemon, as bytes."""
 
+import socket
 import struct
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -37,3 +39,12 @@ def test_second_daemon_is_refused(tmp_path, monkeypatch):
     (tmp_path / "dynolog").touch()
     with pytest.raises(InputError, match="another daemon"):
         dynolog.profile(1, 3, tmp_path, 1.0)
+
+
+def test_a_job_that_names_no_folder_asks_at_an_address_that_ends_as_a_text_in_c_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynolog, "environment_of", lambda _: {})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        with suppress(OSError):  # where a daemon of this machine has it
+            other.bind("\0dynolog\0")
+        with pytest.raises(InputError, match=r"^dynolog: another daemon listens there"):
+            dynolog.profile(1, 3, tmp_path, 1.0)

@@ -232,9 +232,11 @@ def cooked(folder: Path, name: str, **settings: str) -> tuple[subprocess.Complet
 
 def test_recipes_are_listed_and_each_says_what_it_does() -> None:
     listed = dpro("recipe").stdout.splitlines()
-    assert [line.split()[0] for line in listed] == ["kubernetes", "slurm", "torchrun"]
-    assert len(list(RECIPES.glob("*.sh"))) == len(listed)
-    assert "there are kubernetes, slurm, torchrun" in refused(dpro("recipe", "pbs"), 2)
+    names = ["alerts", "grafana", "kubernetes", "kubernetes-job", "prometheus", "slurm", "torchrun"]
+    assert [line.split()[0] for line in listed] == names
+    assert len(list(RECIPES.iterdir())) == len(listed)
+    assert all(len(line) <= 110 for line in listed)
+    assert f"there are {', '.join(names)}" in refused(dpro("recipe", "pbs"), 2)
 
 
 def test_slurm_drains_the_host_and_requeues_the_job_without_it(tmp_path) -> None:
@@ -254,6 +256,17 @@ def test_slurm_drains_the_host_and_requeues_the_job_without_it(tmp_path) -> None
         "scontrol update JobId=42 ExcNodeList=n9,n1",
         "scontrol release 42",
     ]
+
+
+@pytest.mark.parametrize(("node", "more"), [("n1", " ReqNodeList="), ("n3", "")])
+def test_slurm_lets_a_job_run_elsewhere_that_asks_for_the_host_by_name(tmp_path, node, more) -> None:
+    shown = (
+        'case "$2" in job) echo "ReqNodeList=n[0-1] ExcNodeList=(null)";; hostnames) echo n0; echo n1;; esac'
+    )
+    fake(tmp_path, "scontrol", shown)
+    done, calls = cooked(tmp_path, "slurm", JOB="42", DPRO_HOST=node)
+    assert done.returncode == 0, done.stderr
+    assert f"scontrol update JobId=42 ExcNodeList={node}{more}" in calls
 
 
 def test_slurm_moves_the_job_where_draining_is_not_allowed(tmp_path) -> None:

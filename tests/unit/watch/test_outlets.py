@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
 from dpro.cli.watch import check_outlets
 from dpro.detect.findings import Finding
 from dpro.documents import DocumentPart
-from dpro.errors import MissingExtra
+from dpro.errors import MissingExtra, UsageError
 from dpro.watch import outlets
 from dpro.watch.outlets import Metrics, Webhook
 
@@ -61,8 +62,8 @@ def test_findings_are_posted_in_order_and_again_where_the_other_side_fails(monke
     monkeypatch.setattr(outlets, "PAUSES_S", (0.01, 0.01, 0.01))
     with receiver(refusals=2) as (url, got):
         hook = Webhook(url)
-        hook.post(Number(1))
-        hook.post(Number(2))
+        hook.post(Number(1), ["a finding"])
+        hook.post(Number(2), ["a finding"])
         hook.close()
         assert got == [{"schema_version": 2, "number": 1}, {"schema_version": 2, "number": 2}]
         assert hook.lost == 0
@@ -74,7 +75,7 @@ def test_a_webhook_that_cannot_be_reached_is_given_up_and_holds_nothing_up(monke
         pass  # no server listens there any more
     hook = Webhook(url)
     for number in range(3):
-        hook.post(Number(number))
+        hook.post(Number(number), ["a finding"])
     hook.close()
     assert hook.lost == 3
 
@@ -84,7 +85,7 @@ def test_a_document_that_cannot_be_sent_is_dropped_and_the_next_one_is_posted(mo
     with receiver() as (url, got):
         hook = Webhook(url)
         for number in (math.nan, math.inf, 3):
-            hook.post(Number(number))
+            hook.post(Number(number), ["a finding"])
         hook.close()
         assert got == [{"schema_version": 2, "number": 3}]
         assert hook.lost == 2
@@ -102,10 +103,73 @@ def test_an_answer_that_is_no_http_is_a_failure_like_any_other(monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/")
-        hook.post(Number(1))
-        hook.post(Number(2))
+        hook.post(Number(1), ["a finding"])
+        hook.post(Number(2), ["a finding"])
         hook.close()
     assert hook.lost == 2
+
+
+def test_a_url_of_apprise_is_told_in_words_and_again_where_the_other_side_fails(monkeypatch):
+    pytest.importorskip("apprise")
+    monkeypatch.setattr(outlets, "PAUSES_S", (0.01,))
+    with receiver(refusals=1) as (url, got):
+        hook = Webhook(url.replace("http://", "json://"))
+        hook.post(Number(1), ["slow.host: rank 3 costs 5 ms", "- waits for data", "- in 9 of 10 steps"])
+        hook.post(Number(2), ["over: slow.host: rank 3"])
+        hook.close()
+    assert hook.lost == 0
+    assert [(each["title"], each["message"]) for each in got] == [
+        ("slow.host: rank 3 costs 5 ms", "- waits for data\n- in 9 of 10 steps"),
+        ("over: slow.host: rank 3", "over: slow.host: rank 3"),
+    ]
+
+
+CHATS = {
+    "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ": "https://hooks.slack.com/",
+    "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ": "https://hooks.slack.com/",
+    "workflows://prod-1.westeurope.logic.azure.com:443/643e69f83c8944/abcd-sig": "https://prod-1.westeurope.logic.",
+    "pagerduty://A4bc0b@0123456789/dpro/watch": "https://events.pagerduty.com/",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("url", CHATS, ids=lambda url: url.partition("//")[0] + url[8:13])
+def test_chats_and_pagers_get_a_message_in_their_own_form(monkeypatch, url):
+    pytest.importorskip("apprise")
+    requests = pytest.importorskip("requests")
+    sent = []
+
+    def send(_: object, request: Any, **__: object) -> object:
+        sent.append((request.url, json.loads(request.body)))
+        answer = requests.Response()
+        answer.status_code, answer._content = 202 if "pager" in request.url else 200, b"ok"
+        return answer
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    hook = Webhook(url)
+    hook.post(Number(1), ["slow.host: rank 3", "- waits for data"])
+    hook.close()
+    [(where, message)] = sent
+    assert where.startswith(CHATS[url])
+    assert "slow.host: rank 3" in json.dumps(message)
+    assert "waits for data" in json.dumps(message)
+    assert "Apprise" not in json.dumps(message)
+    assert hook.lost == 0
+
+
+@pytest.mark.parametrize("url", ["nowhere", "nonsense://secret", "ftp://secret", "slack://", "http:/secret"])
+def test_what_is_no_place_to_post_to_is_refused_without_its_url_being_said(url):
+    pytest.importorskip("apprise")
+    with pytest.raises(UsageError, match="begins with http:// or https://, or one of Apprise") as caught:
+        check_outlets(url, "")
+    assert "secret" not in str(caught.value)
+
+
+def test_without_apprise_documents_are_posted_and_chats_need_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    monkeypatch.setattr(outlets, "find_spec", lambda name: None)
+    check_outlets("https://example.com/hook", "")
+    with pytest.raises(MissingExtra, match=r"dpro-toolkit\[notify\]"):
+        check_outlets("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ", "")
 
 
 def scrape(port: int, path: str = "/metrics") -> dict[str, float]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dpro.collectors import liveness
 from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch, launches
-from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment
+from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment, of_this_start
 from dpro.collectors.liveness import is_running, unseen, wait_until_finished
 from dpro.errors import InputError, UsageError
 
@@ -155,6 +155,28 @@ def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     with nullcontext() if joins else pytest.raises(UsageError, match="not empty"):
         claim(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("job", "start", "name"),
+    [("7", "1", "run-restart1"), ("7", "2", "run-restart2"), ("7", "0", "run"), ("7", "", "run"),
+     ("8", "1", "run"), ("7", "../x", "run")],
+)  # fmt: skip
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_slurm_starts_again_is_recorded_beside_its_earlier_start(
+    tmp_path, monkeypatch, job, start, name, ended
+):
+    run = tmp_path / "run"
+    (run / ".recording").mkdir(parents=True)
+    if ended:
+        (run / "manifest.json").write_text(json.dumps({"environment": {"SLURM_JOB_ID": "7"}}))
+    else:
+        other = Launch(run, "host-1")
+        other.marker.write_text(json.dumps(HERE | {"job": {"ids": {"SLURM_JOB_ID": "7"}}}))
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", start)
+    assert of_this_start(run) == tmp_path / name
+    assert of_this_start(tmp_path / "elsewhere") == tmp_path / "elsewhere"
 
 
 def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):

@@ -1,0 +1,174 @@
+"""Steps and findings for what receives OpenTelemetry: a span of the run, and one for each step of each rank.
+
+In: a run, and what was found. Out: spans, posted by OTLP over HTTP. Findings are events of the span of the
+run, which is an error where something hangs or is dead. Ids follow from the run: sent again, it is the same
+trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from logging.handlers import BufferingHandler
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import polars as pl
+
+from dpro._version import __version__
+from dpro.detect.findings import Finding
+from dpro.documents import Document
+from dpro.errors import InputError, UsageError, needs_extra
+from dpro.schema import STEPS, WORKERS
+from dpro.selection import Selection
+from dpro.store import Run
+from dpro.timed import with_times
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+BATCH = 512  # spans of a request
+TIMEOUT_S = 10.0  # of a request, with all its tries
+PATH = "/v1/traces"  # of the specification of OTLP, for a URL that names none
+
+
+class SentDocument(Document, frozen=True, kw_only=True):
+    """A trace that was sent.
+
+    Attributes:
+        run: as it was named.
+        url: where it was sent.
+        trace_id: in hexadecimal digits.
+        spans: that were sent.
+        findings: that are events of the span of the run.
+    """
+
+    run: str
+    url: str
+    trace_id: str
+    spans: int
+    findings: int
+
+
+def receiver_of(url: str) -> str:
+    """The whole URL of a receiver: `http://host:4318` has the path that OTLP says.
+
+    Raises:
+        UsageError: it is no URL of HTTP.
+        MissingExtra: OpenTelemetry is not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"--otlp {url}: give a URL that begins with http:// or https://, as http://host:4318"
+        )
+    with needs_extra("otlp"):
+        import opentelemetry.exporter.otlp.proto.http  # noqa: F401
+    return url if parts.path.strip("/") else f"{url.rstrip('/')}{PATH}"
+
+
+def send(
+    run: Run, url: str, findings: Sequence[Finding], ahead: Mapping[str, int], selection: Selection
+) -> SentDocument:
+    """Send a run's steps and findings.
+
+    Args:
+        url: as from `receiver_of`.
+        ahead: by how many ns the clock of each host is ahead of the timeline's.
+        selection: of steps and ranks.
+
+    Raises:
+        InputError: the receiver does not take them; or the run has no steps.
+        UsageError: nothing is selected.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    whole = _steps(run, ahead)
+    trace = int.from_bytes(_digest(run.manifest.command, run.manifest.hosts, whole["start_ns"].min())[:16])
+    steps = selection.checked(whole)
+    spans = _spans(run, trace, steps, findings)
+    said = BufferingHandler(1)
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(said)
+    logger.propagate = False  # its own lines are the reason of ours
+    exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S)
+    try:
+        while batch := list(islice(spans, BATCH)):
+            if exporter.export(batch) is not SpanExportResult.SUCCESS:
+                reason = said.buffer[-1].getMessage() if said.buffer else "no reason was given"
+                raise InputError(f"{url}: the spans were not received ({reason})")
+    finally:
+        exporter.shutdown()  # type: ignore[no-untyped-call]
+        logger.removeHandler(said)
+    return SentDocument(
+        run=run.label, url=url, trace_id=f"{trace:032x}", spans=steps.height + 1, findings=len(findings)
+    )
+
+
+def _steps(run: Run, ahead: Mapping[str, int]) -> pl.DataFrame:
+    """Steps on the timeline's clock, with `end_ns`; `step_ns` is what a step took, null where not known."""
+    steps = with_times(run.table(STEPS))
+    hosts = run.table(WORKERS).select("rank", "host").unique("rank")
+    moved = pl.col("start_ns") - pl.col("host").replace_strict(ahead, default=0, return_dtype=pl.Int64)
+    steps = steps.filter(pl.col("duration_ns") >= 0).join(hosts, on="rank", how="left", maintain_order="left")
+    if steps.is_empty():
+        raise InputError(f"{run.label}: no step of it has an end")
+    return steps.with_columns(
+        start_ns=moved, end_ns=moved + pl.col("duration_ns"), step_ns=pl.col("time_ns").replace(-1, None)
+    )
+
+
+def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding]) -> Iterator[ReadableSpan]:
+    """The span of the run, and those of its steps."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, TraceFlags
+    from opentelemetry.trace.status import Status, StatusCode
+
+    def context(*of: object) -> SpanContext:
+        identity = int.from_bytes(_digest(trace, *of)[:8]) | 1
+        return SpanContext(trace, identity, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    manifest = run.manifest
+    told: dict[str, Any] = {
+        "resource": Resource({"service.name": "dpro", "dpro.run": run.label}),
+        "instrumentation_scope": InstrumentationScope("dpro", __version__),
+    }
+    start_ns, end_ns = (
+        int(ns) for ns in steps.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
+    )
+    broken = [finding.title for finding in findings if finding.of_hang]
+    whole = context("run")
+    yield ReadableSpan(
+        "run", whole, start_time=start_ns, end_time=end_ns,
+        attributes={"dpro.world_size": manifest.world_size, "dpro.command": " ".join(manifest.command),
+                    "dpro.hosts": manifest.hosts, "dpro.gpus": sorted(set(manifest.gpus))},
+        events=[Event("finding", _of_finding(finding), end_ns) for finding in findings],
+        status=Status(StatusCode.ERROR, "; ".join(broken)) if broken else Status(StatusCode.UNSET), **told,
+    )  # fmt: skip
+    for row in steps.iter_rows(named=True):
+        known = {"host.name": row["host"], "dpro.step_ns": row["step_ns"], "dpro.window": row["window"]}
+        known = {name: value for name, value in known.items() if value not in (None, -1)}
+        yield ReadableSpan(
+            "step", context(row["rank"], row["step"], row["start_ns"]), parent=whole,
+            attributes={"dpro.rank": row["rank"], "dpro.step": row["step"]} | known,
+            start_time=row["start_ns"], end_time=row["end_ns"], **told,
+        )  # fmt: skip
+
+
+def _of_finding(finding: Finding) -> dict[str, Any]:
+    """The attributes of a finding's event; the cost is absent where no step follows."""
+    cost = {} if finding.cost_ms is None else {"dpro.cost_ms_per_step": finding.cost_ms}
+    return {
+        "dpro.class": finding.class_, "dpro.component": finding.component, "dpro.ranks": list(finding.ranks),
+        "dpro.confidence": finding.confidence, "dpro.cause": finding.cause,
+        "dpro.evidence": list(finding.evidence),
+    } | cost  # fmt: skip
+
+
+def _digest(*of: object) -> bytes:
+    return hashlib.sha256("\0".join(map(str, of)).encode(errors="surrogateescape")).digest()
