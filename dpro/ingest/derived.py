@@ -163,7 +163,8 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
     counts = rows.filter(work).group_by(lane).len()
     busiest = counts.sort("len", *lane, descending=[True] + [False] * len(lane)).head(1).collect()
     return (
-        rows.filter(work, *(pl.col(name) == busiest[name].first() for name in lane))
+        rows.filter(work)
+        .join(busiest.lazy(), on=lane, how="semi", maintain_order="left")
         .select("name", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
         .sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
         .collect()

@@ -126,6 +126,7 @@ FORMATS: tuple[Importer, ...] = (
         (b"fwd_start", b"microbatch", b"pad_before"),
         "is_pp_timeline",
     ),
+    Format("Perfetto", "dpro.ingest.perfetto", "read_perfetto", (b"\n",), "is_perfetto"),
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
 # Recognised, but not traces: a file that matches is counted under this name.

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from tests.execution_traces import ROOTS, node
+from tests.perfetto_traces import pftrace
 
 BEGIN_NS = 1_700_000_000_000_000_000
 RANKS = 2
@@ -48,6 +49,11 @@ def kineto(rank: int, rows: int) -> bytes:
 def _event(category: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
     where = {"pid": 0, "tid": 7} if category == "kernel" else {"pid": 10, "tid": 10}
     return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, **where, "args": args}
+
+
+def perfetto(rank: int, rows: int) -> bytes:
+    events = json.loads(kineto(rank, rows))["traceEvents"]
+    return pftrace([event for event in events if event["ph"] == "X"], BEGIN_NS)
 
 
 def nsys(rank: int, rows: int) -> bytes:
@@ -211,6 +217,7 @@ def megatron(rank: int, rows: int) -> bytes:
 # "format" or "format (variant)": (rank, rows) -> the file. Formats are called as in `dpro.ingest.formats`.
 SEEDS: dict[str, Callable[[int, int], bytes]] = {
     "kineto": kineto,
+    "Perfetto": perfetto,
     "nsys": nsys,
     "op-level parquet": oplevel,
     "flight recorder (pickle)": flight_pickle,

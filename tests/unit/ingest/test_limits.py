@@ -28,6 +28,7 @@ HEADS = {
     "NCCL RAS": b'{"communicators_count": 1, "communicators": [',
     "execution trace": b'{"rf_id": 1, "nodes": [',
     "pipeline timeline": b'[{"microbatch": 1},',
+    "Perfetto": 3 * b"\n\x02\x08\x01",
     "nsys": b"SQLite format 3\0 StringIds",
 }
 

@@ -1,0 +1,372 @@
+"""Perfetto's protobuf: traces of PyTorch's Cuspy (`.pftrace.gz`), and those of any other writer of it.
+
+In: the file. Out: the `RankTrace` of the events of a Kineto trace that say the same. Cuspy writes each
+event of Kineto's JSON as a slice with its category and arguments, and work of GPUs as render stages: what
+these mean is the Kineto reader's to know. Slices of other writers are ranges of their threads. Flows are not
+read, since correlation numbers say the same, nor are counters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from dpro.errors import InputError, MissingExtra
+from dpro.ingest.kineto.events import kind_of
+from dpro.ingest.kineto.reader import read_trace
+from dpro.ingest.reading.files import HEAD_BYTES, Source, blocks
+from dpro.ingest.trace import RankTrace
+from dpro.limits import MAX_FACTS_BYTES
+from dpro.units import format_bytes
+
+_PACKET = 0x0A  # the tag of a packet: field 1 of a trace, as bytes
+_SEEN_PACKETS = 3  # in a row, by which a trace is recognised
+_BOOTTIME, _REALTIME = 6, 1  # ids of built-in clocks
+_BEGIN, _END = 1, 2  # TrackEvent.Type
+_CLEARED = 1  # TracePacket.SequenceFlags
+_COMPUTE = 2  # RenderStageCategory
+_STAGES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Annotation": "gpu_user_annotation",
+}
+_NUMBERS = {"stream id": "stream", "context id": "context"}  # keys that Cuspy renames, and Kineto's
+_LISTED = 50_000  # events that are written at once
+
+# When a slice begins or ends (ns), whether it begins, its track, and what is said of it.
+_Mark: TypeAlias = tuple[int, bool, int, dict[str, Any]]
+
+
+def is_perfetto(head: bytes) -> bool:
+    """Whether the first bytes of a file are packets of a trace, one after the other."""
+    at, packets = 0, 0
+    while packets < _SEEN_PACKETS and (framed := _framed(head, at)) is not None and framed[1] > framed[0]:
+        at, packets = framed[1], packets + 1
+    return packets == _SEEN_PACKETS or (packets > 0 and (at == len(head) or at > len(head) >= HEAD_BYTES))
+
+
+def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
+    """Read one rank's trace, a truncated one as far as it goes.
+
+    Args:
+        path: the file; its name gives the rank.
+
+    Raises:
+        InputError: the file is damaged, or no span can be read from it.
+        MissingExtra: the library that knows Perfetto's format is not installed.
+    """
+    source = path if isinstance(path, Source) else Source(str(path), path)
+    trace = _Trace()
+    damage: list[str] = []
+    for packet in _packets(source, damage):
+        trace.take(packet)
+    events = trace.events()
+    base_ns = min((event["ts"] for event in events), default=0)
+    with tempfile.TemporaryDirectory(prefix="dpro-perfetto-") as folder:
+        text = Path(folder) / source.name
+        _write(text, events, base_ns, base_ns + trace.wall_ns)
+        read = read_trace(Source(source.label, text), rank=rank)
+    warnings = [f"{source.name}: {damage[0]}; read as far as it goes"] if damage else []
+    return replace(read, skipped=read.skipped | dict(+trace.skipped), warnings=read.warnings + warnings)
+
+
+def _write(path: Path, events: Sequence[dict[str, Any]], base_ns: int, wall_ns: int) -> None:
+    """Write events as Kineto does.
+
+    Args:
+        events: with times in ns.
+        base_ns: from which their times are counted.
+        wall_ns: what that is on the wall clock.
+    """
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as file:
+        file.write(b'{"baseTimeNanoseconds":%d,"traceEvents":[' % wall_ns)
+        for first in range(0, len(events), _LISTED):
+            some = events[first : first + _LISTED]
+            for event in some:
+                event["ts"] = (event["ts"] - base_ns) / 1000
+                event["dur"] = event["dur"] / 1000
+            file.write((b"," if first else b"") + encoder.encode(some)[1:-1])
+        file.write(b"]}")
+
+
+def _packets(source: Source, damage: list[str]) -> Iterator[Any]:
+    """The packets of a trace, one by one.
+
+    Args:
+        damage: what is wrong is appended where the trace ends early.
+
+    Raises:
+        InputError: a packet is none.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+    except ImportError as error:
+        raise MissingExtra("perfetto", "perfetto") from error
+    rest = bytearray()
+    for block in blocks(source, damage):
+        rest += block
+        at = 0
+        while (framed := _framed(rest, at)) is not None and framed[1] <= len(rest):
+            begin, at = framed
+            try:
+                yield TracePacket.FromString(bytes(rest[begin:at]))
+            except DecodeError as error:
+                raise InputError(f"{source.label}: damaged Perfetto trace; copy the file again") from error
+        del rest[:at]
+        if len(rest) > MAX_FACTS_BYTES or (rest and rest[0] != _PACKET):
+            what = f"a packet of more than {format_bytes(MAX_FACTS_BYTES)}, or none"
+            raise InputError(f"{source.label}: damaged Perfetto trace ({what}); copy the file again")
+    if rest and not damage:
+        damage.append("truncated within a packet")
+
+
+def _framed(content: bytes | bytearray, at: int) -> tuple[int, int] | None:
+    """Where the content of the packet at a place begins and ends; None where there is none, or it is cut."""
+    if at >= len(content) or content[at] != _PACKET:
+        return None
+    size = 0
+    for place in range(at + 1, min(at + 11, len(content))):
+        size |= (content[place] & 0x7F) << 7 * (place - at - 1)
+        if content[place] < 0x80:
+            return place + 1, place + 1 + size
+    return None
+
+
+@dataclass
+class _Sequence:
+    """What the packets of one writer refer to by number.
+
+    Attributes:
+        names, categories, keys, texts: of slices, of their kinds, of arguments, and values of these.
+        stages: name and category of each render stage or queue.
+        track, clock: of packets that state none.
+        clocks: by its id, how its values become ns of the trace: what one unit is, what is added, and
+            whether each value counts from the one before.
+    """
+
+    names: dict[int, str] = field(default_factory=dict)
+    categories: dict[int, str] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    stages: dict[int, tuple[str, int]] = field(default_factory=dict)
+    track: int = 0
+    clock: int = _BOOTTIME
+    clocks: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
+
+    def intern(self, data: Any) -> None:
+        """Learn what a packet defines."""
+        self.names |= {name.iid: name.name for name in data.event_names}
+        self.categories |= {name.iid: name.name for name in data.event_categories}
+        self.keys |= {name.iid: name.name for name in data.debug_annotation_names}
+        self.texts |= {
+            text.iid: text.str.decode("utf-8", "replace") for text in data.debug_annotation_string_values
+        }
+        self.stages |= {stage.iid: (stage.name, int(stage.category)) for stage in data.gpu_specifications}
+
+    def value(self, annotation: Any) -> Any:
+        """The value of an argument; an empty list is written as an argument without one."""
+        if annotation.array_values:
+            return [self.value(value) for value in annotation.array_values]
+        if annotation.dict_entries:
+            return self.arguments(annotation.dict_entries)
+        kind = annotation.WhichOneof("value")
+        if kind == "string_value_iid":
+            return self.texts.get(annotation.string_value_iid, "")
+        return [] if kind in (None, "nested_value") else getattr(annotation, kind)
+
+    def arguments(self, annotations: Any) -> dict[str, Any]:
+        """Arguments by name."""
+        return {each.name or self.keys.get(each.name_iid, ""): self.value(each) for each in annotations}
+
+
+class _Trace:
+    """What has been read of a trace.
+
+    Attributes:
+        wall_ns: what is added to times for those of the wall clock.
+        skipped: what was not taken, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.wall_ns = 0
+        self.skipped: Counter[str] = Counter()
+        self._sequences: defaultdict[int, _Sequence] = defaultdict(_Sequence)
+        self._threads: dict[int, tuple[int, int]] = {}  # pid and tid of a track
+        self._parents: dict[int, int] = {}
+        self._marks: list[_Mark] = []
+        self._work: list[dict[str, Any]] = []
+        self._is_anchored = False
+
+    def take(self, packet: Any) -> None:
+        """Take what a packet says."""
+        sequence = self._sequences[packet.trusted_packet_sequence_id]
+        if packet.sequence_flags & _CLEARED:
+            sequence = _Sequence(clocks=sequence.clocks)
+            self._sequences[packet.trusted_packet_sequence_id] = sequence
+        if packet.HasField("trace_packet_defaults"):
+            defaults = packet.trace_packet_defaults
+            sequence.clock = defaults.timestamp_clock_id or sequence.clock
+            sequence.track = defaults.track_event_defaults.track_uuid or sequence.track
+        if packet.HasField("interned_data"):
+            sequence.intern(packet.interned_data)
+        at_ns = self._time(packet, sequence)  # of each packet: the next may count from it
+        kind = packet.WhichOneof("data")
+        if kind == "clock_snapshot":
+            self._anchor(packet.clock_snapshot, sequence)
+        elif kind == "track_descriptor":
+            self._describe(packet.track_descriptor)
+        elif kind == "track_event":
+            self._mark(packet.track_event, at_ns, sequence)
+        elif kind == "gpu_render_stage_event":
+            self._add_work(packet.gpu_render_stage_event, at_ns, sequence)
+        elif kind == "gpu_counter_event":
+            self.skipped["values of counters"] += 1
+
+    def _anchor(self, snapshot: Any, sequence: _Sequence) -> None:
+        """Learn how clocks relate."""
+        values = {clock.clock_id: clock.timestamp for clock in snapshot.clocks}
+        boot_ns = values.get(_BOOTTIME)
+        if boot_ns is None:
+            return
+        if _REALTIME in values and not self._is_anchored:
+            self.wall_ns, self._is_anchored = values[_REALTIME] - boot_ns, True
+        for clock in snapshot.clocks:
+            unit = clock.unit_multiplier_ns or 1
+            sequence.clocks[clock.clock_id] = unit, boot_ns - clock.timestamp * unit, clock.is_incremental
+            if clock.is_incremental:
+                sequence.clocks[clock.clock_id] = unit, boot_ns, True
+
+    def _time(self, packet: Any, sequence: _Sequence) -> int:
+        """When a packet was written, ns of the trace; 0 where it does not say."""
+        clock = packet.timestamp_clock_id or sequence.clock
+        unit, added, is_incremental = sequence.clocks.get(clock, (1, 0, False))
+        if clock == _BOOTTIME or not packet.HasField("timestamp"):
+            return int(packet.timestamp)
+        at_ns = packet.timestamp * unit + added
+        if is_incremental:
+            sequence.clocks[clock] = unit, at_ns, True
+        return int(at_ns)
+
+    def _describe(self, track: Any) -> None:
+        """Learn which thread a track is."""
+        if track.HasField("thread"):
+            self._threads[track.uuid] = track.thread.pid, track.thread.tid
+        elif track.HasField("process"):
+            self._threads[track.uuid] = track.process.pid, track.process.pid
+        self._parents[track.uuid] = track.parent_uuid
+
+    def _thread(self, track: int) -> tuple[int, int]:
+        """Process and thread of a track: its own, or the next one above it with its own number as thread."""
+        if track in self._threads:
+            return self._threads[track]
+        above, seen = self._parents.get(track, 0), {track}
+        while above and above not in self._threads and above not in seen:
+            seen.add(above)
+            above = self._parents.get(above, 0)
+        return self._threads.get(above, (0, 0))[0], track & 0x7FFFFFFF
+
+    def _mark(self, event: Any, at_ns: int, sequence: _Sequence) -> None:
+        """A slice begins or ends."""
+        if event.type not in (_BEGIN, _END):
+            self.skipped["instants and values of counters"] += 1
+            return
+        track = event.track_uuid or sequence.track
+        begins = event.type == _BEGIN
+        said: dict[str, Any] = {}
+        if begins:
+            categories = [*event.categories, *(sequence.categories.get(i, "") for i in event.category_iids)]
+            said["name"] = event.name or sequence.names.get(event.name_iid, "")
+            said["args"] = arguments = sequence.arguments(event.debug_annotations)
+            said["cat"] = next((name for name in categories if kind_of(name)), "user_annotation")
+            if "cuda_sync_kind" in arguments:
+                said["cat"] = "cuda_sync"
+        self._marks.append((at_ns, begins, track, said))
+
+    def _add_work(self, stage: Any, at_ns: int, sequence: _Sequence) -> None:
+        """Work of a GPU, as a render stage."""
+        name, category = sequence.stages.get(stage.stage_iid, ("", 0))
+        kind = _STAGES.get(name, "kernel" if category == _COMPUTE else "")
+        if not kind:
+            self.skipped["stages of GPUs that are no kernels or copies"] += 1
+            return
+        extra = {_NUMBERS.get(item.name, item.name): item.value for item in stage.extra_data}
+        queue = extra.get("stream", stage.hw_queue_iid or stage.hw_queue_id)
+        self._work.append(
+            {
+                "ph": "X",
+                "cat": kind,
+                "name": sequence.names.get(stage.name_iid, "") or stage.name or name,
+                "pid": stage.gpu_id,
+                "tid": queue,
+                "ts": at_ns,
+                "dur": stage.duration,
+                "args": extra | {"device": stage.gpu_id, "stream": queue},
+            }
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        """All spans as Kineto's events with times in ns, in order of time."""
+        ends_ns, unmatched = _ends(self._marks)
+        if unmatched:
+            self.skipped["begin or end without the other"] += unmatched
+        slices = []
+        for (start_ns, _, track, said), end_ns in zip(self._marks, ends_ns, strict=True):
+            if end_ns >= 0:
+                pid, tid = self._thread(track)
+                slices.append(
+                    {"ph": "X", "pid": pid, "tid": tid, "ts": start_ns, "dur": end_ns - start_ns} | said
+                )
+        return sorted([*slices, *self._work], key=lambda event: event["ts"])
+
+
+def _ends(marks: Sequence[_Mark]) -> tuple[list[int], int]:
+    """When each slice that begins ends, ns, -1 of other marks; and how many have no other half.
+
+    Cuspy writes the beginnings of many slices and then their ends in the same order. Others write marks as
+    they happen: an end is of the slice of its track that began last.
+    """
+    ends_ns = [-1] * len(marks)
+    open_slices: defaultdict[int, list[int]] = defaultdict(list)
+    unmatched, at = 0, 0
+    while at < len(marks):
+        middle = _run(marks, at, begins=True)
+        end = middle + (middle - at)
+        begun, ended = marks[at:middle], marks[middle:end]
+        if begun and _are_columns(begun, ended):
+            ends_ns[at:middle] = [time_ns for time_ns, *_ in ended]
+            at = end
+            continue
+        for place, (time_ns, begins, track, _) in enumerate(begun or marks[at : at + 1], at):
+            if begins:
+                open_slices[track].append(place)
+            elif open_slices[track]:
+                ends_ns[open_slices[track].pop()] = time_ns
+            else:
+                unmatched += 1
+        at = max(middle, at + 1)
+    return ends_ns, unmatched + sum(map(len, open_slices.values()))
+
+
+def _are_columns(begun: Sequence[_Mark], ended: Sequence[_Mark]) -> bool:
+    """Whether the ends are of the slices that begin, one by one, and not in order of time."""
+    if [mark[2] for mark in begun] != [mark[2] for mark in ended] or any(mark[1] for mark in ended):
+        return False
+    times = [mark[0] for mark in (*begun, *ended)]
+    return any(later < earlier for earlier, later in pairwise(times))
+
+
+def _run(marks: Sequence[_Mark], at: int, *, begins: bool) -> int:
+    """The place after the marks from a place on that all begin slices, or all end them."""
+    while at < len(marks) and marks[at][1] is begins:
+        at += 1
+    return at
