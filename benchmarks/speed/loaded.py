@@ -3,9 +3,9 @@
 python -m benchmarks.speed.loaded [RUN] [--load N] [--rounds N] [--json]
 
 RUN is a run directory, or traces. Each command runs quietly and beside N processes `while True: pass`, in
-turn, with its graph and the machine code of loops in the cache. `fair` is how long one of these processes took
-for each second of CPU time meanwhile: what a program of one thread gets, whatever else the machine does.
-`share` is the CPU time that the command got per second, beside that: below 1, it waited for more than its turn.
+turn, with its graph and the machine code of loops in the cache. `fair` is how long one of these processes
+took for each second of CPU time meanwhile: what a program of one thread gets, whatever else the machine does.
+`share` is the CPU time that the command got per second, beside that: below 1 it waited for more than a turn.
 """
 
 from __future__ import annotations
