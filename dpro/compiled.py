@@ -3,7 +3,7 @@
 In: functions over flat arrays. Out: the same, compiled. What numba keeps are pickles, which may run anything:
 they lie in a folder of the user's own cache to which no one else may write, or where there is none nothing is
 kept. They are found by what determines them: the bytecode of the loop and of those that it calls, and the
-constants that they name, the settings and the version of numba, and the processor; numba adds the types of the
+constants that they name, settings and version of numba, and the processor; numba adds the types of the
 arguments and the version of Python. This is the only module that imports numba.
 """
 
@@ -166,7 +166,7 @@ class InlinedLoop(CompiledLoop):
 
 @functools.cache
 def _load_njit() -> Any:
-    """Load numba, without scipy.linalg, in which it looks for BLAS: no loop here needs it, and it takes 0.09 s."""
+    """Load numba without scipy.linalg, which it asks for BLAS that no loop here uses: that takes 0.09 s."""
     with needs_extra("replay"):
         from numba import njit
 

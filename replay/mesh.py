@@ -562,39 +562,37 @@ def _lies_along(mesh: Mesh, ranks: frozenset[int]) -> bool:
 
 def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
     """The groups, those on which forward passes sum as much as activations are marked as used for them."""
-    calls = run.table(COLLECTIVES).filter(
-        pl.col("op").is_in(REDUCTIONS) & (pl.col("bytes_in") >= MIN_ACTIVATION_BYTES)
+    sums = sums_of_passes(run).filter(pl.col("bytes_in") >= MIN_ACTIVATION_BYTES)
+    shares = sums.group_by("group_ranks").agg(
+        share=pl.col("bytes_in").filter("is_forward").sum() / pl.col("bytes_in").sum()
     )
-    rank = calls["rank"].min()
-    spans = next(iter(run.part_by_part(SPANS, _OF_PASSES)), SPANS.empty().select(_OF_PASSES))
-    if rank is None or spans.is_empty():
-        return list(groups)
-    spans = spans.filter(pl.col("rank") == pl.col("rank").first())
-    calls = calls.filter(pl.col("rank") == spans["rank"][0]).join(
-        spans.select(launch_span_id="span_id", called_ns="start_ns"), on="launch_span_id", how="left"
-    )
-    steps = run.table(STEPS).filter(pl.col("rank") == spans["rank"][0]).select("step", step_ns="start_ns")
-    moments = calls.select("group_ranks", "bytes_in", at=pl.coalesce("called_ns", "enqueued_ns")).sort("at")
-    backward = spans.filter(is_backward()).select(at="start_ns").sort("at")
-    if backward.height:
-        in_step, first = (
-            moment.join_asof(steps.sort("step_ns"), left_on="at", right_on="step_ns")
-            for moment in (moments, backward)
-        )
-        first = first.group_by("step").agg(backward_ns=pl.col("at").min())
-        of_steps = in_step.join(first, on="step", how="left", nulls_equal=True)
-        forward = of_steps.filter(pl.col("at") < pl.col("backward_ns"))
-    else:
-        forward = moments if kind_of(run).trains is False else moments.clear()
-    whole, early = (
-        frame.group_by("group_ranks").agg(pl.col("bytes_in").sum()) for frame in (moments, forward)
-    )
-    shares = early.join(whole, on="group_ranks", suffix="_whole")
-    shares = shares.filter(pl.col("bytes_in") >= MIN_ACTIVATIONS * pl.col("bytes_in_whole"))
+    shares = shares.filter(pl.col("share") >= MIN_ACTIVATIONS)
     used = {frozenset(members_of(text)) for text in shares["group_ranks"]}
     return [
         group._replace(ops=group.ops | {ACTIVATIONS}) if group.ranks in used else group for group in groups
     ]
+
+
+def sums_of_passes(run: Run) -> pl.DataFrame:
+    """What one rank sums: `step`, `group_ranks`, `bytes_in` (-1 unknown), and whether it `is_forward`."""
+    calls = run.table(COLLECTIVES).filter(pl.col("op").is_in(REDUCTIONS))
+    spans = next(iter(run.part_by_part(SPANS, _OF_PASSES)), SPANS.empty().select(_OF_PASSES))
+    spans = spans.filter(pl.col("rank") == pl.col("rank").first())
+    rank = -1 if spans.is_empty() else spans["rank"][0]
+    calls = calls.filter(pl.col("rank") == rank).join(
+        spans.select(launch_span_id="span_id", called_ns="start_ns"), on="launch_span_id", how="left"
+    )
+    steps = run.table(STEPS).filter(pl.col("rank") == rank).select("step", step_ns="start_ns").sort("step_ns")
+    moments = calls.select("group_ranks", "bytes_in", at=pl.coalesce("called_ns", "enqueued_ns")).sort("at")
+    backward = spans.filter(is_backward()).select(at="start_ns").sort("at")
+    in_step, first = (
+        moment.join_asof(steps, left_on="at", right_on="step_ns") for moment in (moments, backward)
+    )
+    first = first.group_by("step").agg(backward_ns=pl.col("at").min())
+    sums = in_step.join(first, on="step", how="left", nulls_equal=True)
+    before = pl.col("at") < pl.col("backward_ns")
+    is_forward = before.fill_null(False) if backward.height else pl.lit(kind_of(run).trains is False)
+    return sums.select("step", "group_ranks", "bytes_in", is_forward=is_forward)
 
 
 _OF_PASSES = ["span_id", "rank", "name", "start_ns", "forward_thread"]

@@ -98,7 +98,7 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
 
 
 def loops() -> Iterator[Check]:
-    """Compile what the first import and the first analysis would, by explaining a run that ships with dpro."""
+    """Compile what the first import and the first analysis would, explaining a run that ships with dpro."""
     from dpro.analysis.analysis import Analysis
     from dpro.cli.demo import SAMPLE, sample_run
     from dpro.collectors.readiness import READY, Check

@@ -49,6 +49,7 @@ TINY = {
     "speed.engine": ["--only", "small", "--scenarios", "2", "--json"],
     "speed.fabric": ["--hosts", "4", "--json"],
     "speed.import_kineto": ["trace.json.gz", "--rounds", "1", "--json"],
+    "speed.loaded": [SAMPLE, "--load", "1", "--rounds", "1", "--only", "report", "--json"],
     "speed.overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
     "speed.ranks": ["--ranks", "8", "16", "--rounds", "1", "--json"],
     "speed.startup": ["--json"],

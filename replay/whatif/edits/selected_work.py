@@ -15,7 +15,15 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_of
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.mesh import Mesh, axis_of_group, mesh_of_run, places_along
+from dpro.replay.mesh import (
+    MIN_ACTIVATION_BYTES,
+    MIN_ACTIVATIONS,
+    Mesh,
+    axis_of_group,
+    mesh_of_run,
+    places_along,
+    sums_of_passes,
+)
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.edits.pipeline import computes
@@ -419,6 +427,7 @@ def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:
 AXES = {"tp": "tensor-parallel", "pp": "pipeline", "cp": "context-parallel", "ep": "expert-parallel"}
 NAMES_A_SHARD = re.compile(r"(?<![a-z])(tp|tensor|fsdp|shard|sharded)(?![a-z])")
 ALSO_DATA = re.compile(r"data|(?<![a-z])dp(?![a-z])")
+MIN_UNKNOWN_SUMS = 2  # of a forward pass: one is its loss
 MIN_SHARE = 0.1  # of the bytes of all-reduces: less is metrics or statistics, not parameters or activations
 
 
@@ -426,8 +435,10 @@ def why_needed(graph: Graph, ranks: Collection[int]) -> str:
     """Why the others cannot do without these ranks; empty where nothing says that they cannot."""
     if graph.run is None or _is_of_operations(graph):
         return ""
-    calls = _calls_with_others(graph.run, ranks)
-    return _by_coordinates(mesh_of_run(graph.run), ranks) or _by_names(calls) or _by_kind(calls)
+    calls, mesh = _calls_with_others(graph.run, ranks), mesh_of_run(graph.run)
+    needed = _by_coordinates(mesh, ranks) or _by_names(calls) or _by_kind(calls)
+    known = mesh.axes and all(axis.name for axis in mesh.axes)
+    return needed or ("" if known or calls.is_empty() else _by_forward_sums(graph.run, ranks))
 
 
 def _is_of_operations(graph: Graph) -> bool:
@@ -491,6 +502,22 @@ def _by_kind(calls: pl.DataFrame) -> str:
     gathered = calls.filter(pl.col("op") == "all_gather")["bytes"]
     if gathered.len() and (gathered.min() < 0 or gathered.sum() >= MIN_SHARE * _reduced(calls)):  # type: ignore[operator]
         return "parameters are gathered from it (all_gather): it holds its own shard of them"
+    return ""
+
+
+def _by_forward_sums(run: Run, ranks: Collection[int]) -> str:
+    """By what forward passes sum with others, where groups or sizes do not say along which axis that is."""
+    sums = sums_of_passes(run)
+    groups = [text for text in sums["group_ranks"].unique() if not text or set(members_of(text)) & set(ranks)]
+    sums = sums.filter(pl.col("group_ranks").is_in(groups))
+    forward, steps = sums.filter("is_forward"), max(sums["step"].n_unique(), 1)
+    large = pl.col("bytes_in").filter(pl.col("bytes_in") >= MIN_ACTIVATION_BYTES).sum()
+    if 0 < sums.select(large).item() * MIN_ACTIVATIONS <= forward.select(large).item():
+        return "activations are summed with it in forward passes (all_reduce): it holds a part of each layer"
+    unknown = forward.filter(pl.col("bytes_in") < 0).height
+    if unknown >= MIN_UNKNOWN_SUMS * steps:
+        what = "forward passes sum with it what the trace gives no size of (all_reduce), maybe activations"
+        return f"{what}: say by --layout dp={run.manifest.world_size} that each rank holds the whole model"
     return ""
 
 
