@@ -23,13 +23,14 @@ from dpro._version import __version__
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
 from dpro.collectors.convert.recorded import Readers, RecordedProcess, attempts, processes, unreadable
+from dpro.collectors.convert.retention import LATEST, keep_windows
 from dpro.collectors.convert.served import add_logged, write_engines
 from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.launch.absence import why_no_steps
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out, launches
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.errors import DproError
@@ -115,11 +116,25 @@ def finish(
             notes += [{"warnings": warnings}]
             notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
             notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
+        if launches(launch.run) == [launch]:
+            _keep_windows(folder, launch.facts().get("options", {}))
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
         launch.remove_raw()
+    options = launch.facts().get("options", {})
     launch.remove_marker()
+    with locked(launch.run):
+        if not launches(launch.run):  # of several launchers the last one sees all ranks
+            for folder in (*folders, launch.run):
+                _keep_windows(folder, options)
+
+
+def _keep_windows(run: Path, options: Mapping[str, Any]) -> None:
+    """Drop windows, where the launcher was asked to keep some only."""
+    most = options.get("keep_windows")
+    if isinstance(most, int) and most > 0:
+        keep_windows(run, most, str(options.get("keep", LATEST)))
 
 
 def _ensure_mine(launch: Launch) -> None:

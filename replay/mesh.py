@@ -37,7 +37,7 @@ from dpro.words import few, whole_number
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
 STATED, MESH, DESCRIPTIONS, ALGEBRA = "stated", "mesh", "descriptions", "algebra"
 MEGATRON_ORDER = ("tp", "cp", "ep", "dp", "pp")  # the first varies fastest with the number of a rank
-_DESCRIBED: Mapping[
+DESCRIBED: Mapping[
     str, str
 ] = {  # of Megatron-core; torch describes the groups of a mesh's axis as `mesh_NAME`
     "data_parallel_group": "dp",
@@ -166,7 +166,7 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
     members = frozenset(ranks)
     laid = next((overlay.name for overlay in mesh.overlays if members in overlay.groups), "")
     along = _axes_between(mesh, members)
-    described = _DESCRIBED.get(description.lower(), "")
+    described = DESCRIBED.get(description.lower(), "")
     if laid and (described == laid or not _is_whole(mesh, along, members)):
         return laid
     return BY.join(along)
@@ -455,7 +455,7 @@ def _parts(families: Sequence[_Family], axis: int, num_ranks: int) -> list[int]:
 
 
 def _name(group: RankGroup) -> str:
-    return _DESCRIBED.get(group.description.lower(), "")
+    return DESCRIBED.get(group.description.lower(), "")
 
 
 _OF_SHARDS = {*REDUCTIONS, "all_gather", "broadcast", "barrier", ACTIVATIONS}

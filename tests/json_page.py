@@ -31,6 +31,7 @@ from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.export.drawing import ExportDocument
 from dpro.export.otlp import SentDocument
+from dpro.export.scrub import ScrubDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history import HistoryDocument
 from dpro.ingest.shards import ShardDocument
@@ -61,6 +62,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro export RUN --otlp URL": SentDocument,
+    "dpro scrub RUN COPY": ScrubDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,
     "dpro try EDIT:probe -- COMMAND...": ProbeDocument,
     "dpro ledger": LedgerDocument,

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "goodput": "goodput {run}",
     "export to Chrome": "export {run} --chrome {out}/trace.json",
     "export to Perfetto": "export {run} --perfetto {out}/trace.pftrace",
+    "scrub": "scrub {run} {out}/copy",
     "import": "import {trace} -o {out}/imported",
     "import of zstd": "import {zstd} -o {out}/imported-zstd",
     "remote run": "info file://{run}",

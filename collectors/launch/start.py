@@ -72,6 +72,8 @@ class RecordOptions:
         modules: whether windows have the modules that operators belong to.
         memory: whether windows have every allocation.
         execution_trace: whether windows have what operators need from each other.
+        keep_windows: how many stay when the job has ended; None for all.
+        keep: which, `latest` or `slow`.
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
@@ -93,6 +95,8 @@ class RecordOptions:
     modules: bool = False
     memory: bool = False
     execution_trace: bool = False
+    keep_windows: int | None = None
+    keep: str = "latest"
     mask_command: bool = False
     step: str = ""
     telemetry_period_s: float = 1.0

@@ -34,7 +34,19 @@ if TYPE_CHECKING:
 PRETENDED_EVERY = 10  # steps from one deep window of pretended ranks to the next
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
-    {"window_steps", "budget", "every", "skip", "shapes", "stacks", "modules", "memory", "execution_trace"}
+    {
+        "window_steps",
+        "budget",
+        "every",
+        "skip",
+        "shapes",
+        "stacks",
+        "modules",
+        "memory",
+        "execution_trace",
+        "keep_windows",
+        "keep",
+    }
 )
 
 
@@ -90,6 +102,14 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
 @click.option(
     "--execution-trace/--no-execution-trace", default=False, show_default=True,
     help="Which operator needs what another one wrote.",
+)  # fmt: skip
+@click.option(
+    "--keep-windows", type=click.IntRange(1, MAX_STEPS), metavar="N",
+    help="Deep windows that stay in RUN when the job has ended, the same on all ranks.  [default: all]",
+)  # fmt: skip
+@click.option(
+    "--keep", type=click.Choice(["latest", "slow"]), default="latest", show_default=True,
+    help="Which: the latest, or those with the slowest steps.",
 )  # fmt: skip
 @click.option(
     "--mask-command",
@@ -203,6 +223,8 @@ def record(
         _refuse_options_of_windows(context)
     if chosen.every is not None and chosen.window_steps > chosen.every:
         raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
+    if chosen.keep_windows is None and chosen.keep != "latest":
+        raise UsageError(f"--keep {chosen.keep}: say of how many windows with --keep-windows N")
     module, colon, function = chosen.step.partition(":")
     if chosen.step and not (colon and all(map(str.isidentifier, f"{module}.{function}".split(".")))):
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")

@@ -9,7 +9,7 @@ import pytest
 from dpro.analysis.unanswered import why_no_window
 from dpro.collectors.convert.process import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
-from dpro.schema import STEPS
+from dpro.schema import SPANS, STEPS
 from tests.jobs import PATIENCE_S, RECORD, complete, free_port, opened, record, script, start
 
 pytest.importorskip("torch")
@@ -214,3 +214,30 @@ def test_hosts_that_share_no_folder_agree_on_windows_through_the_store_of_the_jo
     assert {window: steps[0] for window, steps in first.items()} == {
         window: steps[1] for window, steps in second.items()
     }
+
+
+SLOW_FOR_SOME_STEPS = """
+import time
+for step in range(30):
+    time.sleep(0.3 if 10 <= step < 14 else 0.01)
+    train_step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keep", "slow"), [(["--keep", "slow"], True), ([], False)])
+def test_one_window_stays_that_of_the_slowest_steps_or_the_latest(tmp_path, keep, slow):
+    command = script(tmp_path, SLOW_FOR_SOME_STEPS)
+    options = ["--skip", "3", "--every", "4", "--window-steps", "1", "--keep-windows", "1", *keep]
+    run, done = record(tmp_path, command, *options)
+    assert done.returncode == 0, done.stderr.decode()
+    [kept] = run.table(STEPS).filter(pl.col("window") >= 0)["step"].to_list()
+    assert (10 <= kept <= 15) == slow
+    assert run.table(SPANS)["window"].n_unique() == 1
+    assert run.table(STEPS).filter(pl.col("beside") >= 0).height >= 4
+
+
+def test_which_windows_stay_is_asked_with_how_many(tmp_path):
+    done = complete([*RECORD, "--keep", "slow", "--", "true"], tmp_path)
+    assert done.returncode == 2
+    assert b"--keep-windows N" in done.stderr

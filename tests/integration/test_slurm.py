@@ -80,7 +80,8 @@ def ended(job: str, slurm: dict[str, str]) -> bool:
 
 def test_the_tasks_of_a_step_on_several_nodes_are_one_run(tmp_path, slurm):
     job = script(tmp_path, TRAIN, COMPILER)
-    command = srun(2, [*RECORD, "-o", "run", "--", *job])
+    windows = ["--skip", "3", "--every", "4", "--window-steps", "1", "--keep-windows", "1"]
+    command = srun(2, [*RECORD, "-o", "run", *windows, "--", *job])
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(**slurm, STORE=tmp_path / "store"), capture_output=True,
         timeout=PATIENCE_S,
@@ -90,6 +91,10 @@ def test_the_tasks_of_a_step_on_several_nodes_are_one_run(tmp_path, slurm):
     assert (run.manifest.ranks, run.manifest.missing_ranks) == ([0, 1], [])
     assert run.table(WORKERS)["host"].to_list() == ["n0", "n1"]
     assert run.manifest.environment["SLURM_STEP_ID"] == "0"
+    kept = run.table(SPANS).group_by("rank").agg(pl.col("window").unique())["window"].to_list()
+    assert len(kept) == 2
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 1
     assert in_own_process("explain", tmp_path / "run").returncode == 0
 
 

@@ -29,7 +29,7 @@ READING = [
     for command in COMMANDS
     if command.split()[2:3] == ["RUN"]
     and command.split()[1] not in WITH_A_JOB
-    and not {"FILE", "URL"} & set(command.split())
+    and not {"FILE", "URL", "COPY"} & set(command.split())
 ]
 
 

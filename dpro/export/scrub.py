@@ -1,0 +1,267 @@
+"""A copy of a run that does not say whose it is, and answers the same.
+
+In: a run. Out: a run in which hosts, addresses, paths, commands, modules and whatever else the job's own code
+named have other names: the same everywhere, and sorted as the old ones are. What operators and kernels do is
+known by their names: those stay, and so do times, sizes, versions, settings of libraries and ids of hardware.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from dpro.detect.findings_log import FILE, FOLDER
+from dpro.documents import Document, plain
+from dpro.errors import UsageError
+from dpro.replay.mesh import DESCRIBED
+from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
+from dpro.schema import SPANS, TABLES, WORKERS
+from dpro.store import AppliedChange, Manifest, Run, open_run, write_manifest, write_part
+from dpro.words import from_json
+
+ATTEMPTS = "attempts"  # the folder in a run that has those before it
+LEFT_OUT = "what hangs left in findings/, logs of commands, the fabric's description"
+HOSTS = {"workers": ["host"], "counters": ["host"]}
+# Columns in which all is named by the job; and those with texts of ours, in which such names occur.
+OWN = {
+    "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
+    "checkpoints": ["path"], "requests": ["name"], "workers": ["error"],
+    "collectives": ["group"], "process_groups": ["group"], "sends": ["group"],
+}  # fmt: skip
+MIXED = {"counters": ["device"]}
+NAMED_BY_JOB = ("annotation", "gpu_annotation", "python")  # kinds of spans
+# How names of spans begin that PyTorch or dpro give; and those behind which a name of the job's comes.
+GIVEN = re.compile(
+    r"ProfilerStep#|dpro::|(?:nccl|gloo|mpi|ucc|aten|c10d|autograd|torch):|DistributedDataParallel\.|PP:"
+    r"|(?:Forward|Backward) \d|Torch-Compiled Region|## Call CompiledFxGraph|torch/"
+)
+BEFORE = re.compile(r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+)")
+GIVEN_SETTING = re.compile(r"NCCL_|RCCL_|TORCH_|PYTORCH_|OMP_|CUDA_|HIP_|GLOO_|KINETO_")
+WORD = r"[^\W\d]\w*"
+PATH = r"(?:/[\w.@+-]+){2,}|[\w.@+-]+\.py\b"
+ADDRESS = r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:]*)(?![\w.])"
+OPTIMIZERS = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD", "SparseAdam",
+)  # fmt: skip
+KEPT = {
+    *dir(builtins), *OPTIMIZERS, *DESCRIBED, "default_pg", "step", "zero_grad", "weight", "bias", "module",
+    "forward", "backward", "python", "py", "torchrun", "__next__", "_SingleProcessDataLoaderIter",
+    "_MultiProcessingDataLoaderIter",
+}  # fmt: skip
+
+
+class ScrubDocument(Document, frozen=True, kw_only=True):
+    """A copy that was made.
+
+    Attributes:
+        run: as it was named.
+        copy: where it is.
+        hosts: that have other names there.
+        addresses: likewise.
+        names: of paths, modules and commands, likewise.
+        left_out: what was not copied.
+    """
+
+    run: str
+    copy: str
+    hosts: int
+    addresses: int
+    names: int
+    left_out: str
+
+
+@dataclass
+class Names:
+    """New names by old ones; before `settle`, all that is seen is kept with its old name."""
+
+    hosts: dict[str, str]
+    addresses: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Know how a name begins and ends."""
+        hosts = "|".join(map(re.escape, sorted(self.hosts, key=len, reverse=True)))
+        host = rf"(?P<host>(?<!\w)(?:{hosts})(?!\w))|" if hosts else "(?P<host>(?!))|"
+        self._in_own = re.compile(f"{host}(?P<address>{ADDRESS})|(?P<word>{WORD})")
+        self._in_ours = re.compile(f"(?P<path>{PATH})|{self._in_own.pattern}")
+
+    def whole(self, text: str) -> str:
+        """A text of the job's, with new names for all that is no word of Python's or PyTorch's."""
+        return self._in_own.sub(lambda found: self._new(found, self.words.setdefault), text)
+
+    def known(self, text: str) -> str:
+        """A text of ours, with new names for paths and for what has one."""
+        return self._in_ours.sub(lambda found: self._new(found, self.words.get), text)
+
+    def settle(self) -> None:
+        """Give new names to all that was seen, in the order of the old ones."""
+        hosts, addresses, words = (sorted(names) for names in (self.hosts, self.addresses, self.words))
+        self.hosts = {host: f"host{_numbered(number, hosts)}" for number, host in enumerate(hosts)}
+        self.words = {word: f"x{_numbered(number, words)}" for number, word in enumerate(words)}
+        self.addresses = {
+            address: f"2001:db8::{number:x}" if ":" in address else str(ip_address("198.18.0.1") + number)
+            for number, address in enumerate(addresses)
+        }
+
+    def of_span(self, kind: str, name: str) -> str:
+        """The name of a span."""
+        if kind not in NAMED_BY_JOB or GIVEN.match(name):
+            return name
+        before = BEFORE.match(name)
+        given = before[0] if before else ""
+        return given + self.whole(name.removeprefix(given))
+
+    def of_host(self, host: str) -> str:
+        """The name of a host; empty for none."""
+        return self.hosts.get(host, host)
+
+    def of_part(self, part: str) -> str:
+        """The name of a part, in which the host may be."""
+        return self._in_own.sub(
+            lambda found: self.hosts[found[0]] if found.lastgroup == "host" else found[0], part
+        )
+
+    def of_stack(self, stack: str) -> str:
+        """Lines of a stack: what is within PyTorch stays."""
+        lines = stack.splitlines()
+        return "\n".join(line if line.startswith("torch/") else self.whole(line) for line in lines)
+
+    def _new(self, found: re.Match[str], renamed: Callable[[str, str], str]) -> str:
+        old = found[0]
+        if found.lastgroup == "path":
+            return self.whole(old)
+        if found.lastgroup == "host":
+            return self.hosts[old]
+        if found.lastgroup == "word":
+            return old if old in KEPT else renamed(old, old)
+        try:
+            own = not ip_address(old).is_loopback
+        except ValueError:
+            return old
+        return self.addresses.setdefault(old, old) if own else old
+
+
+def _numbered(number: int, names: list[str]) -> str:
+    """With as many digits as the last one has, so that new names sort as the old ones."""
+    return f"{number:0{len(str(len(names)))}}"
+
+
+def scrub(run: Run, copy: Path) -> Names:
+    """Write a copy of a run under other names.
+
+    Raises:
+        UsageError: something is there.
+    """
+    if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
+        raise UsageError(f"{copy}: exists and is not empty; name another folder, or remove it")
+    runs = {copy: run}
+    for manifest in sorted(run.path.glob(f"{ATTEMPTS}/*/manifest.json")):
+        runs[copy / manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
+    names = Names({host: host for each in runs.values() for host in _hosts(each)})
+    for each in runs.values():  # what is seen has no new name yet
+        for _ in _renamed_parts(each, names):
+            pass
+        _renamed_manifest(each.manifest, names)
+    names.settle()
+    for folder, each in reversed(runs.items()):  # the run itself last
+        for table, part, rows in _renamed_parts(each, names):
+            write_part(folder, TABLES[table], names.of_part(part), rows)
+        log = each.path / FOLDER / FILE
+        if log.is_file():
+            (folder / FOLDER).mkdir(parents=True)
+            lines = (from_json(line) for line in log.read_text().splitlines() if line.strip())
+            text = "".join(json.dumps(_deep(line, names.known)) + "\n" for line in lines)
+            (folder / FOLDER / FILE).write_text(text)
+        write_manifest(folder, _renamed_manifest(each.manifest, names))
+    return names
+
+
+def _hosts(run: Run) -> set[str]:
+    """Names of hosts, and what they begin with where a domain follows."""
+    workers = run.table(WORKERS, ["host"])["host"]
+    sampled = [rows["host"] for rows in run.part_by_part(TABLES["counters"], ["host"])]
+    hosts = {*run.manifest.hosts, *workers, *(host for part in sampled for host in part.unique())} - {""}
+    return hosts | {host.partition(".")[0] for host in hosts}
+
+
+def _renamed_parts(run: Run, names: Names) -> Iterator[tuple[str, str, pl.DataFrame]]:
+    """Each part with its rows under new names: table, name of the part, rows."""
+    for table in TABLES.values():
+        for part in run.parts(table):
+            rows = run.read(table, [part], list(table.columns))
+            ways: list[tuple[str, Callable[[str], str]]] = [
+                *((column, names.of_host) for column in HOSTS.get(table.name, ())),
+                *((column, names.known) for column in MIXED.get(table.name, ())),
+                *((column, names.whole) for column in OWN.get(table.name, ())),
+            ]
+            if table is WORKERS:
+                ways.append(("stack", names.of_stack))
+            for column, way in ways:
+                rows = rows.with_columns(_mapped(rows[column], way))
+            if table is SPANS:
+                rows = _renamed_spans(rows, names)
+            yield table.name, part.stem, rows
+
+
+def _mapped(values: pl.Series, way: Callable[[str], str]) -> pl.Series:
+    """Each distinct text made anew once; also in lists."""
+    is_list = isinstance(values.dtype, pl.List)
+    texts = (values.explode() if is_list else values).drop_nulls().unique().to_list()
+    new = {text: way(text) for text in texts}
+    if not is_list:
+        return values.replace(new)
+    return values.list.eval(pl.element().replace(new)) if new else values
+
+
+def _renamed_spans(rows: pl.DataFrame, names: Names) -> pl.DataFrame:
+    distinct = rows.select("kind", "name").unique().filter(pl.col("kind").is_in(NAMED_BY_JOB))
+    new = distinct.with_columns(
+        new=pl.Series([names.of_span(kind, name) for kind, name in distinct.iter_rows()], dtype=pl.String)
+    )
+    joined = rows.join(new, on=["kind", "name"], how="left", maintain_order="left")
+    return joined.with_columns(name=pl.coalesce("new", "name")).drop("new")
+
+
+def _renamed_manifest(manifest: Manifest, names: Names) -> Manifest:
+    """The manifest under new names."""
+    environment = {
+        name: (names.known if GIVEN_SETTING.match(name) else names.whole)(value)
+        for name, value in manifest.environment.items()
+    }
+    return replace(
+        manifest,
+        command=[word if word in LAYERS_FLAGS else names.whole(word) for word in manifest.command],
+        hosts=list(map(names.of_host, manifest.hosts)),
+        environment=environment,
+        options={
+            name: _deep(value, names.whole if name in ("requests", "step", "nccl_inspector") else names.known)
+            for name, value in manifest.options.items()
+        },
+        error=names.whole(manifest.error),
+        unrecorded=names.known(manifest.unrecorded),
+        warnings=[names.known(line) for line in manifest.warnings],
+        skipped={names.known(reason): number for reason, number in manifest.skipped.items()},
+        sources=_deep(manifest.sources, names.known),
+        applied=msgspec.convert(_deep(plain(manifest.applied), names.known), list[AppliedChange]),
+    )
+
+
+def _deep(value: Any, way: Callable[[str], str]) -> Any:
+    """A value of JSON with all its texts made anew."""
+    if isinstance(value, str):
+        return way(value)
+    if isinstance(value, Mapping):
+        return {key: _deep(each, way) for key, each in value.items()}
+    if isinstance(value, Iterable):
+        return [_deep(each, way) for each in value]
+    return value
