@@ -326,6 +326,14 @@ def has_profiler() -> bool:
     return bool(internal("torch.autograd.profiler._is_profiler_enabled"))
 
 
+def has_cuspy() -> bool:
+    """Return whether the job has set up Cuspy, which takes CUPTI from Kineto for the process's whole life.
+
+    Its modules are loaded when a profiler with a `CuspyConfig` starts, and cupti-python only by them.
+    """
+    return "torch.profiler._cuspy" in sys.modules and "cupti.cupti" in sys.modules
+
+
 def end_range(record: Any) -> bool:
     """End a range of `record_function`. Returns whether that could be done."""
     leave = internal("torch.ops.profiler._record_function_exit._RecordFunction")

@@ -35,6 +35,7 @@ from .records import RecordWriter
 from .torch_internals import (
     end_range,
     has_context,
+    has_cuspy,
     has_profiler,
     internal,
     is_profiling,
@@ -639,9 +640,9 @@ class UserProfilers:
         self._running.clear()
 
     def are_there(self, step: int) -> bool:
-        """Whether one runs, or is prepared and not abandoned, when `step` steps have ended."""
+        """Whether one runs, is prepared and not abandoned, or keeps CUPTI, when `step` steps have ended."""
         prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
-        return prepared or bool(self._running) or is_profiling()
+        return prepared or bool(self._running) or is_profiling() or has_cuspy()
 
     def override(self) -> None:
         """Note that all prepared profilers lose their preparation: a window will be opened now."""

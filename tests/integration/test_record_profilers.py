@@ -5,6 +5,7 @@ import importlib.util
 import polars as pl
 import pytest
 
+from dpro.collectors.convert.process import OCCUPIED
 from dpro.schema import STEPS
 from tests.jobs import complete, record, script
 
@@ -52,6 +53,25 @@ def test_profiler_that_ends_ours_and_leaves_ranges_open_does_no_harm(tmp_path):
     windows = run.table(STEPS).filter(pl.col("window") >= 0).group_by("window").len()
     assert set(windows["len"]) == {2}
     assert windows["window"].max() == 12
+
+
+# As if a profiler with a `CuspyConfig` had started after the first window.
+CUSPY = """
+import sys, types
+for _ in range(9): train_step()
+sys.modules |= {name: types.ModuleType(name) for name in ("torch.profiler._cuspy", "cupti.cupti")}
+for _ in range(20): train_step()
+print("end")
+"""
+
+
+def test_no_window_takes_cupti_from_cuspy_and_steps_are_recorded_all_the_same(tmp_path):
+    run, done = record(tmp_path, script(tmp_path, CUSPY), "--every", "7")
+    assert (done.returncode, done.stdout) == (0, b"end\n")
+    steps = run.table(STEPS)
+    assert steps["step"].n_unique() == 28  # the first call begins no step
+    assert steps.filter(pl.col("window") >= 0)["step"].max() < 9
+    assert run.manifest.skipped[OCCUPIED] >= 2
 
 
 LIGHTNING = """
