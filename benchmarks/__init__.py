@@ -8,6 +8,7 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     gpu, gpu_stages/    what only a GPU can answer, in stages of minutes
     watch/          `dpro watch` beside real jobs, and beside the recorder's code for many ranks
     devices         times of operations, models and jobs on devices, beside measured ones (device_checks/)
+    questions       what people ask of real traces, put to the tools of `dpro mcp`
     dashboard       time of views, size of answers
     timeline        first lanes, wheel and memory of the dashboard's timeline
     unchanged       what every trace gives, before and after a change that is meant to change nothing

@@ -77,6 +77,7 @@ STAGES = (
     _benchmark("reality", 6, "--json"),
     _benchmark("serving", 4, "--json"),
     _benchmark("verdicts", 4, "--json"),
+    _benchmark("questions", 4, "--json"),
     _benchmark("advised", 8, "--rounds", "3", "--json"),
     _benchmark("goodput", 10, "--campaigns", "2", "--minutes", "1", "--json"),
     _benchmark("fabric", 8, "--cases", "20", "--json"),

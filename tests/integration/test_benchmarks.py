@@ -43,6 +43,7 @@ TINY = {
     "diagnosis.operations": ["--cases", "1", "--json"],
     "goodput": ["--campaigns", "2", "--minutes", "0.5", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
+    "questions": ["--traces", "none", "--verdicts", "none.json", "--json"],
     "serving": ["--data", ".", "--json"],
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
     "speed.edits": [SAMPLE, "--rounds", "1", "--edit", "no-comm", "heal:rank=1"],

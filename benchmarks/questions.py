@@ -1,0 +1,299 @@
+"""Whether the tools of `dpro mcp` answer what people ask of real traces.
+
+python -m benchmarks.questions [--traces FOLDER] [--verdicts FILE] [--list] [--json]
+
+Each question has an answer that dpro did not compute: counted in the events of the files themselves,
+published with a trace, or given by an expert (`benchmarks.verdicts`). It is put to the tools, not to a model,
+in at most three calls. `--list` prints each question that is answered otherwise. `--json` prints one object:
+check → {n, right_pct, bar, holds}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.verdicts import TRACES, VERDICTS
+from dpro.errors import DproError
+from dpro.mcp_server.tools import call
+
+MAX_CALLS = 3
+BAR = 95.0  # %
+NEAR = 0.01  # of a time or a ratio
+LEAST_MS = 0.02  # what times may differ by all the same
+COUNTED = (  # of jobs whose collectives are NCCL's own kernels
+    "multirank/nanogpt_h100_8r_rs_ag",
+    "multirank/torchrec_v100_4r_a2a_ar",
+    "multirank/torchrec_v100_4r_opt4",
+    "multirank/torchrec_v100_4r_sleep1s_rank2",
+)
+EVERYTHING = 100_000  # kernels
+
+Answers = dict[str, dict[str, Any]]  # by tool
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        kind: under which it is counted.
+        text: as a person would ask it.
+        source: the trace, below the folder.
+        calls: tools and their arguments but for the run.
+        read: takes the answer out of those of the tools.
+        truth: what it should be: a value, or several of which one will do.
+    """
+
+    kind: str
+    text: str
+    source: str
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+    read: Callable[[Answers], Any]
+    truth: tuple[Any, ...]
+
+
+# The truth, counted in the files.
+
+
+def ranks_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Whole spans of each rank's file."""
+    ranks = {}
+    for path in sorted(folder.glob("*.json*")):
+        content = path.read_bytes()
+        trace = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        name = re.search(r"rank-?_?(\d+)", path.name)
+        rank = trace.get("distributedInfo", {}).get("rank", int(name[1]) if name else -1)
+        ranks[rank] = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    return ranks
+
+
+def steps_of(events: Sequence[dict[str, Any]]) -> dict[int, Interval]:
+    """When each step of a rank began and ended, us."""
+    return {
+        int(event["name"].partition("#")[2]): (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["name"].startswith("ProfilerStep#") and event["cat"] == "user_annotation"
+    }
+
+
+def union_us(intervals: Sequence[Interval]) -> float:
+    """How long at least one of them lasts."""
+    covered, until = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        covered += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return covered
+
+
+def within(
+    events: Sequence[dict[str, Any]], step: Interval, wanted: Callable[[dict[str, Any]], bool]
+) -> list[Interval]:
+    """What of some events lies in a step."""
+    begin, end = step
+    spans = [(event["ts"], event["ts"] + event["dur"]) for event in events if wanted(event)]
+    return [(max(start, begin), min(stop, end)) for start, stop in spans if start < end and stop > begin]
+
+
+def is_computing(event: dict[str, Any]) -> bool:
+    """Whether an event is a kernel that moves nothing between ranks."""
+    return event["cat"] == "kernel" and not is_moving(event)
+
+
+def is_moving(event: dict[str, Any]) -> bool:
+    """Whether an event is one of NCCL's kernels."""
+    return event["cat"] == "kernel" and "nccl" in event["name"].lower()
+
+
+# The questions.
+
+
+def counted_questions(source: str, folder: Path) -> Iterator[Question]:
+    """What can be counted in the files of a job."""
+    ranks = ranks_of(folder)
+    rank = max(ranks)
+    steps = steps_of(ranks[rank])
+    step = sorted(steps)[len(steps) // 2]
+    ask = partial(Question, source=source)
+    info, report = (("info", {}),), (("report", {"top": EVERYTHING}),)
+    yield ask(
+        "count",
+        "How many ranks were recorded?",
+        calls=info,
+        read=lambda a: len(a["info"]["ranks"]),
+        truth=(len(ranks),),
+    )
+    yield ask(
+        "count",
+        "How many steps were recorded?",
+        calls=info,
+        read=lambda a: a["info"]["steps"],
+        truth=(len(steps),),
+    )
+    totals: dict[str, float] = defaultdict(float)
+    times: Counter[str] = Counter()
+    for events in ranks.values():
+        for event in events:
+            if event["cat"] == "kernel":
+                totals[event["name"]] += event["dur"] / 1000
+                times[event["name"]] += 1
+    longest = max(totals, key=totals.__getitem__)
+    yield ask(
+        "kernels",
+        "Which kernel takes most of the GPUs' time?",
+        calls=report,
+        read=lambda a: a["report"]["kernels"][0]["name"],
+        truth=(longest,),
+    )
+    yield ask(
+        "kernels",
+        f"How long does {longest} take, ms?",
+        calls=report,
+        read=lambda a: kernel(a, longest)["total_ms"],
+        truth=(totals[longest],),
+    )
+    yield ask(
+        "kernels",
+        f"How often does {longest} run?",
+        calls=report,
+        read=lambda a: kernel(a, longest)["count"],
+        truth=(times[longest],),
+    )
+    begin, end = steps[step]
+    computing, moving = (within(ranks[rank], steps[step], wanted) for wanted in (is_computing, is_moving))
+    parts = {
+        "duration_ms": ("How long is", end - begin),
+        "compute_ms": ("How long does anything compute in", union_us(computing)),
+        "exposed_comm_ms": (
+            "How long are data moved while nothing computes in",
+            union_us([*moving, *computing]) - union_us(computing),
+        ),
+    }
+    for part, (asked, us) in parts.items():
+        text = f"{asked} step {step} of rank {rank}, ms?"
+        yield ask("steps", text, calls=report, read=partial(part_of, part, step, rank), truth=(us / 1000,))
+
+
+def kernel(answers: Answers, name: str) -> dict[str, Any]:
+    """What a report says of a kernel."""
+    return next(entry for entry in answers["report"]["kernels"] if entry["name"] == name)
+
+
+def part_of(part: str, step: int, rank: int, answers: Answers) -> float:
+    """What a report says of a step of a rank."""
+    rows = answers["report"]["steps"]
+    return float(next(row[part] for row in rows if (row["step"], row["rank"]) == (step, rank)))
+
+
+def ranks_of_findings(answers: Answers) -> list[int]:
+    """Which ranks a diagnosis names."""
+    return sorted({rank for finding in answers["diagnose"]["findings"] for rank in finding["ranks"]})
+
+
+def expert_questions(expert: dict[str, Any]) -> Iterator[Question]:
+    """What an expert was asked of a trace."""
+    ask = partial(Question, source=expert["source"], calls=(("explain", {}),))
+    limits = (expert["limit"], *expert.get("limit_also_acceptable", ()))
+    yield ask(
+        "verdict",
+        "What limits this job?",
+        read=lambda a: (a["explain"]["limit"] or {}).get("kind"),
+        truth=limits,
+    )
+    yield ask(
+        "verdict",
+        "Which ranks are at fault?",
+        read=lambda a: a["explain"]["faulty_ranks"],
+        truth=(sorted(expert["faulty_ranks"]),),
+    )
+
+
+def published_questions(folder: Path) -> Iterator[Question]:
+    """What was published with two production traces: which ranks their stragglers are."""
+    for name, fault in (("AR", [0]), ("ST", [6, 7])):
+        source = f"straggler_parquet/trace-{name}.parquet"
+        if (folder / source).is_file():
+            text = "Which ranks make the others wait?"
+            yield Question("published", text, source, (("diagnose", {}),), ranks_of_findings, (fault,))
+
+
+def questions(traces: Path, verdicts: Path) -> list[Question]:
+    """All of them."""
+    experts = json.loads(verdicts.read_text()) if verdicts.is_file() else []
+    experts = experts["verdicts"] if isinstance(experts, dict) else experts
+    sources = [source for source in COUNTED if (traces / source).is_dir()]
+    counted = [question for source in sources for question in counted_questions(source, traces / source)]
+    of_expert = [question for expert in experts for question in expert_questions(expert)]
+    return [*counted, *of_expert, *published_questions(traces)]
+
+
+def is_right(said: Any, truth: Any) -> bool:
+    """Whether an answer is the truth, or near it where that is a time."""
+    if isinstance(truth, float):
+        return isinstance(said, int | float) and abs(said - truth) <= max(NEAR * abs(truth), LEAST_MS)
+    return bool(said == truth)
+
+
+def answered(question: Question, traces: Path) -> Any:
+    """What the tools answer; what they say where they refuse."""
+    if len(question.calls) > MAX_CALLS:
+        return f"{len(question.calls)} calls"
+    try:
+        answers = {
+            tool: msgspec.to_builtins(
+                call(tool, {"run": str(traces / question.source), **arguments}, [traces])
+            )
+            for tool, arguments in question.calls
+        }
+        return question.read(answers)
+    except (DproError, StopIteration, KeyError, IndexError) as error:
+        return f"no answer: {error}"
+
+
+def percent(right: Sequence[bool]) -> float | None:
+    """How many of them are, %; None of none."""
+    return round(100 * sum(right) / len(right), 1) if right else None
+
+
+def main() -> int:
+    """Ask all questions."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--verdicts", type=Path, default=VERDICTS)
+    parser.add_argument("--list", action="store_true", help="print what is answered otherwise")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    right: dict[str, list[bool]] = defaultdict(list)
+    for question in questions(options.traces, options.verdicts):
+        said = answered(question, options.traces)
+        right[question.kind].append(any(is_right(said, truth) for truth in question.truth))
+        if options.list and not right[question.kind][-1]:
+            truth = " or ".join(map(str, question.truth))
+            print(f"{question.source}: {question.text} {said}, not {truth}", file=sys.stderr)
+    every = [one for of_kind in right.values() for one in of_kind]
+    checks = {kind: {"n": len(of_kind), "right_pct": percent(of_kind)} for kind, of_kind in right.items()}
+    share = percent(every)
+    checks["all"] = {"n": len(every), "right_pct": share, "bar": BAR, "holds": share and share >= BAR}
+    if options.json:
+        print(json.dumps(checks))
+    else:
+        for kind, figures in checks.items():
+            bar = f" (bar {figures['bar']:g}%)" if "bar" in figures else ""
+            print(f"{kind:10} {figures['n']:3}  {figures['right_pct']}% right{bar}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
