@@ -39,7 +39,7 @@ DEEPEP = {
 }
 FOLDS = 4
 SIZES, GROUPS = (3.0, 14.0), (5.0, 18.0)  # bars: median and 90th percentile of the error, %
-INSIDE = 80.0  # % of measurements in their intervals
+INSIDE = 85.0  # % of measurements in their intervals
 COLUMNS = [*CurveGroup._fields, "link", "bytes", "time_ns"]
 
 

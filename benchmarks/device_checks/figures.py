@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 NO_DATA = "no data: the folders lack tables of this, or hold nothing that is unseen"
-HELD = (75.0, 90.0)  # per cent that intervals of 80 may hold
+HELD = (85.0, 95.0)  # per cent that intervals of 90 may hold
 
 
 def compared(predicted, measured, bar: tuple[float, float | None] | None, note: str = "") -> dict[str, Any]:

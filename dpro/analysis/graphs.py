@@ -114,13 +114,11 @@ def why_too_large(run: Run) -> str:
     )
 
 
-def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None) -> CondensedRun:
+def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
     """The ranks of a run, each built and condensed by itself in processes.
 
     Args:
         report: called with how much is done, where it has to be.
-        on: has the processes, perhaps of other hosts: the folder of the run is then what all of them see;
-            those of this machine where None.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -133,7 +131,7 @@ def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None
     saved = None if file is None else load_condensed(file, run)
     if saved is not None:
         return saved
-    with ranks_at_hand(run) if on is None else _beside(run, on) as (executor, folder):
+    with ranks_at_hand(run) as (executor, folder):
         condensed = condense_run(run, folder, executor, report)
     _keep(file, lambda path: save_condensed(path, condensed))
     return condensed
@@ -298,13 +296,6 @@ def search_of(
         return explore(graph, trust, budget, report, suspects, baseline, kinds)
     with condensed_job(run, condensed) as job:
         return explore(job, trust, budget, report, suspects, baseline, kinds)
-
-
-@contextmanager
-def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
-    """An executor, and a folder beside a run that its processes see."""
-    with _said_of(run), folder_in_use(run.path.parent, f".{run.path.name}-shares-") as folder:
-        yield executor, folder
 
 
 def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:

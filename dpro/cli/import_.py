@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,13 +32,6 @@ if TYPE_CHECKING:
     help="Files read at a time, each in a process of its own; default: one per core.",
 )
 @click.option(
-    "--executor",
-    type=click.Choice(["processes", "ray"]),
-    default="processes",
-    show_default=True,
-    help="Where files are read: on this machine, or on the Ray cluster that RAY_ADDRESS names.",
-)
-@click.option(
     "--shard",
     metavar="I/N",
     help="Import the I-th of N shares of the files; the last share to be in makes the run.",
@@ -57,7 +48,6 @@ def import_(
     sources: tuple[str, ...],
     output: str,
     jobs: int | None,
-    executor: str,
     shard: str | None,
     requests: tuple[Path, ...],
     as_json: bool,
@@ -84,16 +74,13 @@ def import_(
         raise UsageError(f"{output}: a run with --requests is made in a folder; copy it there afterwards")
     log = read_requests(requests) if requests else None
     traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
-    with TemporaryDirectory(prefix="dpro-import-") as here, _executor(executor) as pool:
-        if traces:
-            outcome = _import(traces, output, share, jobs, pool, Path(here))
-        else:
-            outcome = _make_empty(Path(output))
+    with TemporaryDirectory(prefix="dpro-import-") as here:
+        outcome = _import(traces, output, share, jobs, Path(here)) if traces else _make_empty(Path(output))
         if isinstance(outcome, WaitingImport):
             _say_what_is_missing(output, outcome, as_json)
             return
-        if (pool is not None or share is not None) and not is_url(output):
-            _condense(outcome, pool)
+        if share is not None and not is_url(output):
+            _condense(outcome)
         if log is not None:
             outcome = replace(outcome, manifest=add_requests(outcome.path, log))
         for warning in outcome.manifest.warnings:
@@ -106,7 +93,6 @@ def _import(
     output: str,
     share: Shard | None,
     jobs: int | None,
-    executor: Executor | None,
     here: Path,
 ) -> Run | WaitingImport:
     """Import into a folder, or a store by way of a folder here."""
@@ -117,7 +103,7 @@ def _import(
     from dpro.store import open_run
 
     with progress_bar() as report:
-        reading = Reading(jobs, executor, report)
+        reading = Reading(jobs, progress=report)
         if is_url(output):
             return import_to_store(traces, output, share, here, reading)
         run = Path(output)
@@ -128,18 +114,14 @@ def _import(
         return outcome if isinstance(outcome, WaitingImport) else open_run(run)
 
 
-def _condense(run: Run, executor: Executor | None) -> None:
-    """Build the ranks of a large run where they were imported, so that the first answer finds them.
-
-    Args:
-        executor: has imported it; the processes of this host where None.
-    """
+def _condense(run: Run) -> None:
+    """Build the ranks of a large run where they were imported, so that the first answer finds them."""
     from dpro.analysis.graphs import condensed_of, is_large
 
     if is_large(run):
         # The command that needs them says why they cannot be had.
         with suppress(DproError), progress("Building the ranks") as report:
-            condensed_of(run, report, executor)
+            condensed_of(run, report)
 
 
 def _make_empty(run: Path) -> Run:
@@ -150,18 +132,6 @@ def _make_empty(run: Path) -> Run:
     refuse_existing(run)
     write_manifest(run, Manifest(world_size=0, ranks=[], created_by=f"dpro {__version__}"))
     return open_run(run)
-
-
-@contextmanager
-def _executor(name: str) -> Iterator[Executor | None]:
-    """The executor of a name; None for processes of this machine."""
-    if name == "processes":
-        yield None
-        return
-    from dpro.ingest.importer import ray_executor
-
-    with ray_executor() as executor:
-        yield executor
 
 
 def _say_what_was_imported(run: Run, as_json: bool) -> None:

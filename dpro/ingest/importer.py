@@ -15,14 +15,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 from dpro.classify import table_version
-from dpro.errors import DproError, InputError, MissingExtra, UsageError, first_line
+from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
 from dpro.ingest.formats import REQUEST_LOGS, Registry, registry, why_passed_over
@@ -353,50 +352,3 @@ def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Tas
         refused: Future[Result] = Future()
         refused.set_exception(error)
         return refused
-
-
-# Tasks on a Ray cluster, as an executor like any other. A task whose node dies is repeated on another node:
-# tasks of an import can be, since each leaves its folder whole or not at all. The workers see the same files
-# under the same paths, and have dpro installed.
-
-_ATTEMPTS = 5  # survives the death of one node fewer
-
-
-class RayExecutor(Executor):
-    """Submits tasks to the connected cluster; shutting it down leaves the cluster running."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run `fn(*args, **kwargs)` on one core of some node."""
-        import ray
-
-        remote = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(fn)
-        return cast("Future[Any]", remote.remote(*args, **kwargs).future())
-
-
-@contextmanager
-def ray_executor() -> Iterator[RayExecutor]:
-    """Connect to the cluster that `RAY_ADDRESS` names, else start one on this machine for as long.
-
-    Raises:
-        MissingExtra: Ray is not installed.
-        DproError: it cannot be imported.
-    """
-    # A worker is one core; set here, it reaches those that a cluster of this machine starts.
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtra("ray", "ray") from error
-    except Exception as error:  # Ray asks the libraries of all accelerators, which may be there and not work
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise DproError(
-            f"Ray is installed and cannot be imported ({what}); try `python -c 'import ray'`"
-        ) from error
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        yield RayExecutor()
-    finally:
-        if ours:
-            ray.shutdown()

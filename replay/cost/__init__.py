@@ -11,3 +11,5 @@ which compares precisions module by module. Products larger than any that was me
 estimate: layouts then take 0.8 of the sheet's peak, servers 0.6. A message within a host has half of its
 links for `dpro plan`, since stages send both ways at once, and all of them where pretended ranks send one.
 """
+
+HOLDS = 0.9  # of what is measured, that an interval is meant to hold

@@ -34,6 +34,7 @@ import polars as pl
 from dpro.errors import InputError, first_line
 from dpro.limits import MAX_WHOLE_BYTES, read_small
 from dpro.panics import panics_as
+from dpro.replay.cost import HOLDS
 from dpro.replay.cost.curves import LinkCost, fit_curve, left_out, medians, scores
 from dpro.words import few
 
@@ -140,7 +141,7 @@ class NetworkTable:
         curves: by group.
         links: of each device what joins the GPUs of a host; `NVLINK` where all are joined by a switch.
         name: of the file.
-        times_scale: by how many times its scale 80% of the sizes left out are missed (`curves.scale`).
+        times_scale: by how many times its scale 90% of the sizes left out are missed (`curves.scale`).
     """
 
     curves: Mapping[CurveGroup, LinkCost]
@@ -174,7 +175,9 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
         scores_of_curves.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
     all_scores = np.concatenate(scores_of_curves) if scores_of_curves else np.empty(0)
     links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
-    return NetworkTable(curves, links, name, float(np.quantile(all_scores, 0.8)) if all_scores.size else FEW)
+    return NetworkTable(
+        curves, links, name, float(np.quantile(all_scores, HOLDS)) if all_scores.size else FEW
+    )
 
 
 def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:

@@ -35,6 +35,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.cost import HOLDS
 from dpro.replay.cost.curves import (
     FAR,
     LinkCost,
@@ -299,8 +300,7 @@ def _integral(moments: Floats, level: Floats) -> Floats:
 
 SISTERS_DIFFER = 0.1  # of two devices whose link is taken for one, median over what both were measured at
 HALVES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
-SHARE = 0.8  # of measurements that an interval is to hold
-LOOSE = 0.2  # a kind of stand-in that misses by more, in logarithm, is none
+LOOSE = 0.2  # a kind of stand-in that misses by more, in logarithm, one time in five is none
 UNTRIED = 0.5  # a stand-in of a kind that the table itself cannot try is off by so much, in logarithm
 MIN_GROWTH = 2.0  # times the time, for twice the hosts: at least this is thought possible
 
@@ -311,7 +311,7 @@ class Estimate:
 
     Attributes:
         time_ns: [T] ns; None where only the interval is known.
-        low_ns, high_ns: [T] interval that 80% of measurements should be in.
+        low_ns, high_ns: [T] interval that 90% of measurements should be in.
         how: from what it was predicted.
     """
 
@@ -342,9 +342,9 @@ def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estim
     for kind, stand_in in STAND_INS.items():
         curve = stand_in(table, group)
         if curve is not None:
-            spread = _spread(table, kind, group.library)
-            if spread > LOOSE:
+            if _spread(table, kind, group.library, 0.8) > LOOSE:
                 continue
+            spread = _spread(table, kind, group.library, HOLDS)
             predicted = _estimated(table, curve, num_bytes, kind)
             time_ns = curve.time_ns(num_bytes)
             off = np.exp(np.hypot(np.log(predicted.high_ns / time_ns), spread))
@@ -501,10 +501,10 @@ STAND_INS: dict[str, Callable[[NetworkTable, CurveGroup], LinkCost | None]] = {
 
 
 @cache
-def _spread(table: NetworkTable, kind: str, library: str) -> float:
+def _spread(table: NetworkTable, kind: str, library: str, share: float) -> float:
     """By how much a kind of stand-in misses groups that the table has, in logarithm.
 
-    The 80% quantile, and a little more where few groups show it, as for a further group that is like them
+    The quantile, and a little more where few groups show it, as for a further group that is like them
     (Vovk et al., Algorithmic Learning in a Random World (2005)).
     """
     missed = []
@@ -517,7 +517,7 @@ def _spread(table: NetworkTable, kind: str, library: str) -> float:
             missed.append(np.abs(np.log(predicted.time_ns(sizes) / times)))
     if not missed:
         return UNTRIED
-    return float(np.quantile(np.concatenate(missed), min(SHARE * (1 + 1 / len(missed)), 1.0)))
+    return float(np.quantile(np.concatenate(missed), min(share * (1 + 1 / len(missed)), 1.0)))
 
 
 # More hosts.

@@ -39,7 +39,7 @@ def test_every_extra_for_users_is_tried_and_every_command_of_the_program():
     from tests.jobs import ROOT
 
     declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    of_machines = {"gpu", "amd", "ray", "devices"}  # whose libraries need a device, or gigabytes
+    of_machines = {"gpu", "amd", "devices"}  # whose libraries need a device, or gigabytes
     assert declared - {"docs", "dev", "mutation", *of_machines} == set(EXTRAS)
     tried = {command.split()[0] for command in COMMANDS.values()}
     jobs = {"attach", "doctor", "demo"}  # which need PyTorch or a running job

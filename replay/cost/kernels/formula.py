@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.replay.cost import HOLDS
 from dpro.replay.cost.kernels.roofline import GPUS, GpuModel, model_named
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (16, 64)], np.float64)
@@ -200,7 +201,6 @@ def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
 # Intervals.
 
 EDGES_US = (20.0, 100.0)
-SHARE = 0.8  # of what happens, that an interval is meant to hold
 COMMON = 0.3  # share of a miss that all operations of one step have in common
 MIN_ROWS = 8  # of a band; with fewer, all bands together
 UNKNOWN = (-0.7, 0.7)  # where nothing was ever measured: a factor of two either way
@@ -228,7 +228,7 @@ def band_of(us: Floats) -> Ints:
     return np.digitize(us, EDGES_US).astype(np.int64)
 
 
-def bands_of(predicted_us: Floats, measured_us: Floats, share: float = SHARE) -> Bands:
+def bands_of(predicted_us: Floats, measured_us: Floats, share: float = HOLDS) -> Bands:
     """The bands of a method, from operations that it had not seen.
 
     Args:
