@@ -52,15 +52,17 @@ def is_kept(loop: Callable[..., Any]) -> bool:
 
 
 @functools.cache
-def run_beside(module: str) -> subprocess.Popen[bytes]:
+def run_beside(module: str) -> subprocess.Popen[bytes] | None:
     """Start a process of the lowest priority that runs a module, to compile a loop which others wait for."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C ends the command alone
-    )
+    with suppress(OSError):  # no more processes: nothing is lost but speed
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module],  # not what lies where the command is run
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C ends the command alone
+        )
+    return None
 
 
 def compile_beside(call: Callable[[], object]) -> None:
@@ -71,9 +73,13 @@ def compile_beside(call: Callable[[], object]) -> None:
     """
     os.nice(19)
     folder = os.open(trusted_folder("loops"), os.O_RDONLY)
-    with suppress(BlockingIOError):
+    try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        call()
+    except BlockingIOError:
+        return
+    except OSError:  # a file system without locks
+        pass
+    call()
 
 
 def compiled(loop: Loop) -> Loop:

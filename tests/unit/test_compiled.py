@@ -16,7 +16,7 @@ import pytest
 
 from dpro import compiled as module
 from dpro.cache import trusted_folder
-from dpro.compiled import CompiledLoop, InlinedLoop, compile_beside, compiled, is_kept
+from dpro.compiled import CompiledLoop, InlinedLoop, compile_beside, compiled, is_kept, run_beside
 
 SHIFT = 3
 
@@ -92,6 +92,31 @@ def test_only_one_process_compiles_beside(folder, monkeypatch):
     fcntl.flock(other, fcntl.LOCK_EX)
     compile_beside(lambda: pytest.fail("another process does it"))
     os.close(other)
+
+
+def test_loops_are_compiled_beside_where_files_cannot_be_locked(folder, monkeypatch):
+    def without_locks(*_: object) -> None:
+        raise OSError(37, "no locks available")
+
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("fcntl.flock", without_locks)
+    compile_beside(lambda: _copy(_more)(4))
+    assert is_kept(_copy(_more))
+
+
+def test_a_process_beside_runs_nothing_that_lies_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert run_beside("beside").wait() != 0
+    assert not (tmp_path / "mark").exists()
+
+
+def test_commands_go_on_where_no_process_can_be_started_beside(monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr("subprocess.Popen", full)
+    assert run_beside("none") is None
 
 
 def test_parts_of_a_loop_are_kept_with_it(folder):
