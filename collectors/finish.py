@@ -124,10 +124,11 @@ def finish(
         launch.remove_raw()
     options = launch.facts().get("options", {})
     launch.remove_marker()
-    with locked(launch.run):
-        if not launches(launch.run):  # of several launchers the last one sees all ranks
-            for folder in (*folders, launch.run):
-                _keep_windows(folder, options)
+    if options.get("keep_windows"):
+        with locked(launch.run):
+            if not launches(launch.run):  # of several launchers the last one sees all ranks
+                for folder in (*folders, launch.run):
+                    _keep_windows(folder, options)
 
 
 def _keep_windows(run: Path, options: Mapping[str, Any]) -> None:

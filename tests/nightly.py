@@ -66,6 +66,7 @@ STAGES = (
     Stage("tests", 20, (*PYTEST, "-m", "not slow")),
     _benchmark("speed.overhead", 15, "--rounds", "4", "--steps", "1000", "--json"),
     _benchmark("speed.startup", 3, "--json"),
+    _benchmark("speed.storage", 8, "--json"),
     _benchmark("speed.answer", 6, "--json"),
     _benchmark("speed.engine", 8, "--json"),
     _benchmark("speed.fabric", 3, "--json"),

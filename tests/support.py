@@ -30,10 +30,7 @@ TORCHES = Path(os.environ.get("DPRO_TORCH_ENVIRONMENTS", ROOT / "build" / "torch
 INTEGRATION = "tests/integration/"
 LAUNCHERS = f"{INTEGRATION}test_record_launchers.py"
 # What of dpro differs between Pythons: the recorder looks into frames, threads and modules of the job.
-OF_PYTHON = (
-    "tests/unit/test_formats.py", "tests/unit/collectors",
-    f"{INTEGRATION}test_record.py", f"{INTEGRATION}test_record_windows.py",
-)  # fmt: skip
+OF_PYTHON = ("tests/unit/test_formats.py", "tests/unit/collectors", f"{INTEGRATION}test_record.py")
 TORCH = "import torch; print('torch', torch.__version__)"
 HEAD = """# What it works with
 

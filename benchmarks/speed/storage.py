@@ -88,7 +88,7 @@ def main() -> None:
         row("telemetry of a host, once a second", round(seconds), None, bytes_per_gpu_hour=hourly)
         for name, more in KINDS.items():
             run = recorded(Path(place) / name.replace(" ", "-"), options.steps, "--every", str(EVERY), *more)
-            windows, spans = int(run.manifest.windows["count"]), run.num_rows(SPANS)
+            windows, spans = run.table(SPANS, ["window"])["window"].n_unique(), run.num_rows(SPANS)
             per_window = sizes(run)["windows"] / windows / RANKS
             row(
                 name, windows, None, bytes_per_window=per_window, spans_per_window=spans / windows / RANKS,

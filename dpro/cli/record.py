@@ -206,6 +206,8 @@ def record(
     With --pretend-world the script runs on this machine alone, as some ranks of a larger job: collectives
     return at once, and `dpro replay RUN --network-table FILE` fills in what they take (docs/pretend.md).
 
+    A job that Slurm requeues is recorded into RUN-restart1, beside its first start, and so on.
+
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """

@@ -16,16 +16,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import polars as pl
+from msgspec.structs import replace as structs_replace
 
 from dpro.detect.findings_log import FILE, FOLDER
-from dpro.documents import Document, plain
+from dpro.documents import Document
 from dpro.errors import UsageError
 from dpro.replay.mesh import DESCRIBED
 from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
 from dpro.schema import SPANS, TABLES, WORKERS
-from dpro.store import AppliedChange, Manifest, Run, open_run, write_manifest, write_part
+from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.words import from_json
 
 ATTEMPTS = "attempts"  # the folder in a run that has those before it
@@ -47,7 +47,8 @@ GIVEN = re.compile(
 BEFORE = re.compile(r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+)")
 GIVEN_SETTING = re.compile(r"NCCL_|RCCL_|TORCH_|PYTORCH_|OMP_|CUDA_|HIP_|GLOO_|KINETO_")
 WORD = r"[^\W\d]\w*"
-PATH = r"(?:/[\w.@+-]+){2,}|[\w.@+-]+\.py\b"
+# In texts of ours: a command behind a colon, a path, with the function that a line of it is in.
+PATH = r"(?<=: )/\S.*$|(?:(?:/[\w.@+-]+){2,}|[\w./@+-]+\.py\b)(?::\d+ [\w.<>]+)?"
 ADDRESS = r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:]*)(?![\w.])"
 OPTIMIZERS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
@@ -172,26 +173,24 @@ def scrub(run: Run, copy: Path) -> Names:
         for _ in _renamed_parts(each, names):
             pass
         _renamed_manifest(each.manifest, names)
+        _renamed_log(each, names)
     names.settle()
     for folder, each in reversed(runs.items()):  # the run itself last
         for table, part, rows in _renamed_parts(each, names):
             write_part(folder, TABLES[table], names.of_part(part), rows)
-        log = each.path / FOLDER / FILE
-        if log.is_file():
+        if text := _renamed_log(each, names):
             (folder / FOLDER).mkdir(parents=True)
-            lines = (from_json(line) for line in log.read_text().splitlines() if line.strip())
-            text = "".join(json.dumps(_deep(line, names.known)) + "\n" for line in lines)
             (folder / FOLDER / FILE).write_text(text)
         write_manifest(folder, _renamed_manifest(each.manifest, names))
     return names
 
 
 def _hosts(run: Run) -> set[str]:
-    """Names of hosts, and what they begin with where a domain follows."""
+    """Names of hosts, and those without their domains."""
     workers = run.table(WORKERS, ["host"])["host"]
     sampled = [rows["host"] for rows in run.part_by_part(TABLES["counters"], ["host"])]
     hosts = {*run.manifest.hosts, *workers, *(host for part in sampled for host in part.unique())} - {""}
-    return hosts | {host.partition(".")[0] for host in hosts}
+    return hosts | {host.partition(".")[0] for host in hosts if host[0].isalpha()}
 
 
 def _renamed_parts(run: Run, names: Names) -> Iterator[tuple[str, str, pl.DataFrame]]:
@@ -232,6 +231,13 @@ def _renamed_spans(rows: pl.DataFrame, names: Names) -> pl.DataFrame:
     return joined.with_columns(name=pl.coalesce("new", "name")).drop("new")
 
 
+def _renamed_log(run: Run, names: Names) -> str:
+    """What was found while the job ran, under new names; empty for nothing."""
+    log = run.path / FOLDER / FILE
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return "".join(f"{json.dumps(_deep(from_json(line), names.known))}\n" for line in lines if line.strip())
+
+
 def _renamed_manifest(manifest: Manifest, names: Names) -> Manifest:
     """The manifest under new names."""
     environment = {
@@ -252,7 +258,19 @@ def _renamed_manifest(manifest: Manifest, names: Names) -> Manifest:
         warnings=[names.known(line) for line in manifest.warnings],
         skipped={names.known(reason): number for reason, number in manifest.skipped.items()},
         sources=_deep(manifest.sources, names.known),
-        applied=msgspec.convert(_deep(plain(manifest.applied), names.known), list[AppliedChange]),
+        applied=[
+            structs_replace(
+                change,
+                applied=[
+                    structs_replace(
+                        place, where=names.whole(place.where), instead_of=names.whole(place.instead_of)
+                    )
+                    for place in change.applied
+                ],
+                refused=[names.known(reason) for reason in change.refused],
+            )
+            for change in manifest.applied
+        ],
     )
 
 

@@ -54,6 +54,7 @@ TINY = {
     "speed.overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
     "speed.ranks": ["--ranks", "8", "16", "--rounds", "1", "--json"],
     "speed.startup": ["--json"],
+    "speed.storage": ["--steps", "12", "--json"],
     "unchanged": [SAMPLE, "-o", "out.json"],
     "verdicts": ["--verdicts", "none.json", "--json"],
     "advised": ["--only", "input", "--rounds", "1", "--json"],

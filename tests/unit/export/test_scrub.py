@@ -92,12 +92,15 @@ def planted(folder: Path) -> Run:
                      "TORCH_LOGS": "/home/alice/logs"},
         options={"requests": ["/home/alice/zebra.jsonl"], "step": "zebra:train_step", "every": 7},
         error="RuntimeError: zebra exploded", unrecorded="zebra-1.corp: no torch",
-        warnings=["rank 1 of zebra-1.corp: /home/alice/zebra/x.json is damaged"],
+        warnings=["rank 1 of zebra-1.corp: /home/alice/zebra/x.json is damaged",
+                  "rank 0: its process replaced itself by another program: /bin/python -m zebra_tool --z"],
         applied=[AppliedChange("bucket:mb=25", 0, [ChangedPlace("/home/alice/zebra.py:7", "zebra", 1)], [])],
     )  # fmt: skip
     write_manifest(folder, manifest)
     log = FindingsLog(folder)
-    finding = Finding("slow.host", "host", "zebra-1.corp", (1,), 0.1, 0.9, 1e6, ("10.77.0.2 is late",))
+    finding = Finding("slow.host", "host", "zebra-1.corp", (1,), 0.1, 0.9, 1e6, (
+        "10.77.0.2 and 10.77.9.9 are late", "rank 1 is in /opt/alice/zebra2.py:7 zebra_wait < zebra/x.py:9 z",
+    ))  # fmt: skip
     log.write(Notice(BEGINS, 1, 5, 3, finding))
     return open_run(folder)
 
@@ -139,6 +142,12 @@ def test_new_names_sort_as_the_old_ones_do():
     names.settle()
     assert sorted(seen, key=names.whole) == sorted(seen)
     assert sorted(names.hosts, key=names.of_host) == sorted(names.hosts)
+
+
+def test_a_host_that_is_called_by_its_address_changes_no_other_number():
+    names = Names({"10.77.0.1": "10.77.0.1"})
+    names.settle()
+    assert names.known("10 of 77 steps of 10.77.0.1") == "10 of 77 steps of host0"
 
 
 def test_a_copy_is_not_written_over_anything(tmp_path, repository):
