@@ -206,7 +206,7 @@ def drawn(
                 visible = segments(detail, rows, view.begin - shift, view.end - shift, pixel_ns, most)
                 moved = {"start": visible.start + shift, "end": visible.end + shift}
                 known = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
-                names = _named_alike(loaded, measured, known)
+                names = _in_own_names(loaded, measured, known)
                 yield layer, lanes, replace(visible, row=places[visible.row], **moved), names
 
 
@@ -215,7 +215,7 @@ def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes,
     return (other.measured, other.shift_ns) if side == "o" and other else (loaded.measured, 0)
 
 
-def _named_alike(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
+def _in_own_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
     """Names of spans of a run, by their numbers among the names of the page's own."""
     if of is loaded.measured or not names.size:
         return names
@@ -289,7 +289,7 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
         own = spans_within(lanes, below, area.begin - shift, area.end - shift)
         whose = f" of {other.name}" if side == "o" and other else ""
         busy.append(by_lane(own, lanes).with_columns(pl.col("lane") + whose))
-        codes = _named_alike(loaded, measured, own["name"].to_numpy())
+        codes = _in_own_names(loaded, measured, own["name"].to_numpy())
         spans.append(own.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
     named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
     return {
