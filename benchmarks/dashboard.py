@@ -5,10 +5,11 @@
 Makes a run of that many spans, serves it with `dpro dashboard`, and opens it in Chromium. The first page is
 timed from asking for the address until its panels are there, with nothing computed before, and until all of
 them are filled; of a run of more than 500,000 spans nothing else is. An interaction is a change of the view,
-of the steps or of the ranks, timed from the change until all panels are filled; before, each view is shown once. Memory is that of the server and, after
-collecting garbage, of the page's JavaScript. A what-if is timed on the server, from its edits to what changes
-on the critical path, for edits that were not asked for before. The timeline has a benchmark of its own:
-`benchmarks/timeline.py`. `--json`: check -> {n, figures, bar, holds}.
+of the steps or of the ranks, timed from the change until all panels are filled;
+before, each view is shown once. Memory is that of the server and, after collecting garbage, of the page's
+JavaScript. A what-if is timed on the server, from its edits to what changes on the critical path, for edits
+that were not asked for before. The timeline has a benchmark of its own: `benchmarks/timeline.py`.
+`--json`: check -> {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
