@@ -50,8 +50,9 @@ _WITHOUT = {
 
 def lines_of(verdict: Explanation) -> list[str]:
     """The verdict, at most a screen of it."""
-    shares = " | ".join(f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN)
-    lines = [verdict.job, *([shares] if shares else [])]
+    shares = [f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN]
+    half = -(-len(shares) // (2 if len(" | ".join(shares)) > WIDTH else 1))
+    lines = [verdict.job, *(" | ".join(part) for part in (shares[:half], shares[half:]) if part)]
     if verdict.limit is not None:
         lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))
     lines += _labelled("FAULT", verdict.fault)
