@@ -24,6 +24,7 @@ from dpro.verdict.limits import (
 from dpro.verdict.verdict import Explanation, Limit
 
 WIDTH = 80
+TRY = "TRY"
 MARGIN = 7  # columns of the labels
 SHOWN = 0.005  # share of the step: less is not shown
 
@@ -50,20 +51,27 @@ _WITHOUT = {
 
 def lines_of(verdict: Explanation) -> list[str]:
     """The verdict, at most a screen of it."""
-    shares = [f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN]
-    half = -(-len(shares) // (2 if len(" | ".join(shares)) > WIDTH else 1))
-    lines = [verdict.job, *(" | ".join(part) for part in (shares[:half], shares[half:]) if part)]
-    if verdict.limit is not None:
-        lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))
-    lines += _labelled("FAULT", verdict.fault)
-    for number, advice in enumerate(verdict.advice, 1):
-        label = "TRY" if number == 1 else ""
-        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}", indent=2)
-    if verdict.tempting:
-        lines += _labelled("NOT", "; ".join(verdict.tempting))
-    if verdict.unsure:
-        lines += _labelled("UNSURE", "; ".join(verdict.unsure))
+    parts = shares_of(verdict)
+    half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
+    lines = [verdict.job, *(" | ".join(part) for part in (parts[:half], parts[half:]) if part)]
+    for label, text in paragraphs_of(verdict):
+        lines += _wrapped(label, text, indent=2 if label in (TRY, "") else 0)
     return lines
+
+
+def shares_of(verdict: Explanation) -> list[str]:
+    """Where the step goes: `74% compute`, …"""
+    return [f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN]
+
+
+def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
+    """What is said below that: a label, empty where it is the one above, and a text of any length."""
+    said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
+    said.append(("FAULT", verdict.fault))
+    for number, advice in enumerate(verdict.advice, 1):
+        said.append((TRY if number == 1 else "", f"{number} {advice.do}{worth_in_words(advice)}"))
+    rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
+    return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
 
 
 def worth_in_words(advice: Advice) -> str:
@@ -113,7 +121,7 @@ def _factor(gain: float) -> str:
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
 
 
-def _labelled(label: str, text: str, indent: int = 0) -> Iterator[str]:
+def _wrapped(label: str, text: str, indent: int) -> Iterator[str]:
     margin = " " * MARGIN
     yield from textwrap.wrap(
         text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,
