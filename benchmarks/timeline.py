@@ -32,7 +32,7 @@ from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.table import Table
 from tests.browser import start_browser, wait
 
-BARS = {"first_lanes_s": 3.0, "wheel_p95_ms": 150.0, "server_mb": 1500.0}
+BARS = {"first_lanes_s": 3.0, "wheel_p95_ms": 150.0, "server_mb": 1000.0}
 PAUSE_NS = 1_000_000  # between repetitions
 LAYERS = 48
 NAMES = (

@@ -15,6 +15,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from html import escape
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -28,8 +29,6 @@ from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
 from dpro.errors import UsageError
 
 IDLE_S = 60.0  # a connection without traffic is closed after this time
-_TRIM_THRESHOLD, _ARENA_MAX = -1, -8  # of glibc's mallopt
-_KEPT_BYTES = 32 << 20
 
 
 class _Handler(WSGIRequestHandler):
@@ -59,12 +58,11 @@ def serve(
         UsageError: the address or port is not available.
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
-    _give_back_memory()
     runs = runs_of(run)
     shown = runs.opened
     server, address = listen(runs, host, port, token)
     say(address)
-    work = shown.follow if shown.lives else shown.loaded.warm
+    work = shown.follow if shown.lives else partial(_warm, shown)
     threading.Thread(target=work, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGHUP):  # the file with the token is removed
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has the latter ignored
@@ -80,16 +78,15 @@ def serve(
         server.server_close()
 
 
-def _give_back_memory() -> None:
-    """Have one heap for all threads, which keeps little of what is freed.
+def _warm(shown: ShownRun) -> None:
+    """Compute slow results ahead, and give back the memory that this took in between.
 
-    glibc has a heap for each thread, and a page is answered by many: they kept half a gigabyte of a run of
-    500,000 spans.
+    What the search of changes frees lies between what is kept, in pages that glibc holds on to: of a run of
+    500,000 spans half a gigabyte.
     """
+    shown.loaded.warm()
     with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_ARENA_MAX, 1)
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def listen(

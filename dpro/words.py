@@ -15,6 +15,10 @@ MAX_DIGITS = 18
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)(?: of (?:type )?([\w.]+) object at 0x\w*)?>?")
+_IN_CPP = re.compile(r"^void |^nccl\w+\(|\w::.*[<(]|\(anonymous namespace\)")
+_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+_QUALIFIED = re.compile(r"\b(?:\w+::)+(?=\w)")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 _ESCAPED_BYTES = re.compile(_ESCAPED.pattern.encode())
 
@@ -68,6 +72,30 @@ def shortened(text: str, most: int) -> str:
         most: characters, at least 1.
     """
     return text if len(text) <= most else text[: most - 1] + _MORE
+
+
+def counted(number: int, what: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def short_name(name: str) -> str:
+    """A name as a person reads it: C++ without namespaces and arguments, built-ins without addresses.
+
+    `void at::native::(anonymous namespace)::softmax<at::Half, 4>(int*)` is `softmax<Half, 4>`.
+    """
+    method = _BUILT_IN.match(name)
+    if method:
+        return f"{method[2]}.{method[1]}" if method[2] else method[1]
+    if not _IN_CPP.search(name):
+        return name
+    plain = _QUALIFIED.sub("", _UNNAMED.sub("", name).removeprefix("void ").strip())
+    depth = 0
+    for place, sign in enumerate(plain):
+        depth += {"<": 1, ">": -1}.get(sign, 0)
+        if sign == "(" and depth <= 0 and place:
+            return plain[:place]
+    return plain
 
 
 def whole_number(text: str) -> int:

@@ -162,9 +162,9 @@
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
     // Counters are below the lanes of their rank, those of hosts below all; folded, as below a folded rank, in one row.
-    const count = (of, key, usually = lanesOpen) => {
-      const tracks = T.info.counters.flatMap(([rank, label, unit, most], row) => (rank === of
-        ? [{ label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
+    const count = (side, of, key, usually = lanesOpen) => {
+      const tracks = T.info.counters.flatMap(([rank, label, unit, most, whose], row) => (rank === of && whose === side
+        ? [{ label: side === "o" && of < 0 ? `${T.info.beside.name}: ${label}` : label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
       const open = unfolded(`${key}.c`, usually);
       const listed = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
       listed.forEach((each, n) => add({ ...each, type: "counter", height: COUNTER, key: n ? null : `${key}.c`, open, rank: of }));
@@ -190,9 +190,9 @@
           side: rank.side, rank: rank.rank, from: of, folded, pin: own,
         }));
       });
-      if (rank.side === "m") count(rank.rank, key, open && lanesOpen);
+      if (rank.side !== "r") count(rank.side, rank.rank, key, open && lanesOpen);
     }
-    if (whole) count(-1, "hosts");
+    if (whole) for (const side of ["m", "o"]) count(side, -1, `${side === "m" ? "" : side}hosts`);
     T.rows = [...pinned, ...rows];
     T.height = 0;
     for (const row of T.rows) { row.y = T.height; T.height += row.height; }

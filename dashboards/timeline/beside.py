@@ -6,12 +6,15 @@ moved so that a chosen step of it begins when the chosen step of the first does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dpro.dashboards.timeline.area import by_lane, spans_within
+from dpro.dashboards.timeline.counters import CounterTrack
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import UsageError
@@ -38,12 +41,14 @@ class Beside(NamedTuple):
         name: of the second, as links have it.
         measured: its lanes.
         here, there: the steps of the first and of the second that begin together.
+        tracks: the counters of the second, on the time axis of the first.
     """
 
     name: str
     measured: MeasuredLanes
     here: Stretch
     there: Stretch
+    tracks: Sequence[CounterTrack] = ()
 
     @property
     def shift_ns(self) -> int:
@@ -51,11 +56,18 @@ class Beside(NamedTuple):
         return self.here.begin - self.there.begin
 
 
-def beside(first: MeasuredLanes, name: str, second: MeasuredLanes, align: str = "") -> Beside:
+def beside(
+    first: MeasuredLanes,
+    name: str,
+    second: MeasuredLanes,
+    align: str = "",
+    tracks: Sequence[CounterTrack] = (),
+) -> Beside:
     """Set a run beside another.
 
     Args:
         align: the steps that begin together, `3~5`; empty for the first typical one of each.
+        tracks: the counters of the second.
 
     Raises:
         UsageError: one of the runs has no such step.
@@ -64,7 +76,8 @@ def beside(first: MeasuredLanes, name: str, second: MeasuredLanes, align: str = 
     steps = first.clocks.steps, second.clocks.steps
     chosen = _parsed(align) if align else tuple(map(typical_step, steps))
     here, there = (stretch_of(of, step) for of, step in zip((first, second), chosen))
-    return Beside(name, second, here, there)
+    shift = here.begin - there.begin
+    return Beside(name, second, here, there, [replace(track, start=track.start + shift) for track in tracks])
 
 
 def _parsed(align: str) -> tuple[int, ...]:

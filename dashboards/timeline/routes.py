@@ -97,7 +97,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
-    tracks = _tracks(loaded)
+    tracks, own = _tracks(loaded, other), len(_tracks(loaded))
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
     read = dict(measured.ranks)
     sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
@@ -118,7 +118,10 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
-        "counters": [[track.rank, track.label, track.unit, float(track.value.max())] for track in tracks],
+        "counters": [
+            [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < own else "o"]
+            for number, track in enumerate(tracks)
+        ],
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
@@ -149,10 +152,12 @@ def _beside_info(other: Beside) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tracks(loaded: Loaded) -> list[CounterTrack]:
+def _tracks(loaded: Loaded, other: Beside | None = None) -> list[CounterTrack]:
+    """The counters of the run, and then of the other one."""
+    beside_it = other.tracks if other else ()
     with suppress(DproError):  # a damaged table costs no lanes
-        return loaded.counter_tracks
-    return []
+        return [*loaded.counter_tracks, *beside_it]
+    return [*beside_it]
 
 
 def _lanes(loaded: Loaded, side: str, rank: int, other: Beside | None = None) -> RankLanes | None:
@@ -206,7 +211,7 @@ def drawn(
                 visible = segments(detail, rows, view.begin - shift, view.end - shift, pixel_ns, most)
                 moved = {"start": visible.start + shift, "end": visible.end + shift}
                 known = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
-                names = _named_alike(loaded, measured, known)
+                names = _in_own_names(loaded, measured, known)
                 yield layer, lanes, replace(visible, row=places[visible.row], **moved), names
 
 
@@ -215,7 +220,7 @@ def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes,
     return (other.measured, other.shift_ns) if side == "o" and other else (loaded.measured, 0)
 
 
-def _named_alike(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
+def _in_own_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
     """Names of spans of a run, by their numbers among the names of the page's own."""
     if of is loaded.measured or not names.size:
         return names
@@ -252,7 +257,7 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "", other: Beside | No
         named.update(np.unique(name[(seen >= NAMED_PIXELS) & (visible.count == 1)]).tolist())
     arrays = {name: np.concatenate(parts[name]) for name, _ in _ARRAYS}
     texts = loaded.measured.names.texts
-    counted = [(row, track) for row, track in enumerate(_tracks(loaded)) if row in view.counters]
+    counted = [(row, track) for row, track in enumerate(_tracks(loaded, other)) if row in view.counters]
     header = {
         "counters": {row: track.drawn(view.begin, view.end, view.pixels) for row, track in counted},
         "count": int(arrays["x"].size),
@@ -289,7 +294,7 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
         own = spans_within(lanes, below, area.begin - shift, area.end - shift)
         whose = f" of {other.name}" if side == "o" and other else ""
         busy.append(by_lane(own, lanes).with_columns(pl.col("lane") + whose))
-        codes = _named_alike(loaded, measured, own["name"].to_numpy())
+        codes = _in_own_names(loaded, measured, own["name"].to_numpy())
         spans.append(own.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
     named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
     return {
@@ -300,7 +305,7 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
         "lanes": [list(row) for row in pl.concat(busy).iter_rows()] if busy else [],
         "counters": [
             [track.rank, track.label, track.unit, *found]
-            for row, track in enumerate(_tracks(loaded))
+            for row, track in enumerate(_tracks(loaded, other))
             if row in area.counters and (found := track.totals(area.begin, area.end))
         ],
     }
@@ -392,8 +397,8 @@ def register(server: Flask, runs: Runs) -> None:
             loaded, against = runs.loaded(request.args.get("run", "")), request.args.get("against", "")
             other = None
             if against:
-                align = request.args.get("align", "")
-                other = beside(loaded.measured, against, runs.loaded(against).measured, align)
+                second, align = runs.loaded(against), request.args.get("align", "")
+                other = beside(loaded.measured, against, second.measured, align, _tracks(second))
             answer = work(loaded, other)
         except DproError as error:
             return _json({"error": str(error)}, 400)

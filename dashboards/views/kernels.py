@@ -27,6 +27,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps import kernel_totals
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
+from dpro.words import short_name
 
 NAME = "kernels"
 MAX_ROWS = 200
@@ -130,7 +131,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
 def _named(name: str, link: Link) -> Component:
     """Return a name with a link to its spans in the timeline."""
     address = link.query(view="timeline", options={"find": exactly(name)})
-    return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
+    return dcc.Link(short_name(name), href=address, className="name", title=f"{name}: show its spans")
 
 
 def _header(link: Link, column: str, title: str) -> Component:

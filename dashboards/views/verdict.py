@@ -38,7 +38,7 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
-from dpro.verdict.words import limit_of_run, lines_of
+from dpro.verdict.words import limit_of_run, paragraphs_of, shares_of
 
 NAME = "verdict"
 _DOING = "adding up where the time went"
@@ -129,7 +129,9 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
 
 
 def _in_short(loaded: Loaded, _link: Link) -> Any:
-    return html.Pre("\n".join(lines_of(loaded.explanation)), className="short")
+    explanation = loaded.explanation
+    shares = " | ".join(shares_of(explanation))
+    return [html.P(text) for text in (explanation.job, shares) if text] + [facts(paragraphs_of(explanation))]
 
 
 def _run(loaded: Loaded, link: Link) -> Any:

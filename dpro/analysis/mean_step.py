@@ -110,6 +110,7 @@ class MeanStep(DocumentPart, frozen=True):
         unsplit_comm_ms: communication of which it is not known whether it waits.
         host_bound_ms: nothing runs, and the work that ends it was launched too late.
         idle_ms: nothing runs, for another reason or for an unrecorded one.
+        pipelined: whether whole operations of a pipeline were recorded: then its bubble is in `idle_ms`.
         gpu_busy: share of the time in which GPUs compute, copy or communicate; null without GPU work.
         mfu: utilisation of the GPUs by matmuls; null where not known.
         mfu_unknown: why not; empty where it is known.
@@ -127,6 +128,7 @@ class MeanStep(DocumentPart, frozen=True):
     unsplit_comm_ms: float
     host_bound_ms: float
     idle_ms: float
+    pipelined: bool
     gpu_busy: float | None
     mfu: MfuDocument | None
     mfu_unknown: str
@@ -138,7 +140,8 @@ class MeanStep(DocumentPart, frozen=True):
     @property
     def shares(self) -> list[StepShare]:
         """Its parts, without those of nothing."""
-        parts = [(name, title, getattr(self, _KEYS[name])) for name, title in PARTS.items()]
+        titles = dict(PARTS) | ({"idle_ns": "idle: the bubble and the rest"} if self.pipelined else {})
+        parts = [(name, title, getattr(self, _KEYS[name])) for name, title in titles.items()]
         return [
             StepShare(name, title, took_ms * NS_PER_MS, took_ms / self.duration_ms)
             for name, title, took_ms in parts
@@ -194,6 +197,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     return MeanStep(
         duration_ms=ms(whole),
         **{key: ms(row[name]) for name, key in _KEYS.items()},
+        pipelined=analysis.operations is not None,
         gpu_busy=1 - of["host_bound_ns"] - of["idle_ns"] if on_gpu else None,
         mfu=mfu
         and MfuDocument(mfu.share, mfu.gpu, mfu.dtype, mfu.peak_tflops, mfu.operations / 1e12, mfu.basis),

@@ -191,7 +191,8 @@ def _print_slowdown(slowdown: Slowdown | None) -> None:
     out = console()
     out.print(
         "With every operation as fast as others of its kind typically are, the step would be "
-        f"{slowdown.total:.3f} times as fast; unrecorded launches make it {slowdown.launch:.3f} times as long"
+        f"{slowdown.total:.3f} times as fast; launches, which were not recorded, make it "
+        f"{slowdown.launch:.3f} times as long"
     )
     shown = (
         ("stage", slowdown.by_stage),
@@ -201,7 +202,8 @@ def _print_slowdown(slowdown: Slowdown | None) -> None:
     )
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
-        out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))
+        times = ", ".join(f"{key} x{ratio:.3f}" for ratio, key in worst)
+        out.print(f"  times as long with one {what} as it is, the others typical: {times}")
     if slowdown.micro_batches is not None:
         varied = slowdown.micro_batches
         out.print(

@@ -19,6 +19,7 @@ def explain(run: str, as_json: bool) -> None:
     LIMIT   what gives most when it alone costs nothing, found by a replay
     FAULT   ranks and parts that are worse than their peers (all: dpro diagnose)
     TRY     what a person can do, and what it would gain (all: dpro whatif)
+    THEN    what is worth doing only once the limit is gone
     NOT     what looks like a remedy and is none
     UNSURE  what limits these answers
     MORE    the commands behind it

@@ -14,6 +14,7 @@ from dpro.cli.output import console, json_option, print_json, warn
 from dpro.errors import InputError, UsageError
 from dpro.remote import is_url
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
+from dpro.words import counted
 
 if TYPE_CHECKING:
     from dpro.goodput.document import AttemptDocument, GoodputDocument
@@ -104,10 +105,10 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     their times from this one. With --edit you ask for changes yourself, all together:
 
     \b
-      checkpoint:every=200[,stall=5]   save after so many steps; s that it takes
+      checkpoint:every=200[,stall=5]   save after this many steps; s it takes
       async:stall=2                    save in the background
       peers:every=1,stall=0.2          save to the memory of other hosts
-      sharded:ranks=8                  each of so many ranks saves its share
+      sharded:ranks=8                  each of this many ranks saves a share
       neighbour:steps=1                stages made anew from their neighbours
       spares:hosts=2[,repair=24]       hosts that stand by; hours of a repair
       smaller:replicas=16[,repair=24]  go on with fewer replicas meanwhile
@@ -128,6 +129,8 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
         life = life_of(opened_runs)
         ensure_one_job(life.attempts, opened_runs)
         document = goodput_document(life, runs)
+        if not document.wall_s:
+            raise InputError(f"{', '.join(runs)}: when its ranks began and ended was not recorded")
         if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
             from dpro.goodput.outlook import outlook
 
@@ -168,7 +171,7 @@ def _print(document: GoodputDocument) -> None:
     count = len(document.attempts)
     out.print(
         f"goodput {document.goodput:.1%} of {wall} on {_ranks(document.ranks)}; "
-        f"{document.steps:,} steps in {count} attempt{'s' * (count != 1)}; ETTR {document.ettr:.1%}"
+        f"{counted(document.steps, 'step')} in {counted(count, 'attempt')}; ETTR {document.ettr:.1%}"
     )
     largest = max((part.share for part in document.classes), default=1.0)
     for part in document.classes:
@@ -211,7 +214,7 @@ def _progress(attempt: AttemptDocument) -> str:
 
 
 def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
+    return counted(count, "rank")
 
 
 def _print_outlook(outlook: OutlookDocument) -> None:

@@ -144,7 +144,7 @@ def _say_what_was_imported(run: Run, as_json: bool) -> None:
         return
     ranks = f"{len(document.ranks)} of {document.world_size} ranks"
     console().print(f"{run.label}: {ranks}, {rows_in_words(document)}")
-    console().print(unclassified_in_words(document.coverage.unclassified))
+    console().print(f"kernels: {unclassified_in_words(document.coverage.unclassified)}")
 
 
 def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> None:

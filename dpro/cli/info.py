@@ -8,7 +8,7 @@ import click
 
 from dpro.cli.analysis import layout_option
 from dpro.cli.output import console, json_option, print_end, print_json
-from dpro.words import few
+from dpro.words import counted, few, short_name, shortened
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.info import (
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
 
 _RANKS_NAMED = 8
+_LONGEST = 60  # characters of a kernel's name
 
 
 @click.command()
@@ -84,7 +85,7 @@ def in_words(document: InfoDocument) -> list[str]:
         f"GPUs       {', '.join(document.gpus) or 'none recorded'}",
         *_clocks_in_words(document.clocks),
         *(f"telemetry  {line}" for line in telemetry_in_words(document.telemetry)),
-        f"steps      {document.steps}, of which {coverage.steps_in_windows} lie in deep windows",
+        f"steps      {_steps_in_words(document)}",
         *([f"step time  {in_words_of_time(document.step_time)}"] if document.step_time else []),
         *([f"windows    none: {document.no_window}"] if document.no_window else []),
         *_ended_in_words(document),
@@ -103,6 +104,12 @@ def in_words(document: InfoDocument) -> list[str]:
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
     lines += [f"skipped    {count} {reason}" for reason, count in document.skipped.items()]
     return lines + [f"warning    {warning}" for warning in document.warnings]
+
+
+def _steps_in_words(document: InfoDocument) -> str:
+    if document.steps:
+        return f"{document.steps:,}, {document.coverage.steps_in_windows:,} of them in deep windows"
+    return f"none{': each deep window is taken as one' * ('spans' in document.rows)}"
 
 
 def _ended_in_words(document: InfoDocument) -> list[str]:
@@ -133,17 +140,26 @@ def _windows_in_words(windows: WindowCosts) -> list[str]:
     count, cost_ms, share = windows.count, windows.cost_ms, windows.share
     if count is UNSET or cost_ms is UNSET or share is UNSET:
         return []
-    return [f"{count:.0f} deep windows of {cost_ms:.3g} ms each cost {share:.2%} of the time"]
+    each = " each" * (count != 1)
+    cost = "costs" if count == 1 else "cost"
+    return [
+        f"{counted(round(count), 'deep window')} of {cost_ms:.3g} ms{each} {cost} {share:.2%} of the time"
+    ]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:
     """Row counts of the tables that have any: `6800 spans, 32 collectives`."""
-    return ", ".join(f"{count} {name}" for name, count in document.rows.items() if count) or "none"
+    rows = (
+        (name.removesuffix("s").replace("_", " "), count) for name, count in document.rows.items() if count
+    )
+    return ", ".join(counted(count, name) for name, count in rows) or "none"
 
 
 def unclassified_in_words(unknown: Unclassified) -> str:
-    """How much GPU time no class explains: `12 kernels unclassified, 3.1% of GPU time: my_kernel`."""
+    """How much GPU time no class explains: `12 of a kind that is not known, 3.1% of GPU time: my_kernel`."""
     if unknown.share is None:
-        return "no kernels"
-    names = f": {', '.join(name[:60] for name in unknown.names)}" if unknown.names else ""
-    return f"{unknown.kernels} kernels unclassified, {unknown.share:.1%} of GPU time{names}"
+        return "none"
+    if not unknown.kernels:
+        return "all of a known kind"
+    names = ", ".join(shortened(short_name(name), _LONGEST) for name in unknown.names)
+    return f"{unknown.kernels:,} of a kind that is not known, {unknown.share:.1%} of GPU time: {names}"

@@ -11,7 +11,8 @@ import click
 from dpro.cli.analysis import analyse, layout_option, network_option, run_argument, steps_option
 from dpro.cli.options import MAX_STEPS
 from dpro.cli.output import console, json_option, print_end, print_json
-from dpro.units import format_duration
+from dpro.units import NS_PER_US, format_duration
+from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges
 
 PATH_ROWS = 10
+_BESIDE_NAME, _MIN_NAME = 31, 24  # characters of the other columns of the critical path; of a name
 
 
 @click.command()
@@ -114,21 +116,21 @@ def _print_steps(steps: Sequence[StepFit]) -> None:
 def _print_fit(document: ReplayDocument) -> None:
     """How far the replay is from the trace, and what the trace does not show."""
     out, coverage, start = console(), document.coverage, document.span_start_error_us
-    out.print(f"\nHow well it fits: step time within {document.error_pct:.2f}% on average; ")
+    out.print(f"\nHow well it fits: step time within {document.error_pct:.2f}% on average")
     if start["p50"] is None:
         out.print("  starts not derived: all are taken from the trace")
     else:
-        out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
+        median, p95 = (_us(start[name]) for name in ("p50", "p95"))
+        out.print(f"  starts within {median} (median), {p95} (95th percentile)")
     matched, outside = coverage.collectives_matched, coverage.collectives_outside_window
-    beside = f" of those in the windows of all, {outside:.1%} are not" if outside else ""
-    out.print(
-        "  collectives found on all ranks  "
-        f"{'no collectives' if matched is None else f'{matched:.1%}'}{beside}"
-    )
+    beside = f" of those while all ranks were recorded; {outside:.1%} ran before or after" if outside else ""
+    if matched is not None:
+        out.print(f"  collectives found on all ranks  {matched:.1%}{beside}")
     if coverage.kernels_classified is not None:
         out.print(f"  GPU time in kernels of a known kind  {coverage.kernels_classified:.1%}")
     out.print(f"  time that nothing explains  {coverage.time_unexplained:.2%}")
-    out.print(f"  CPU time in no span, kept as work  {coverage.host_gaps:.1%}")
+    if coverage.host_gaps < 1:  # else no CPU time was recorded
+        out.print(f"  CPU time in no span, kept as work  {coverage.host_gaps:.1%}")
 
 
 def _print_starts(document: ReplayDocument) -> None:
@@ -143,10 +145,8 @@ def _print_starts(document: ReplayDocument) -> None:
             f"  pairs of streams that wait for each other  {pairs.recorded} by recorded events, "
             f"{pairs.inferred} by inferred ones"
         )
-    out.print(
-        f"  starts taken from the trace  {starts.anchored:.1%}, by when the device ran empty  "
-        f"{starts.fitted:.1%}"
-    )
+    fitted = f", by when the device ran empty  {starts.fitted:.1%}" if starts.fitted else ""
+    out.print(f"  starts taken from the trace  {starts.anchored:.1%}{fitted}")
 
 
 def _print_ranks(ranks: Sequence[RankFit]) -> None:
@@ -155,8 +155,12 @@ def _print_ranks(ranks: Sequence[RankFit]) -> None:
     if worst is not None and len(ranks) > 1:
         error, start = worst.error_pct, worst.span_start_error_us.p95
         steps = "" if error is None else f"its steps within {error:.2f}%, "
-        late = "no starts" if start is None else f"starts within {start:.0f} us (95th percentile)"
+        late = "no starts" if start is None else f"starts within {_us(start)} (95th percentile)"
         console().print(f"  worst rank  {worst.rank}: {steps}{late}")
+
+
+def _us(us: float | None) -> str:
+    return format_duration(round((us or 0.0) * NS_PER_US))
 
 
 def _print_communication(costs: Sequence[LinkCostDocument]) -> None:
@@ -176,15 +180,16 @@ def _print_path(path: Sequence[PathPart]) -> None:
     """What is longest on the critical path."""
     from rich.table import Table
 
-    total = math.fsum(row.ms for row in path)
+    total, out = math.fsum(row.ms for row in path), console()
     table = Table(
         "rank", "kind", "ms", "share", "name",
         title="Critical path", title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for row in path[:PATH_ROWS]:
         share = row.ms / total if total else 0.0
-        table.add_row(str(row.rank), row.kind, f"{row.ms:.2f}", f"{share:.0%}", row.name[:70])
-    out = console()
+        rank = "" if row.rank < 0 else str(row.rank)
+        name = shortened(short_name(row.name), max(out.width - _BESIDE_NAME, _MIN_NAME))
+        table.add_row(rank, row.kind, f"{row.ms:.2f}", f"{share:.0%}", name)
     out.print()
     out.print(table)
 

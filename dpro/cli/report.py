@@ -28,6 +28,7 @@ from dpro.cli.output import (
 )
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
+from dpro.words import counted, short_name, shortened
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,6 +44,7 @@ _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pat
 
 BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
+_BESIDE_NAME, _MIN_NAME = 30, 24  # characters of the other columns of the table of kernels; of a name
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "compute_ns": "\ncompute",
     "copy_ns": "\ncopies",
@@ -51,7 +53,7 @@ PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "unsplit_comm_ns": "comm not\nsplit",
     "host_bound_ns": "host\nbound",
     "idle_ns": "\nidle",
-    "overlapped_comm_ns": "over-\nlapped",
+    "overlapped_comm_ns": "over-\nlap",
 }
 
 HOST_FACTS = {  # likewise
@@ -170,7 +172,8 @@ def report(
 
         print_json(report_with_server(report_document(analysis, tables, top, selection), opened))
     else:
-        print_end(analysis.end)
+        if selection:  # else the verdict begins with it
+            print_end(analysis.end)
         print_selection(selection)
         _print(analysis, tables, top or DEFAULT_TOP, selection)
         print_serving_of(opened)
@@ -255,15 +258,18 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
     whole = "step" if (steps["step"] >= 0).all() else "window"
     means = mean_steps(steps, "rank")
     parts = [*shown_parts(means), "overlapped_comm_ns"]
+    counts = means["steps"].unique().to_list()
+    own = [] if len(counts) == 1 else ["steps"]  # a column less, where all ranks have as many
     cells = [
         [
-            *(str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"])),
+            *(str(row["rank"]), *(str(row[name]) for name in own), _ms(row["duration_ns"])),
             *(_share(row[part], row["duration_ns"]) for part in parts),
         ]
         for row in means.iter_rows(named=True)
     ]
-    header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *(PARTS[part] for part in parts)]
-    return _table(f"Where each {whole} recorded in depth went", header, cells)
+    header = ["\nrank", *(f"\n{whole}s" for _ in own), f"mean\n{whole} ms", *(PARTS[part] for part in parts)]
+    of_each = f", {counted(counts[0], whole)} of each rank" if len(counts) == 1 else ""
+    return _table(f"Where each {whole} recorded in depth went{of_each}", header, cells)
 
 
 def _stage_table(stages: pl.DataFrame) -> RenderableType:
@@ -281,8 +287,14 @@ def _stage_table(stages: pl.DataFrame) -> RenderableType:
 
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
     everything = float(kernels["total_ns"].sum())
+    room = max(console().width - _BESIDE_NAME, _MIN_NAME)
     cells = [
-        [row["name"][:100], str(row["count"]), _ms(row["total_ns"]), _share(row["total_ns"], everything)]
+        [
+            shortened(short_name(row["name"]), room),
+            str(row["count"]),
+            _ms(row["total_ns"]),
+            _share(row["total_ns"], everything),
+        ]
         for row in kernels.head(top).iter_rows(named=True)
     ]
     header = ["name", "count", "total ms", "share"]
@@ -343,7 +355,7 @@ def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableT
         collapse_padding=True,
     )
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index > 0)
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True, min_width=4)
     for line in cells:
         table.add_row(*line)
     return table

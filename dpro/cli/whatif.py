@@ -185,9 +185,11 @@ def whatif(
         for line in refused_in_words(answer.document.refused):
             console().print(line)
     else:
-        print_end(analysis.end)
+        explains = not parsed and not selection  # and begins with how the job ended
+        if not explains:
+            print_end(analysis.end)
         print_selection(selection)
-        if not parsed and not selection:
+        if explains:
             print_lines(lines_of(analysis.explanation))
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)

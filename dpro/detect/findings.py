@@ -44,7 +44,7 @@ class Finding:
     @property
     def component(self) -> str:
         """What is at fault, in words: `rank 1`."""
-        return f"{self.component_kind} {self.component_id}"
+        return self.component_id if self.of_job else f"{self.component_kind} {self.component_id}"
 
     @property
     def of_job(self) -> bool:

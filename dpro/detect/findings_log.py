@@ -320,7 +320,8 @@ def describe_logged(findings: Iterable[LoggedFinding]) -> list[str]:
     for finding in findings:
         when = time_of_day(finding.time_ns)
         until = f", {_end_in_words(finding)}" if finding.over_ns > 0 else ""
-        component = f"{finding.component.kind} {finding.component.id}"
+        kind, ident = finding.component.kind, finding.component.id
+        component = ident if kind == "job" else f"{kind} {ident}"
         lines.append(f"at {when}, step {finding.step}: {finding.class_}: {component}{until}")
     return lines
 

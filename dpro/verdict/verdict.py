@@ -39,7 +39,7 @@ from dpro.verdict.limits import (
     PART_OF_HOST,
     SYNCHRONISATION,
 )
-from dpro.words import shortened
+from dpro.words import counted, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
@@ -118,21 +118,26 @@ def explain(analysis: Analysis) -> Explanation:
             return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
-        return replace(verdict, unsure=[str(error), *verdict.unsure])
+        return replace(verdict, unsure=[_without_label(analysis, error), *verdict.unsure])
+
+
+def _without_label(analysis: Analysis, error: DproError) -> str:
+    """An error's reason; which run it is about is said above."""
+    return str(error).removeprefix(f"{analysis.run.label}: ")
 
 
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
     ranked = advise(facts, limit.kind) if limit else []
-    counted = facts.usual.height
-    steps = f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.unslowed_ns)}"
+    usual = facts.usual.height
+    steps = f"{counted(usual, 'step')} of {format_duration(facts.unslowed_ns)}"
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
         step_ms=ms(facts.unslowed_ns),
-        steps=counted,
-        left_out=facts.ends.height - counted,
+        steps=usual,
+        left_out=facts.ends.height - usual,
         shares=_shares(facts),
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
@@ -141,7 +146,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         advice=first_of(ranked),
         then=_then(facts, limit, ranked),
         tempting=_tempting(facts, limit),
-        unsure=[*([] if limit else [NOT_RECORDED]), *_unsure(facts, counted)],
+        unsure=[*([] if limit else [NOT_RECORDED]), *_unsure(facts, usual)],
     )
 
 
@@ -158,10 +163,10 @@ def _by_calls(analysis: Analysis) -> Explanation:
     try:
         findings, unknown = analysis.verdict
     except DproError as error:
-        findings, unknown = [], [str(error)]
+        findings, unknown = [], [_without_label(analysis, error)]
     series = step_time_document(analysis.steps)
     steps = (
-        f"{series.steps:,} steps of {format_duration(series.typical_ms * NS_PER_MS)}"
+        f"{counted(series.steps, 'step')} of {format_duration(series.typical_ms * NS_PER_MS)}"
         if series
         else "no steps"
     )
@@ -282,10 +287,10 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     ]
 
 
-def _unsure(facts: JobFacts, counted: int) -> list[str]:
+def _unsure(facts: JobFacts, usual: int) -> list[str]:
     manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
     missing = manifest.world_size - len(manifest.ranks)
-    left_out = facts.ends.height - counted
+    left_out = facts.ends.height - usual
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     why = next(iter(trust.reasons), trust.grade)
@@ -293,8 +298,8 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of ranks {ranges_text(ranges_of(stepless))}": len(stepless) > 0,
-        "one step: whether it persists is not known": counted == 1,
-        f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
+        "one step: whether it persists is not known": usual == 1,
+        f"{counted(left_out, 'unusual step')} left out": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
         "Python stacks were recorded, which slow the host": facts.has_stacks,

@@ -24,6 +24,7 @@ from dpro.verdict.limits import (
 from dpro.verdict.verdict import Explanation, Limit
 
 WIDTH = 80
+TRY, THEN = "TRY", "THEN"
 MARGIN = 7  # columns of the labels
 SHOWN = 0.005  # share of the step: less is not shown
 
@@ -50,23 +51,31 @@ _WITHOUT = {
 
 def lines_of(verdict: Explanation) -> list[str]:
     """The verdict, at most a screen of it."""
-    shares = " | ".join(f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN)
-    lines = [verdict.job, *([shares] if shares else [])]
-    if verdict.limit is not None:
-        lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))
-    lines += _labelled("FAULT", verdict.fault)
+    parts = shares_of(verdict)
+    half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
+    lines = [verdict.job, *(" | ".join(part) for part in (parts[:half], parts[half:]) if part)]
+    for label, text in paragraphs_of(verdict):
+        lines += _wrapped(label, text, indent=2 if label in (TRY, THEN, "") else 0)
+    return lines
+
+
+def shares_of(verdict: Explanation) -> list[str]:
+    """Where the step goes: `74% compute`, …"""
+    return [f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN]
+
+
+def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
+    """What is said below that: a label, empty where it is the one above, and a text of any length."""
+    said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
+    said.append(("FAULT", verdict.fault))
     then = verdict.then
     for number, advice in enumerate(verdict.advice, 1):
-        label = "TRY" if number == 1 else ""
-        later = "" if then is None or then.kind != advice.kind else f" (once 1 is done {_gain(then)})"
-        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}{later}", indent=2)
-    if then is not None and then.kind not in {advice.kind for advice in verdict.advice}:
-        lines += _labelled("THEN", f"{then.do}{worth_in_words(then)}", indent=2)
-    if verdict.tempting:
-        lines += _labelled("NOT", "; ".join(verdict.tempting))
-    if verdict.unsure:
-        lines += _labelled("UNSURE", "; ".join(verdict.unsure))
-    return lines
+        later = f" (once 1 is done {_gain(then)})" if then and then.kind == advice.kind else ""
+        said.append((TRY if number == 1 else "", f"{number} {advice.do}{worth_in_words(advice)}{later}"))
+    if then and then.kind not in {advice.kind for advice in verdict.advice}:
+        said.append((THEN, f"{then.do}{worth_in_words(then)}"))
+    rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
+    return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
 
 
 def worth_in_words(advice: Advice) -> str:
@@ -122,7 +131,7 @@ def _factor(gain: float) -> str:
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
 
 
-def _labelled(label: str, text: str, indent: int = 0) -> Iterator[str]:
+def _wrapped(label: str, text: str, indent: int) -> Iterator[str]:
     margin = " " * MARGIN
     yield from textwrap.wrap(
         text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,

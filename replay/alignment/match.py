@@ -109,7 +109,10 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
         numbers[group], places[group], problems = _match_group(rows, calls, group)
         if problems:
             window, key = rows.select("window", "key").row(int(group[0]))
-            refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
+            refused += [
+                f"window {window}, {f'group {key}' if key else 'a group without a name'}: {problem}"
+                for problem in problems
+            ]
     counts = np.zeros(groups.height, np.int64)
     np.maximum.at(counts, of, numbers + 1)
     rows = rows.select(

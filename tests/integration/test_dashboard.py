@@ -15,13 +15,14 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.dashboard import BARS, checks, make_run
 from dpro.cli.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.server import listen, new_token, way_in
 from dpro.opening import open_path
 from dpro.store import open_run
-from tests.browser import EVIL, complaints, evil_run, served, settle, wait
+from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -370,3 +371,12 @@ def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(rep
         process.send_signal(by)
         assert process.wait(60) == 0
     assert list(files.glob("*.html")) == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_tiny_run(tmp_path):
+    start_browser().quit()  # or skip
+    make_run(tmp_path / "run", 4, 6000)
+    rows = checks(tmp_path / "run", 6000, 1)
+    assert {name for name in rows if "bar" in rows[name]} == set(BARS)
+    assert rows["interaction_p95_ms"]["n"] > 20

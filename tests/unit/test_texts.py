@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpro.words import from_json, whole_number
+from dpro.words import counted, from_json, short_name, whole_number
 
 
 def test_halves_of_surrogate_pairs_in_json_are_spelt_out_and_pairs_are_kept():
@@ -21,3 +21,36 @@ def test_halves_of_surrogate_pairs_in_json_are_spelt_out_and_pairs_are_kept():
 )
 def test_a_whole_number_has_digits_alone_and_fits_into_64_bits(text, number):
     assert whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::(anonymous namespace)::softmax<at::Half, 4>(int*)", "softmax<Half, 4>"),
+        ("void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, int*, void", "combine<3, 10, 7168, 9>"),
+        (
+            "at::native::add<at::native::op(float)::{lambda(float)#1}>(int)",
+            "add<op(float)::{lambda(float)#1}>",
+        ),
+        (
+            "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            "ncclDevKernel_AllGather_RING_LL",
+        ),
+        ("<built-in method astype of numpy.ndarray object at 0x7cbf780f01b0>", "numpy.ndarray.astype"),
+        ("<built-in function array>", "array"),
+        ("aten::mm", "aten::mm"),
+        (
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            "autograd::engine::evaluate_function: AddmmBackward0",
+        ),
+        ("enumerate(DataLoader)#_Iter.__next__", "enumerate(DataLoader)#_Iter.__next__"),
+        ("nvjet_tst_256x128_64x4_NNT", "nvjet_tst_256x128_64x4_NNT"),
+        ("", ""),
+    ],
+)
+def test_a_name_is_short_where_its_own_part_is_known(name, short):
+    assert short_name(name) == short
+
+
+def test_what_is_counted_agrees_with_its_number():
+    assert [counted(n, "step") for n in (0, 1, 2, 12_000)] == ["0 steps", "1 step", "2 steps", "12,000 steps"]

@@ -554,7 +554,7 @@ def how_ended(code: int, number: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     if number < 0:
-        return "not observed"
+        return "not known"
     names = {one.value: one.name for one in signal.Signals}
     return f"killed by {names.get(number, f'signal {number}')}"
 

@@ -18,6 +18,7 @@ from dpro.collectors.convert.process import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
 from dpro.store import AppliedChange, ChangedPlace, Manifest, Run, open_run, write_manifest, write_part
+from tests.builders import TinyRun
 
 OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
 
@@ -48,7 +49,7 @@ def line(run: Run, begin: str) -> str:
 def test_ranks_that_ended_the_same_way_are_named_together(tmp_path):
     run = recorded(tmp_path, [(0, -1), (0, -1), (-1, signal.SIGKILL), (-1, -1)])
     assert line(run, "ended") == (
-        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: not observed; "
+        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: not known; "
         "the job: exit code 1"
     )
 
@@ -143,3 +144,12 @@ def test_what_was_changed_in_the_job_is_said_with_the_ranks_that_have_it_in_comm
         "(on 2 ranks)",
         "changed    gc: not made: the job has no steps (on rank 1)",
     ]
+
+
+def test_numbers_agree_with_what_they_count_and_no_step_is_no_number(tmp_path):
+    run = TinyRun()
+    run.op("aten::mm", 0, 10)
+    lines = in_words(info_document(Analysis(run.write(tmp_path))))
+    assert "steps      none: each deep window is taken as one" in lines
+    assert "rows       1 span" in lines
+    assert "kernels    none" in lines

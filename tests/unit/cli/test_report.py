@@ -7,9 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from dpro.cli.goodput import goodput
+from dpro.cli.replay import replay
 from dpro.cli.report import report
-from dpro.errors import UsageError
-from tests.builders import cpu_job
+from dpro.errors import InputError, UsageError
+from dpro.ingest.importer import import_sources
+from tests.builders import TinyRun, cpu_job
+from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +43,56 @@ def test_a_file_that_cannot_be_written_is_named(run, tmp_path):
     assert "nowhere" in str(error)
     error = CliRunner().invoke(report, [run, "--markdown", "--json"]).exception
     assert isinstance(error, UsageError)
+
+
+LONG = "void at::native::(anonymous namespace)::softmax<at::Half, 4>(int*, float const*)"
+
+
+@pytest.fixture(scope="module")
+def with_every_column(tmp_path_factory) -> str:
+    """A job with copies, and with communication that is matched on two ranks of which one lacks a member."""
+    run = TinyRun()
+    for rank in range(2):
+        for step in range(2):
+            at = 1000 * step
+            for number, (name, begin, end, kind, stream) in enumerate([
+                (LONG, 100, 300, "kernel", 7), ("Memcpy HtoD", 310, 330, "memcpy", 7),
+                ("ncclDevKernel", 400, 500 + 100 * rank, "kernel", 20),
+            ]):  # fmt: skip
+                run.call(at + 10 * number, at + 10 * number + 5, 10 * step + number, rank)
+                span = run.kernel(name, at + begin, at + end, 10 * step + number, rank, stream, kind)
+            run.member(span, sequence=step if rank or step else -1)
+            run.step(step, at, at + 990, rank)
+    return str(run.write(tmp_path_factory.mktemp("columns") / "job").path)
+
+
+def test_tables_fit_80_columns_and_cut_no_number(with_every_column):
+    said = CliRunner().invoke(report, [with_every_column]).output
+    table = said[said.index("Where each step recorded in depth went, 2 steps of each rank") :]
+    table = table[: table.index("GPU kernels")].splitlines()
+    assert max(map(len, said.splitlines()[said.splitlines().index(table[0]) :])) <= 80
+    assert all("\u2026" not in line for line in table)
+    assert [line.split()[0] for line in table if line.strip()[:1].isdigit()] == ["0", "1"]
+
+
+def test_names_of_kernels_are_short_for_people_and_whole_in_json(with_every_column):
+    for command in (report, replay):
+        assert "softmax<Half, 4>" in CliRunner().invoke(command, [with_every_column]).output
+    found = json.loads(CliRunner().invoke(report, [with_every_column, "--json"]).output)
+    assert LONG in [kernel["name"] for kernel in found["kernels"]]
+
+
+def test_how_a_job_ended_is_said_once_and_not_how_long_nothing_took(repository, tmp_path):
+    hung = str(repository / "sample_traces" / "h200_hang")
+    assert CliRunner().invoke(report, [hung]).output.count("The job hung at step 31") == 1
+    error = CliRunner().invoke(goodput, [str(import_dumps(tmp_path))]).exception
+    assert isinstance(error, InputError)
+    assert str(error).endswith("when its ranks began and ended was not recorded")
+
+
+def import_dumps(folder):
+    dumps = folder / "dumps"
+    dumps.mkdir()
+    dumps_of_a_stuck_host(dumps)
+    import_sources([dumps], folder / "run")
+    return folder / "run"

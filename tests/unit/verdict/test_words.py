@@ -84,3 +84,13 @@ def test_of_a_run_without_a_graph_nothing_limits_and_no_gain_is_said():
         "FAULT  rank 9: its host code is stuck",
         "TRY    1 see what rank 9 does",
     ]
+
+
+def test_many_parts_of_the_step_take_two_lines_within_the_screen():
+    parts = ("compute", "copies", "transfer", "waiting", "communication", "host", "idle")
+    lines = lines_of(verdict(shares=dict.fromkeys(parts, 1 / 7)))
+    assert lines[1:3] == [
+        "14% compute | 14% copies | 14% transfer | 14% waiting",
+        "14% communication | 14% host | 14% idle",
+    ]
+    assert lines_of(verdict(shares={"compute": 0.6, "idle": 0.4}))[1] == "60% compute | 40% idle"

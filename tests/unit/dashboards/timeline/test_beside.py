@@ -20,6 +20,9 @@ from tests.unit.dashboards.test_app import HOST, ask
 def _job(folder, first_us: int, kernel_us: int, name: str = "gemm") -> Loaded:
     """Steps 4 to 6 of 1 ms each, the first of them late; a kernel in each, under a range around the step."""
     run = TinyRun()
+    for at, watts in ((1500, 400.0), (1600, 450.0)):
+        run.counter("power_w", first_us + at, watts)
+        run.rows["counters"][-1]["host"] = "a"
     for number, step in enumerate((4, 5, 6)):
         begin = first_us + 1000 * number + (500 if number else 0)
         run.op("ProfilerStep#", begin, begin + 1000)
@@ -125,6 +128,12 @@ def test_requests_show_the_other_run_on_the_axis_of_the_first(app, two):
     assert found["place"]["side"] == found["arrows"][0]["place"]["side"] == "o"
     begin = info["beside"]["begin"]
     assert found["place"]["start"] == begin + 100_000
+    counters = client.get(
+        f"/timeline/view?against=before&begin=0&end={info['end']}&px=900&rows=c0.0-2", headers=HOST
+    )
+    head = json.loads(counters.data[4 : 4 + int.from_bytes(counters.data[:4], "little")])
+    assert [track[4] for track in info["counters"]] == ["m", "o"]
+    assert head["counters"]["0"] == head["counters"]["1"] == [[begin, begin + 100_000], [400, 450]]
     area = f"begin={begin}&end={begin + 1_000_000}&rows=m0.{lane[2]}-{lane[3]};o0.{lane[2]}-{lane[3]}"
     totals = client.get(f"/timeline/area?against=before&{area}", headers=HOST).json
     assert [[name, ns] for name, _, _, ns, *_ in totals["names"]] == [

@@ -124,7 +124,7 @@ def test_counters_are_rows_of_a_viewport_and_of_an_area(tmp_path):
     asked = make_app(counted := load(run.write(tmp_path))).server.test_client()
     counted.measured.all()
     info = _ask(asked, "lanes").json
-    assert info["counters"] == [[0, "power", "W", 500.0]]
+    assert info["counters"] == [[0, "power", "W", 500.0, "m"]]
     size = int.from_bytes(
         (view := _ask(asked, "view?begin=0&end=400000&px=100&rows=c0.0-1").data)[:4], "little"
     )
