@@ -2,7 +2,7 @@
 
 In: operations, a device, and what is known (`Sources`): tables of the user's, the ten numbers of devices,
 perhaps the same operations as they were measured on another device or at another precision
-(`MeasuredOperations`). Out: a row per operation: microseconds, an interval that is meant to hold 80%, by
+(`MeasuredOperations`). Out: a row per operation: microseconds, an interval that is meant to hold 90%, by
 which method, or why nothing is predicted. The first method that can answer, does:
 
     table     the user's table has this very shape on this device

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpro.replay.cost import HOLDS
 from dpro.replay.cost.kernels.formula import COMMON, UNKNOWN, bands_of, sum_of
 
 
@@ -15,7 +16,7 @@ def test_bands_hold_the_share_of_what_was_missed_in_each_band():
     low, high = bands_of(predicted, measured).interval(predicted)
     inside = (low <= measured) & (measured <= high)
     for band in np.split(inside, 3):
-        assert band.mean() == pytest.approx(0.8, abs=0.01)
+        assert band.mean() == pytest.approx(HOLDS, abs=0.01)
     assert ((high / low)[::4000][:-1] > (high / low)[::4000][1:]).all()
 
 
