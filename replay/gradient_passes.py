@@ -385,6 +385,9 @@ def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) ->
         check_sortedness=False,
     )
     if used["began"].null_count():
-        raise Unanswerable("the window does not hold the forward operator that a gradient comes from")
+        raise Unanswerable(
+            "the window does not hold the forward operator that a gradient comes from: `dpro record` begins "
+            "windows where a step begins"
+        )
     began = used.sort("gradient")["began"].to_numpy() + lane[1]
     return np.split(began, np.cumsum([pass_.ready.size for pass_ in passes])[:-1])

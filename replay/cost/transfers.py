@@ -244,7 +244,9 @@ def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     """Why `fit_costs` has no curve of a kind of communication."""
     of_kind = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
     if np.count_nonzero(_of_known_size(graph) & of_kind) < ENOUGH:
-        return f"too few transfers of known size to fit what {kind[0]} costs"
+        lacking = np.count_nonzero(of_kind) < ENOUGH
+        what = "record more steps (`--window-steps`)" if lacking else "`dpro record` notes sizes of all calls"
+        return f"too few transfers of known size to fit what {kind[0]} costs: {what}"
     return (
         f"too few transfers of which other ranks are recorded to fit what {kind[0]} costs: what the recorded "
         "ones take may be waiting for ranks that are missing"

@@ -347,7 +347,7 @@ def gpu_named(names: Sequence[str]) -> GpuModel:
     """
     model = common_model(names)
     if not model:
-        listed = ", ".join(sorted(set(names))) or "the run names none"
+        listed = ", ".join(sorted(set(names))) or "the run names none; `dpro record` notes it"
         raise Unanswerable(
             f"what the run's GPUs can do is not known ({listed}): give speedup= of its matmuls"
         )

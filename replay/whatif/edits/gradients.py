@@ -436,7 +436,8 @@ class Priority(ReductionEdit):
         following = next_of_rank(reductions)
         if all(after < 0 for after in following):
             raise Unanswerable(
-                "no two steps follow each other in a window: when gradients are needed is not seen"
+                "no two steps follow each other in a window, so when gradients are needed is not seen: "
+                "`dpro record --window-steps 2`"
             )
         kind = EdgeKind.EVENT if on_stream(reductions) else EdgeKind.SYNC
         pieces = self.wanted(reductions)

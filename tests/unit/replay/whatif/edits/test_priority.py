@@ -87,3 +87,9 @@ def test_without_priorities_pieces_go_as_they_are_ready(pieces):
 
 def test_pieces_that_are_ready_together_go_as_they_are_needed():
     assert by_priority(np.zeros(3, np.int64), np.array([3, 1, 2]), np.ones(3)) == [1, 2, 0]
+
+
+def test_one_step_in_a_window_does_not_say_when_the_next_needs_its_gradients(tmp_path):
+    run = ddp_job(num_steps=1)
+    with pytest.raises(Unanswerable, match="--window-steps 2"):
+        parse_edit("priority:mb=1").apply(run.build(tmp_path / "run").graph)
