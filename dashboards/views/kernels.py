@@ -14,7 +14,7 @@ import polars as pl
 from dash import Input, dcc, html
 from dash.development.base_component import Component
 
-from dpro.classify import classify
+from dpro.classify import COMMUNICATION, OTHER, classify
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -22,7 +22,7 @@ from dpro.dashboards.page import View, csv_link, graph, in_browser, message, pan
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
-from dpro.replay.cost.kernels.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
+from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps import kernel_totals
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
@@ -43,6 +43,12 @@ COLUMNS = {  # column -> header
 _ORDER = "-total_ms"
 
 
+def _class_of(name: str) -> str:
+    """The class of a kernel by its name, or of an operator where no GPU was used."""
+    kind = COMMUNICATION if name.startswith("c10d::") else classify(name).kind
+    return "gemm" if kind == OTHER and name in MATMULS else kind
+
+
 def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
     """Sum durations by name.
 
@@ -59,7 +65,7 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     totals = kernel_totals(_selected(spans, steps, link))
     total = pl.col("total_ns")
     named = totals.with_columns(
-        **{"class": pl.col("name").map_elements(lambda name: classify(name).kind, return_dtype=pl.String)},
+        **{"class": pl.col("name").map_elements(_class_of, return_dtype=pl.String)},
         total_ms=total / NS_PER_MS,
         per_step_ms=total / NS_PER_MS / (_num_steps(steps, link) or None),
         share=total / total.sum(),

@@ -32,6 +32,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import SPANS, STEPS, conform
 from dpro.trial.calibrate import as_tried
 from dpro.trial.ledger import LedgerEntry, Ratio, append
 from dpro.units import ms, us
@@ -123,6 +124,13 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
     without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
     assert without["per_step_ms"].null_count() == without.height > 0
+
+
+def test_operators_of_a_job_without_gpus_have_a_class_as_kernels_have():
+    names = {"aten::mm": "gemm", "c10d::allreduce_": "communication", "aten::copy_": "memory"}
+    spans = pl.DataFrame({"name": list(names), "kind": "cpu_op", "duration_ns": 10, "start_ns": [0, 20, 40]})
+    found = kernel_info(conform(SPANS, spans.with_columns(rank=0, window=0, tid=1)), STEPS.empty(), Link())
+    assert dict(found.select("name", "class").iter_rows()) == names
 
 
 def test_edits_are_those_of_the_link_one_a_line():
