@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.device_checks.figures import compared, covered, nothing
+from dpro.replay.cost import HOLDS
 from dpro.replay.cost.kernels.roofline import GPUS
 
 MIN_JOBS = 8  # on both machines, to learn a pair from
@@ -98,7 +99,7 @@ def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: 
     frame, ratios = pl.concat(jobs), np.exp(np.concatenate(logs))
     first, measured = frame["step_ms"].to_numpy(), frame["step_ms_to"].to_numpy()
     missed = np.log(measured / first / ratios) if same else _missed(known, pairs, device, to)
-    least, most = np.exp(np.quantile(missed, (0.1, 0.9)))
+    least, most = np.exp(np.quantile(missed, ((1 - HOLDS) / 2, (1 + HOLDS) / 2)))
     predicted = first * ratios
     waits = _flop_share(frame, SOURCES[device]) < LAUNCH_BOUND
     return _Tried(first, predicted, predicted * least, predicted * most, measured, waits, True)
