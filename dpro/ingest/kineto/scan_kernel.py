@@ -152,7 +152,8 @@ MISSING_NS = -(1 << 62)  # as `kineto.numbers`
 MISSING_DURATION_NS = -1000
 TEXT = -(1 << 61)  # minus its code: a number that is written as a string; of digits there are fewer
 _MAX_DIGITS = 18
-_MAX_SIZE = 256  # of a number that is passed over: a much larger one is none for the typed decoder
+_EXPONENT, _SIGNS = tuple(b"eE"), tuple(b"+-")
+_MAX_SIZE = 200  # of a number that is passed over: a much larger one is none for the typed decoder
 _MAX_DECIMALS, _MAX_US = 3, (1 << 53) - 1  # of microseconds: no clock shows more
 _MAX_DEPTH = 64  # of lists in lists
 _MAX_LISTS = 1 << 16  # strings, beyond which lists that are passed over are read again each time
@@ -178,12 +179,17 @@ def _whole_end(text: Any, index: int) -> int:
 
 @inlined
 def _number_end(text: Any, index: int) -> int:
-    """Behind a number without exponent."""
+    """Behind a number that is passed over, with an exponent or without."""
     end = _whole_end(text, index)
     if end != ODD and text[end] == _POINT:
         begin = end + 1
         end = digits_end(text, begin)
         if end == begin:
+            return ODD
+    if end != ODD and text[end] in _EXPONENT:
+        begin = end + 2 if text[end + 1] in _SIGNS else end + 1
+        end = digits_end(text, begin)
+        if end == begin or end > begin + 2:
             return ODD
     return ODD if end - index > _MAX_SIZE else end
 

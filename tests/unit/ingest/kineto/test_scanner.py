@@ -221,6 +221,24 @@ def test_numbers_written_as_strings_may_be_any(tmp_path):
     assert taken_lists(path) == [True]
 
 
+@pytest.mark.parametrize("number", ["5.3e-05", "1E+2", "-7e9", "0e0"])
+def test_numbers_with_an_exponent_that_are_passed_over_are_not_odd(tmp_path, number):
+    small = cpu_op("aten::mm", 1, 2, **{"memory bandwidth": "NUMBER", "unused": ["NUMBER", 1]})
+    path = write(tmp_path / "rank0.json", [*USUAL, small, *USUAL])
+    path.write_text(path.read_text().replace('"NUMBER"', number))
+    assert all(taken_lists(path))
+    assert differences(path) == []
+
+
+@pytest.mark.parametrize("number", ["1e", "1e+", "e5", "1e-", "1e400", "1e5.5", "1.e5"])
+def test_what_only_looks_like_an_exponent_is_left_to_the_decoder(tmp_path, number):
+    odd = cpu_op("aten::mm", 1, 2, **{"memory bandwidth": "NUMBER"})
+    path = write(tmp_path / "rank0.json", [*USUAL, odd, *USUAL])
+    path.write_text(path.read_text().replace('"NUMBER"', number))
+    assert not all(taken_lists(path))
+    assert differences(path) == []
+
+
 def test_a_list_with_one_odd_event_is_left_to_the_decoder(tmp_path):
     odd = cpu_op("aten::mm", 1e-3, {"no": "number"})
     path = write(tmp_path / "rank0.json", [*USUAL, odd, *USUAL])
