@@ -389,17 +389,25 @@ def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> d
     return span_info(loaded.measured, rank, item, None if replayed is None else replayed.timeline)
 
 
+def _asked(runs: Runs, query: Mapping[str, str]) -> tuple[Loaded, Beside | None]:
+    """The run that a request is about, and the one beside it.
+
+    Raises:
+        DproError: one of them cannot be opened, or has no such step.
+    """
+    loaded, against = runs.loaded(query.get("run", "")), query.get("against", "")
+    if not against:
+        return loaded, None
+    second = runs.loaded(against)
+    return loaded, beside(loaded.measured, against, second.measured, query.get("align", ""), _tracks(second))
+
+
 def register(server: Flask, runs: Runs) -> None:
     """Register the routes of the timeline."""
 
     def answered(work: Any) -> Response:
         try:
-            loaded, against = runs.loaded(request.args.get("run", "")), request.args.get("against", "")
-            other = None
-            if against:
-                second, align = runs.loaded(against), request.args.get("align", "")
-                other = beside(loaded.measured, against, second.measured, align, _tracks(second))
-            answer = work(loaded, other)
+            answer = work(*_asked(runs, request.args))
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):
