@@ -29,7 +29,6 @@ from dpro.errors import DproError, needs_extra
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 KEPT = 1000  # files: those of some ten versions, two for each loop
-_REGISTRIES, _BLAS = "numba.np.arraymath", "scipy.linalg.cython_blas"
 _OF_PROCESSOR = ("model", "flags", "Features", "CPU ")  # lines of /proc/cpuinfo
 
 
@@ -40,7 +39,7 @@ def can_compile() -> bool:
 
 def is_loaded() -> bool:
     """Whether this process has loaded numba, which takes 0.3 s of CPU."""
-    return _REGISTRIES in sys.modules
+    return "numba" in sys.modules
 
 
 def is_kept(loop: Callable[..., Any]) -> bool:
@@ -170,20 +169,9 @@ class InlinedLoop(CompiledLoop):
         return self._part._numba_type_
 
 
-@functools.cache
 def _load_njit() -> Any:
-    """Load numba without scipy.linalg, which it asks for BLAS that no loop here uses: that takes 0.09 s."""
     with needs_extra("replay"):
         from numba import njit
-
-    if is_loaded() or _BLAS in sys.modules:
-        return njit
-    sys.modules[_BLAS] = None  # type: ignore[assignment]
-    try:
-        from numba.np import arraymath
-    finally:
-        del sys.modules[_BLAS]
-    arraymath._HAVE_BLAS = find_spec("scipy") is not None  # for loops of others in this process
     return njit
 
 

@@ -240,14 +240,3 @@ def test_settings_of_numba_and_its_own_folder_are_left_alone(folder, tmp_path, m
 def test_what_needs_no_loop_does_not_load_numba():
     program = "import sys, dpro.replay.engine; print('numba' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False"]
-
-
-def test_loops_do_without_blas_and_leave_it_to_others():
-    program = """
-import sys, numba, numpy
-from dpro.compiled import compiled
-compiled(lambda value: value + 1)(1)
-print("scipy.linalg" in sys.modules)
-print(numba.njit(lambda values: numpy.dot(values, values))(numpy.ones(2)))
-"""
-    assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "2.0"]
