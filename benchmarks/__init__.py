@@ -19,13 +19,18 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
+
+SETTLED_S = 0.5  # after which a load has loaded its Python
 
 
 def as_program(main: Callable[[], int | None]) -> NoReturn:
@@ -40,3 +45,16 @@ def as_program(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(main())
     except (DproError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+@contextmanager
+def load(count: int) -> Iterator[list[int]]:
+    """Processes that compute meanwhile and never wait; their ids."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(SETTLED_S)
+        yield [other.pid for other in others]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

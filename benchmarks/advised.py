@@ -15,12 +15,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks import load
 from benchmarks.recording import ENVIRONMENT, cable, job, record_window
 from dpro.cli.analysis import analyse
 
@@ -36,18 +36,6 @@ LINK_MBIT = {"communication": 200}
 SKIP, WINDOW_STEPS, STEPS = 8, 16, 40
 BAR_PCT = 85.0
 NEXT_TO_NOTHING = 1.03  # gains below have no sign
-
-
-@contextmanager
-def load(processes: int) -> Iterator[None]:
-    """Have some processes compute meanwhile."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def command_of(what: str, *options: str) -> list[str]:

@@ -31,7 +31,7 @@ from dpro.mcp_server.tools import call
 MAX_CALLS = 3
 BAR = 95.0  # %
 NEAR = 0.01  # of a time or a ratio
-LEAST_MS = 0.02  # what times may differ by all the same
+MIN_MS = 0.02  # what times may differ by all the same
 COUNTED = (  # of jobs whose collectives are NCCL's own kernels
     "multirank/nanogpt_h100_8r_rs_ag",
     "multirank/torchrec_v100_4r_a2a_ar",
@@ -41,6 +41,7 @@ COUNTED = (  # of jobs whose collectives are NCCL's own kernels
 EVERYTHING = 100_000  # kernels
 
 Answers = dict[str, dict[str, Any]]  # by tool
+Calls = tuple[tuple[str, dict[str, Any]], ...]
 Interval = tuple[float, float]
 
 
@@ -60,7 +61,7 @@ class Question:
     kind: str
     text: str
     source: str
-    calls: tuple[tuple[str, dict[str, Any]], ...]
+    calls: Calls
     read: Callable[[Answers], Any]
     truth: tuple[Any, ...]
 
@@ -120,59 +121,52 @@ def is_moving(event: dict[str, Any]) -> bool:
 # The questions.
 
 
+INFO: Calls = (("info", {}),)
+REPORT: Calls = (("report", {"top": EVERYTHING}),)
+
+
 def counted_questions(source: str, folder: Path) -> Iterator[Question]:
     """What can be counted in the files of a job."""
     ranks = ranks_of(folder)
-    rank = max(ranks)
-    steps = steps_of(ranks[rank])
-    step = sorted(steps)[len(steps) // 2]
-    ask = partial(Question, source=source)
-    info, report = (("info", {}),), (("report", {"top": EVERYTHING}),)
-    yield ask(
-        "count",
-        "How many ranks were recorded?",
-        calls=info,
-        read=lambda a: len(a["info"]["ranks"]),
-        truth=(len(ranks),),
-    )
-    yield ask(
-        "count",
-        "How many steps were recorded?",
-        calls=info,
-        read=lambda a: a["info"]["steps"],
-        truth=(len(steps),),
-    )
-    totals: dict[str, float] = defaultdict(float)
+    steps = steps_of(ranks[max(ranks)])
+    counts: dict[str, tuple[Callable[[Answers], Any], int]] = {
+        "How many ranks were recorded?": (lambda answers: len(answers["info"]["ranks"]), len(ranks)),
+        "How many steps were recorded?": (lambda answers: answers["info"]["steps"], len(steps)),
+    }
+    for text, (read, truth) in counts.items():
+        yield Question("count", text, source, INFO, read, (truth,))
+    yield from kernel_questions(source, ranks)
+    yield from step_questions(source, max(ranks), ranks[max(ranks)])
+
+
+def kernel_questions(source: str, ranks: dict[int, list[dict[str, Any]]]) -> Iterator[Question]:
+    """The kernel that takes longest, for how long, and how often."""
+    totals_ms: dict[str, float] = defaultdict(float)
     times: Counter[str] = Counter()
     for events in ranks.values():
         for event in events:
             if event["cat"] == "kernel":
-                totals[event["name"]] += event["dur"] / 1000
+                totals_ms[event["name"]] += event["dur"] / 1000
                 times[event["name"]] += 1
-    longest = max(totals, key=totals.__getitem__)
-    yield ask(
-        "kernels",
-        "Which kernel takes most of the GPUs' time?",
-        calls=report,
-        read=lambda a: a["report"]["kernels"][0]["name"],
-        truth=(longest,),
-    )
-    yield ask(
-        "kernels",
-        f"How long does {longest} take, ms?",
-        calls=report,
-        read=lambda a: kernel(a, longest)["total_ms"],
-        truth=(totals[longest],),
-    )
-    yield ask(
-        "kernels",
-        f"How often does {longest} run?",
-        calls=report,
-        read=lambda a: kernel(a, longest)["count"],
-        truth=(times[longest],),
-    )
+    longest = max(totals_ms, key=totals_ms.__getitem__)
+    asked: dict[str, tuple[Callable[[Answers], Any], Any]] = {
+        "Which kernel takes most of the GPUs' time?": (
+            lambda answers: answers["report"]["kernels"][0]["name"],
+            longest,
+        ),
+        f"How long does {longest} take, ms?": (partial(of_kernel, longest, "total_ms"), totals_ms[longest]),
+        f"How often does {longest} run?": (partial(of_kernel, longest, "count"), times[longest]),
+    }
+    for text, (read, truth) in asked.items():
+        yield Question("kernels", text, source, REPORT, read, (truth,))
+
+
+def step_questions(source: str, rank: int, events: Sequence[dict[str, Any]]) -> Iterator[Question]:
+    """What a step of a rank consists of."""
+    steps = steps_of(events)
+    step = sorted(steps)[len(steps) // 2]
     begin, end = steps[step]
-    computing, moving = (within(ranks[rank], steps[step], wanted) for wanted in (is_computing, is_moving))
+    computing, moving = (within(events, steps[step], wanted) for wanted in (is_computing, is_moving))
     parts = {
         "duration_ms": ("How long is", end - begin),
         "compute_ms": ("How long does anything compute in", union_us(computing)),
@@ -183,12 +177,12 @@ def counted_questions(source: str, folder: Path) -> Iterator[Question]:
     }
     for part, (asked, us) in parts.items():
         text = f"{asked} step {step} of rank {rank}, ms?"
-        yield ask("steps", text, calls=report, read=partial(part_of, part, step, rank), truth=(us / 1000,))
+        yield Question("steps", text, source, REPORT, partial(part_of, part, step, rank), (us / 1000,))
 
 
-def kernel(answers: Answers, name: str) -> dict[str, Any]:
+def of_kernel(name: str, key: str, answers: Answers) -> Any:
     """What a report says of a kernel."""
-    return next(entry for entry in answers["report"]["kernels"] if entry["name"] == name)
+    return next(entry[key] for entry in answers["report"]["kernels"] if entry["name"] == name)
 
 
 def part_of(part: str, step: int, rank: int, answers: Answers) -> float:
@@ -242,7 +236,7 @@ def questions(traces: Path, verdicts: Path) -> list[Question]:
 def is_right(said: Any, truth: Any) -> bool:
     """Whether an answer is the truth, or near it where that is a time."""
     if isinstance(truth, float):
-        return isinstance(said, int | float) and abs(said - truth) <= max(NEAR * abs(truth), LEAST_MS)
+        return isinstance(said, int | float) and abs(said - truth) <= max(NEAR * abs(truth), MIN_MS)
     return bool(said == truth)
 
 

@@ -19,31 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import TRACES, as_program
+from benchmarks import TRACES, as_program, load
 from dpro.cli.analysis import open_quietly
 
 DEFAULT = TRACES / "multirank" / "nanogpt_h100_8r_rs_ag"
 COMMANDS = ("explain", "diagnose", "whatif", "report")
 BAR = 6.0  # times as long as quietly, beside a load of 8 on two cores
-SPIN = "while True: pass"
-SETTLED_S = 0.5  # after which the load has loaded its Python
-
-
-@contextmanager
-def load(count: int) -> Iterator[list[int]]:
-    """So many processes that never wait; their ids."""
-    others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
-    try:
-        time.sleep(SETTLED_S)
-        yield [other.pid for other in others]
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def mean_cpu_s(processes: list[int]) -> float:

@@ -19,7 +19,7 @@ SLOW, LATEST = "slow", "latest"
 
 
 def keep_windows(run: Path, most: int, which: str) -> None:
-    """Drop the rows of windows, so that at most so many stay.
+    """Drop the rows of windows, so that at most `most` of them stay.
 
     Args:
         which: `slow`, those with the slowest steps of any rank, or `latest`.

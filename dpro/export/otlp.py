@@ -134,7 +134,7 @@ def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding
         return SpanContext(trace, identity, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
     manifest = run.manifest
-    told: dict[str, Any] = {
+    of_run: dict[str, Any] = {
         "resource": Resource({"service.name": "dpro", "dpro.run": run.label}),
         "instrumentation_scope": InstrumentationScope("dpro", __version__),
     }
@@ -148,7 +148,7 @@ def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding
         attributes={"dpro.world_size": manifest.world_size, "dpro.command": " ".join(manifest.command),
                     "dpro.hosts": manifest.hosts, "dpro.gpus": sorted(set(manifest.gpus))},
         events=[Event("finding", _of_finding(finding), end_ns) for finding in findings],
-        status=Status(StatusCode.ERROR, "; ".join(broken)) if broken else Status(StatusCode.UNSET), **told,
+        status=Status(StatusCode.ERROR, "; ".join(broken)) if broken else Status(StatusCode.UNSET), **of_run,
     )  # fmt: skip
     for row in steps.iter_rows(named=True):
         known = {"host.name": row["host"], "dpro.step_ns": row["step_ns"], "dpro.window": row["window"]}
@@ -156,7 +156,7 @@ def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding
         yield ReadableSpan(
             "step", context(row["rank"], row["step"], row["start_ns"]), parent=whole,
             attributes={"dpro.rank": row["rank"], "dpro.step": row["step"]} | known,
-            start_time=row["start_ns"], end_time=row["end_ns"], **told,
+            start_time=row["start_ns"], end_time=row["end_ns"], **of_run,
         )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class ScrubDocument(Document, frozen=True, kw_only=True):
 
 
 @dataclass
-class Names:
+class NewNames:
     """New names by old ones; before `settle`, all that is seen is kept with its old name."""
 
     hosts: dict[str, str]
@@ -157,7 +157,7 @@ def _numbered(number: int, names: list[str]) -> str:
     return f"{number:0{len(str(len(names)))}}"
 
 
-def scrub(run: Run, copy: Path) -> Names:
+def scrub(run: Run, copy: Path) -> NewNames:
     """Write a copy of a run under other names.
 
     Raises:
@@ -168,7 +168,7 @@ def scrub(run: Run, copy: Path) -> Names:
     runs = {copy: run}
     for manifest in sorted(run.path.glob(f"{ATTEMPTS}/*/manifest.json")):
         runs[copy / manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
-    names = Names({host: host for each in runs.values() for host in _hosts(each)})
+    names = NewNames({host: host for each in runs.values() for host in _hosts(each)})
     for each in runs.values():  # what is seen has no new name yet
         for _ in _renamed_parts(each, names):
             pass
@@ -193,7 +193,7 @@ def _hosts(run: Run) -> set[str]:
     return hosts | {host.partition(".")[0] for host in hosts if host[0].isalpha()}
 
 
-def _renamed_parts(run: Run, names: Names) -> Iterator[tuple[str, str, pl.DataFrame]]:
+def _renamed_parts(run: Run, names: NewNames) -> Iterator[tuple[str, str, pl.DataFrame]]:
     """Each part with its rows under new names: table, name of the part, rows."""
     for table in TABLES.values():
         for part in run.parts(table):
@@ -222,7 +222,7 @@ def _mapped(values: pl.Series, way: Callable[[str], str]) -> pl.Series:
     return values.list.eval(pl.element().replace(new)) if new else values
 
 
-def _renamed_spans(rows: pl.DataFrame, names: Names) -> pl.DataFrame:
+def _renamed_spans(rows: pl.DataFrame, names: NewNames) -> pl.DataFrame:
     distinct = rows.select("kind", "name").unique().filter(pl.col("kind").is_in(NAMED_BY_JOB))
     new = distinct.with_columns(
         new=pl.Series([names.of_span(kind, name) for kind, name in distinct.iter_rows()], dtype=pl.String)
@@ -231,14 +231,14 @@ def _renamed_spans(rows: pl.DataFrame, names: Names) -> pl.DataFrame:
     return joined.with_columns(name=pl.coalesce("new", "name")).drop("new")
 
 
-def _renamed_log(run: Run, names: Names) -> str:
+def _renamed_log(run: Run, names: NewNames) -> str:
     """What was found while the job ran, under new names; empty for nothing."""
     log = run.path / FOLDER / FILE
     lines = log.read_text().splitlines() if log.is_file() else []
     return "".join(f"{json.dumps(_deep(from_json(line), names.known))}\n" for line in lines if line.strip())
 
 
-def _renamed_manifest(manifest: Manifest, names: Names) -> Manifest:
+def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
     """The manifest under new names."""
     environment = {
         name: (names.known if GIVEN_SETTING.match(name) else names.whole)(value)

@@ -2,7 +2,7 @@
 
 In: notices, and the watcher's state. Out: HTTP. Neither delays the watcher: a webhook is a queue with a
 thread of its own, and a scrape is answered with the text of the last look. Apprise knows what Slack, Teams,
-PagerDuty and others want to be told; a URL that it does not know gets documents. prometheus-client writes the
+PagerDuty and others want to be sent; a URL that it does not know gets documents. prometheus-client writes the
 text of a scrape; the server is our own, since the library's bounds neither connections nor requests nor their
 time.
 """
@@ -55,8 +55,8 @@ CLASSES = (
 )  # fmt: skip
 
 
-class Message(NamedTuple):
-    """What a webhook is told: a document for programs, and the same for people, of which one is posted."""
+class Posted(NamedTuple):
+    """What a webhook is sent: a document for programs, and the same for people, of which one is posted."""
 
     document: bytes
     title: str
@@ -99,7 +99,7 @@ class Webhook:
         """
         self._url = url
         self._chat = chat_of(url)
-        self._waiting: queue.Queue[Message] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Posted] = queue.Queue(MAX_WAITING)
         self.lost = 0
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
@@ -111,7 +111,7 @@ class Webhook:
         """
         try:
             title, *text = lines
-            self._waiting.put_nowait(Message(encode(document).encode(), title, "\n".join(text)))
+            self._waiting.put_nowait(Posted(encode(document).encode(), title, "\n".join(text)))
         except (queue.Full, ValueError):
             self.lost += 1
 
@@ -132,7 +132,7 @@ class Webhook:
                 self.lost += 1
             self._waiting.task_done()
 
-    def _posted(self, message: Message) -> bool:
+    def _posted(self, message: Posted) -> bool:
         with suppress(Exception):  # whatever the other side answers, the next one is posted
             if self._chat is not None:
                 return bool(self._chat.notify(title=message.title, body=message.text or message.title))

@@ -12,7 +12,7 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice
 from dpro.errors import UsageError
-from dpro.export.scrub import Names, _deep, scrub
+from dpro.export.scrub import NewNames, _deep, scrub
 from dpro.schema import TABLES, WORKERS
 from dpro.store import AppliedChange, ChangedPlace, Manifest, Run, open_run, write_manifest, write_part
 from tests.builders import TinyRun
@@ -25,7 +25,7 @@ SECRETS = ("zebra", "Zebra", "10.77.", "alice", "fd00:77")
 
 
 @pytest.fixture(scope="module")
-def copies(repository, tmp_path_factory) -> dict[str, tuple[Path, Path, Names]]:
+def copies(repository, tmp_path_factory) -> dict[str, tuple[Path, Path, NewNames]]:
     """Each sample, its copy, and the names of that."""
     folder = tmp_path_factory.mktemp("copies")
     runs = {name: repository / "sample_traces" / name for name in SAMPLES}
@@ -135,7 +135,7 @@ def test_no_name_of_the_job_is_in_any_file_of_the_copy(tmp_path):
 
 
 def test_new_names_sort_as_the_old_ones_do():
-    names = Names({f"n{number}": f"n{number}" for number in range(12)})
+    names = NewNames({f"n{number}": f"n{number}" for number in range(12)})
     seen = [f"layer{chr(97 + number)}" for number in range(20)]
     for text in seen:
         names.whole(text)
@@ -145,7 +145,7 @@ def test_new_names_sort_as_the_old_ones_do():
 
 
 def test_a_host_that_is_called_by_its_address_changes_no_other_number():
-    names = Names({"10.77.0.1": "10.77.0.1"})
+    names = NewNames({"10.77.0.1": "10.77.0.1"})
     names.settle()
     assert names.known("10 of 77 steps of 10.77.0.1") == "10 of 77 steps of host0"
 

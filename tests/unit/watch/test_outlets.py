@@ -109,7 +109,7 @@ def test_an_answer_that_is_no_http_is_a_failure_like_any_other(monkeypatch):
     assert hook.lost == 2
 
 
-def test_a_url_of_apprise_is_told_in_words_and_again_where_the_other_side_fails(monkeypatch):
+def test_a_url_of_apprise_is_sent_words_and_again_where_the_other_side_fails(monkeypatch):
     pytest.importorskip("apprise")
     monkeypatch.setattr(outlets, "PAUSES_S", (0.01,))
     with receiver(refusals=1) as (url, got):

@@ -260,7 +260,7 @@ def test_orders_that_fit_at_every_shift_are_refused_and_said_to_be(tmp_path):
             run.nccl(100 * index + 10, 100 * index + 90, index, rank)
     built = run.build(tmp_path / "r")
     assert built.matching.refused == (
-        "window 0, group unnamed: the orders of ranks 1 and 0 cannot be matched",
+        "window 0, a group without a name: the orders of ranks 1 and 0 cannot be matched",
     )
     assert set(built.matching.rows["members"]) == {1}
 
