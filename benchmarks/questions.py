@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.verdicts import TRACES, VERDICTS
+from benchmarks.verdicts import TRACES, VERDICTS, experts_of
 from dpro.errors import DproError
 from dpro.mcp_server.tools import call
 
@@ -225,11 +225,9 @@ def published_questions(folder: Path) -> Iterator[Question]:
 
 def questions(traces: Path, verdicts: Path) -> list[Question]:
     """All of them."""
-    experts = json.loads(verdicts.read_text()) if verdicts.is_file() else []
-    experts = experts["verdicts"] if isinstance(experts, dict) else experts
     sources = [source for source in COUNTED if (traces / source).is_dir()]
     counted = [question for source in sources for question in counted_questions(source, traces / source)]
-    of_expert = [question for expert in experts for question in expert_questions(expert)]
+    of_expert = [question for expert in experts_of(verdicts) for question in expert_questions(expert)]
     return [*counted, *of_expert, *published_questions(traces)]
 
 

@@ -81,6 +81,13 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
     return result
 
 
+def experts_of(file: Path) -> list[dict[str, Any]]:
+    """What experts said, one trace each; none where there is no such file."""
+    said = json.loads(file.read_text()) if file.is_file() else []
+    experts: list[dict[str, Any]] = said["verdicts"] if isinstance(said, dict) else said
+    return experts
+
+
 def main() -> int:
     """Grade all verdicts of a file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -89,9 +96,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print what differs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    experts = json.loads(options.verdicts.read_text()) if options.verdicts.is_file() else []
-    if isinstance(experts, dict):
-        experts = experts["verdicts"]
+    experts = experts_of(options.verdicts)
     grades: dict[str, list[bool]] = {check: [] for check in BARS}
     for expert in experts:
         try:

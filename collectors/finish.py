@@ -101,7 +101,7 @@ def finish(
         warnings.append(
             f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
         )
-    whole = not lost
+    whole, options = not lost, launch.facts().get("options", {})
     write_engines(launch)
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
@@ -117,12 +117,11 @@ def finish(
             notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
             notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
         if launches(launch.run) == [launch]:
-            _keep_windows(folder, launch.facts().get("options", {}))
+            _keep_windows(folder, options)
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
         launch.remove_raw()
-    options = launch.facts().get("options", {})
     launch.remove_marker()
     if options.get("keep_windows"):
         with locked(launch.run):

@@ -51,7 +51,7 @@ from dpro.verdict.limits import (
     lengths_of,
     typical,
 )
-from dpro.words import shortened
+from dpro.words import short_name, shortened
 
 STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
 USUALLY_NS = 200_000  # a call that takes less, usually
@@ -421,9 +421,11 @@ class JobFacts:
             jobs = [self.job.with_change(self.still.ended)]
         if not jobs:
             return None
-        job = max(jobs, key=self.typical_gain_of)
-        timeline = next(self.job.replays(job, slowdowns_of(self.analysis.trust)[:1]))
-        return JobFacts(self.analysis, job, changed_ends(self.ends, timeline.graph, timeline.end))
+        slowdowns = slowdowns_of(self.analysis.trust)[:1]
+        timelines = [next(self.job.replays(job, slowdowns)) for job in jobs]
+        ends = [changed_ends(self.ends, timeline.graph, timeline.end) for timeline in timelines]
+        job, sooner = min(zip(jobs, ends, strict=True), key=lambda way: step_lengths(way[1]).mean())
+        return JobFacts(self.analysis, job, sooner)
 
     def gains_by_limit(self) -> Mapping[str, float]:
         """The most that each limit gives by itself."""
@@ -462,7 +464,7 @@ def short_place(name: str) -> str:
     function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
     if function:
         return f"{function[3]} ({function[1]}:{function[2]})"
-    return re.sub(r"\.\d+\b", ".*", name).strip("# ")[:50]
+    return re.sub(r"\.\d+\b", ".*", short_name(name)).strip("# ")[:50]
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def test_what_comes_after_the_first_is_marked_as_that():
     first = Advice("launch", "launch less", 2.0, 3.0, "a line of code")
     fuse = Advice("fuse", "torch.compile", 1.02, 1.04, "a line of code")
     then = Advice("fuse", "torch.compile", 1.2, 1.4, "a line of code")
-    apart = lines_of(verdict(advice=[first], then=then))
-    assert apart[2:] == [
+    separate = lines_of(verdict(advice=[first], then=then))
+    assert separate[2:] == [
         "TRY    1 launch less: x2.0 to 3.0, a line of code",
         "THEN   torch.compile: x1.20 to 1.40, a line of code",
     ]
