@@ -32,6 +32,7 @@ def scrub(run: str, copy: Path, names: Path | None, as_json: bool) -> None:
     """
     from dpro.export.scrub import LEFT_OUT, ScrubDocument
     from dpro.export.scrub import scrub as write_copy
+    from dpro.words import counted
 
     if names is not None:
         ensure_writable(names)
@@ -50,5 +51,6 @@ def scrub(run: str, copy: Path, names: Path | None, as_json: bool) -> None:
             )
         )
         return
-    console().print(f"{copy}: {hosts} hosts, {addresses} addresses and {words} other names have new ones")
+    renamed = f"{counted(hosts, 'host')}, {addresses} addresses and {counted(words, 'other name')}"
+    console().print(f"{copy}: new names for {renamed}")
     console().print(f"not copied: {LEFT_OUT}")

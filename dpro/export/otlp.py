@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 BATCH = 512  # spans of a request
+MAX_LINES = 1000  # of OpenTelemetry's log, after which its handler drops them
 TIMEOUT_S = 10.0  # of a request, with all its tries
 PATH = "/v1/traces"  # of the specification of OTLP, for a URL that names none
 
@@ -90,7 +91,7 @@ def send(
     trace = int.from_bytes(_digest(run.manifest.command, run.manifest.hosts, whole["start_ns"].min())[:16])
     steps = selection.checked(whole)
     spans = _spans(run, trace, steps, findings)
-    said = BufferingHandler(1)
+    said = BufferingHandler(MAX_LINES)
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(said)
     logger.propagate = False  # its own lines are the reason of ours
@@ -98,7 +99,7 @@ def send(
     try:
         while batch := list(islice(spans, BATCH)):
             if exporter.export(batch) is not SpanExportResult.SUCCESS:
-                reason = said.buffer[-1].getMessage() if said.buffer else "no reason was given"
+                reason = said.buffer[0].getMessage() if said.buffer else "no reason was given"
                 raise InputError(f"{url}: the spans were not received ({reason})")
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]

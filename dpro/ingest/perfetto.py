@@ -69,7 +69,12 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
     for packet in _packets(source, damage):
         trace.take(packet)
     events = trace.events()
-    base_ns = min((event["ts"] for event in events), default=0)
+    if not events:
+        lacks = (
+            f"{damage[0]}, before an end of any slice" if damage else "a trace without slices or work of GPUs"
+        )
+        raise InputError(f"{source.label}: {lacks}; copy or record it again")
+    base_ns = events[0]["ts"]
     with tempfile.TemporaryDirectory(prefix="dpro-perfetto-") as folder:
         text = Path(folder) / source.name
         _write(text, events, base_ns, base_ns + trace.wall_ns)

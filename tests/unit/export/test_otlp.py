@@ -123,6 +123,7 @@ def test_a_receiver_that_refuses_is_one_line(repository, receiver, status):
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert f"{receiver.url}/v1/traces: the spans were not received (" in line
+    assert f"{status}" in line.partition("not received")[2]
 
 
 @pytest.mark.parametrize("url", ["nowhere", "ftp://host", "http://"])

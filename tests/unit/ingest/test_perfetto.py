@@ -157,6 +157,16 @@ def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path):
     assert read.frames["spans"].height == len(job()) - 2 - 1  # waits are no spans; the last copy is lost
 
 
+def test_a_trace_that_is_cut_before_the_end_of_any_slice_says_so(tmp_path):
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(pftrace(job(), BASE_NS)[:1000])
+    with pytest.raises(InputError, match=r"rank0\.pftrace: truncated within a packet, before an end of any"):
+        read_perfetto(path)
+    path.write_bytes(pftrace([], BASE_NS))
+    with pytest.raises(InputError, match=r"rank0\.pftrace: a trace without slices or work of GPUs"):
+        read_perfetto(path)
+
+
 @pytest.mark.parametrize("damaged", [b"\x0a\x03\xff\xff\xff", b"\x0a\x02\x08\x01rubbish"])
 def test_what_is_no_packet_is_one_line(tmp_path, damaged):
     path = tmp_path / "rank0.pftrace"
