@@ -12,7 +12,7 @@ LACKING = ["", *(each.path for each in INTERNALS if internal(each.path) is not N
 STEPS_RUN = 12
 
 JOB = """
-import atexit, importlib, json, os, pathlib
+import atexit, faulthandler, importlib, json, os, pathlib
 import torch.distributed as dist
 
 sys.path.insert(0, PACKAGES)
@@ -43,6 +43,7 @@ for number, name in enumerate(LACKING):
     (launch / "config.json").write_text(json.dumps(config))
     child = os.fork()
     if child == 0:
+        faulthandler.enable()
         os.dup2(os.open(launch / "stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
         trained(name, launch)
         atexit._run_exitfuncs()
@@ -66,7 +67,7 @@ def jobs(tmp_path_factory):
 def test_job_runs_on_and_its_steps_and_windows_are_recorded(jobs, lacking):
     folder, codes = jobs
     launch = folder / str(LACKING.index(lacking))
-    assert codes[lacking or "-"] == "0"
+    assert codes[lacking or "-"] == "0", (launch / "stderr.txt").read_text()
     assert (launch / "log.txt").read_text() == ""
     [path] = launch.glob("*/records.bin")
     recorded = records.read_records(path)
