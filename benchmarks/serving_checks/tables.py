@@ -20,6 +20,7 @@ from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import DproError
 from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.model import Model
+from dpro.replay.serving.changes import TIMES_NEEDED
 from dpro.replay.serving.engine import IterationCost
 from dpro.replay.serving.fit import seconds
 from dpro.replay.serving.sized import cost_of
@@ -82,6 +83,8 @@ def _errors(pairs: pl.DataFrame, column: str) -> Errors:
     for row in pairs.iter_rows(named=True):
         try:
             here, there = _steady_s(row), _steady_s(row | {column: row[f"{column}_to"]})
+            if column == "tp_size" and row["tpot_ms"] > TIMES_NEEDED * here[0] * MS_PER_S:
+                continue  # refused: its GPUs are not what limits it
         except DproError:
             continue  # a layout that the model cannot be cut into, or a precision that the device lacks
         token.append(row["tpot_ms"] * there[0] / here[0] / row["tpot_ms_to"] - 1)
@@ -118,6 +121,8 @@ def of_splitwise(folder: Path) -> dict[str, Errors]:
     for question, column in (("device", "device"), ("parallelism", "tp")):
         pairs = rows.join(rows, on=[name for name in keys if name != column], suffix="_to")
         pairs = pairs.filter(pl.col(f"{column}_to") != pl.col(column))
+        if column == "tp":  # refused: its GPUs are not what limits it
+            pairs = pairs.filter(pl.col("token_ms") <= TIMES_NEEDED * MS_PER_S * pl.col("token_s"))
         errors = {}
         for name, part in (("token", "token"), ("first", "prompt")):
             ratio = pl.col(f"{part}_s_to") / pl.col(f"{part}_s")

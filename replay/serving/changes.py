@@ -22,9 +22,11 @@ import polars as pl
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import GPUS
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.graph import Graph
 from dpro.replay.serving.engine import Engine, IterationCost
-from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
+from dpro.replay.serving.fit import seconds
+from dpro.replay.serving.sized import ServedModel, cached_tokens, cost_of, moved_to
 from dpro.replay.timeline import (
     AFTER_STEPS,
     BEFORE_STEPS,
@@ -119,6 +121,9 @@ NO_LIMIT = 1 << 20  # tokens
 # How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
 # logarithm: 90% of the rows of the tables of docs/reference/accuracy-serving.md are within 30%.
 HARDWARE_ERROR = 0.16
+# Of what `cost_of` says, per token: in 95% of the rows of these tables an engine takes less than this, in the
+# median 0.78. One that its host limits takes up to 2.7.
+TIMES_NEEDED = 1.0
 
 
 # Of what fewer bytes would save of reading them this much is saved, and how far that is off, likewise: fp8
@@ -273,6 +278,17 @@ def _device(server: Server, values: Values) -> Server:
 
 def _tensor_parallel(server: Server, values: Values) -> Server:
     here = _served("tensor-parallel", server)
+    running = _running(server)
+    tokens = server.requests.select(pl.col("prompt_tokens") + pl.col("output_tokens") / 2).mean().item()
+    computed = cost_of(here.model, machine_of(here.gpu), here.tp, here.dtype, running)
+    batch = (np.zeros(1), np.full(1, running), np.full(1, running * tokens), np.zeros(1))
+    needed_s, took_s = (float(seconds(cost, *batch)[0]) for cost in (computed, server.cost))
+    if took_s > TIMES_NEEDED * needed_s:
+        raise Unanswerable(
+            f"tensor-parallel: a token takes {took_s * 1e3:.1f} ms, {took_s / needed_s:.1f} times what "
+            f"{here.tp} x {here.gpu} need for it: the rest, as a rule the engine's host, need not change "
+            "with the GPUs; `dpro record` the server, and `dpro serving` says what it waits for"
+        )
     return _on(server, here, replace(here, tp=values["degree"]))
 
 

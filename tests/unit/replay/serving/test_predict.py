@@ -65,7 +65,8 @@ def known(engine: Engine) -> FittedCost:
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_every_change_is_applied_as_its_example_says(name: str) -> None:
     given = GivenFacts(ServedModel(LLAMA, "H100"), {"AzureLLMInferenceTrace_conv.csv": AZURE})
-    before = Server(arrivals(10, 5.0), Engine(kv_tokens=90_000), TRUTH, given=given)
+    cost = replace(TRUTH, weights_s=0.006)
+    before = Server(arrivals(10, 5.0), Engine(kv_tokens=90_000), cost, given=given)
     after = changed(before, CHANGES[name].example)
     assert after is not before
     assert answered(after, 0.0)["end_ns"].min() > 0
@@ -166,13 +167,20 @@ def test_log_without_lengths_is_refused() -> None:
 
 
 def test_two_gpus_read_half_of_the_weights_each_and_reduce_between_layers() -> None:
-    server = replace(one(100, 2), cost=TRUTH, given=ON_H100)
+    server = replace(one(100, 2), cost=replace(TRUTH, weights_s=0.006), given=ON_H100)
     after = changed(server, "tensor-parallel:degree=2")
-    assert after.cost.weights_s == pytest.approx(TRUTH.weights_s / 2)
+    assert after.cost.weights_s == pytest.approx(0.003)
     assert after.cost.context_s == pytest.approx(TRUTH.context_s / 2)
     # 2 ms of an iteration and 50 us of each layer; two reductions of 10 us a layer beside these.
     assert after.cost.host_s == pytest.approx(TRUTH.host_s * (2000 + 32 * 70) / (2000 + 32 * 50))
     assert after.given.served == ServedModel(LLAMA, "H100", tp=2)
+
+
+def test_parallelism_of_an_engine_that_takes_longer_than_its_gpus_need_is_refused() -> None:
+    # The weights of 8 billion parameters are read in 6 ms, layers take 4: 50 of 60 ms are of something else.
+    slow = replace(one(100, 2), cost=replace(TRUTH, host_s=0.045), given=ON_H100)
+    with pytest.raises(Unanswerable, match=r"60\.0 ms, 6\.4 times what 1 x H100 need"):
+        changed(slow, "tensor-parallel:degree=2")
 
 
 def test_another_device_reads_by_its_bandwidth_and_has_its_memory() -> None:
