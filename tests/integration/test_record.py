@@ -450,8 +450,8 @@ def test_what_model_is_trained_and_on_how_many_tokens_is_seen_from_outside(tmp_p
     from torch import nn
     net = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.Linear(256, 50))
     model, update = {wrapped}, torch.optim.SGD(net.parameters(), lr=0.1)
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
+    until = time.process_time() + 6
+    while time.process_time() < until:
         for _ in range(2):  # micro-batches
             tokens = torch.randint(50, (4, 512))
             nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
