@@ -189,6 +189,8 @@ def _of_run(
         global_batch = usual_batch(job, gpus)
         if gpus != job.ranks:
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
+    if not job.on_gpu:
+        assumed.append("each rank has CPU cores of its own: ranks that share cores wait for each other")
     kept = _kept(keep, job.layout.row(0, named=True))
     measured = [_measured(row, job.model, gpus, global_batch) for row in rows]
     plan = AskedRunPlan(

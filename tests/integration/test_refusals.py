@@ -1,4 +1,4 @@
-"""What a refused edit asks for answers it: an option of `dpro record`, or a topology."""
+"""What a refused edit or plan asks for answers it: an option of `dpro record`, or a topology."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.commands import dpro
 from tests.jobs import TRAIN, TWO_RANKS, record
 
 pytest.importorskip("torch")
-OPTION = re.compile(r"--[a-z-]+(?: \d+)?")
+OPTION = re.compile(r"record (?:with )?`?(--[a-z-]+(?: \d+)?)")
 ORDERED = "priority:mb=1"
-BY_OPTION = {"recompute": "--modules", "batch": "--memory", ORDERED: "--window-steps 2"}
+BY_OPTION = {"plan": "--shapes", "recompute": "--modules", "batch": "--memory", ORDERED: "--window-steps 2"}
 BY_TOPOLOGY = ["paths", "spray", "place", "ecmp", "fail", "oversubscription", "beside"]
 
 
@@ -33,19 +33,27 @@ def asked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     job = [*TWO_RANKS, str(TRAIN), "--steps", "40"]
     record(folder, job, "--every", "10", "--window-steps", "1")
-    before = refusals(folder / "run")
+    before = refusals(folder / "run") | {"plan": dpro("plan", folder / "run", "--gpus", "4").stderr}
     options = {option for edit in BY_OPTION for option in OPTION.findall(before.get(edit, ""))}
     (folder / "run").rename(folder / "plain")
     record(folder, job, "--every", "10", *" ".join(sorted(options)).split())
-    return before, refusals(folder / "run")
+    after = refusals(folder / "run")
+    plan = dpro("plan", folder / "run", "--gpus", "4", "--json")
+    return before, after | ({"plan": plan.stderr} if plan.returncode else {}), plan
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "option"), BY_OPTION.items())
 def test_recorded_with_the_option_that_its_refusal_names_an_edit_is_answered(asked, edit, option):
-    before, after = asked
+    before, after, _ = asked
     assert option in before[edit]
     assert edit not in after
+
+
+@pytest.mark.slow
+def test_plan_of_ranks_on_cpus_says_that_they_share_no_cores(asked):
+    assumed = json.loads(asked[-1].stdout)["assumed"]
+    assert any("CPU cores of its own" in line for line in assumed)
 
 
 @pytest.mark.parametrize(
