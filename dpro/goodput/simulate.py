@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
 
-MIN_STEP = 0.1  # of the mean step: no attempt steps faster, however they differ
+MIN_STEP = 0.1  # of the mean step: no attempt steps faster, however they differ; likewise of other stages
 MAX_CYCLES = 1_000_000  # starts of a job in the time that is simulated
 CLASSES = ("productive", "smaller", "checkpoint", "repeated", "hang", "start", "down", "waiting")
 
@@ -55,6 +55,9 @@ class Recovery:
         ranks: of the job at full size; 0 where unknown.
         step_noise: by what share of it steps differ, as where the machine or the network is shared: the
             mean of n steps has this standard deviation over the root of n.
+        stage_noise: by what share of its mean each start differs, with what the failure before it cost.
+        stage_doubt: how far all of that, and what checkpoints stall, is open, as a standard deviation of the
+            mean.
     """
 
     step_s: float
@@ -80,6 +83,8 @@ class Recovery:
     writers: int = 1
     ranks: int = 0
     step_noise: float = 0.0
+    stage_noise: float = 0.0
+    stage_doubt: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,18 +140,30 @@ def simulate(
 
 
 class _State:
-    """Where simulated jobs stand: `now_s` [S], and what they have done."""
+    """Where simulated jobs stand: `now_s` [S], and what they have done.
+
+    Attributes:
+        stages: [S] times as long as measured stages that are no steps take in each job.
+    """
 
     def __init__(self, recovery: Recovery, jobs: int, rng: np.random.Generator) -> None:
         self.recovery = recovery
         # Drawn apart, so that the failures of other designs are the same.
-        doubt = recovery.unsure * rng.spawn(1)[0].standard_normal(jobs)
+        slower_rng, mean_rng, self._stage_rng = rng.spawn(3)
+        doubt = recovery.unsure * slower_rng.standard_normal(jobs)
         self.slower = np.maximum(recovery.slower + doubt, MIN_STEP)
+        of_mean = recovery.stage_doubt * mean_rng.standard_normal(jobs)
+        self.stages = np.maximum(1.0 + of_mean, MIN_STEP)
         self.now_s = np.zeros(jobs)
         self.seconds = np.zeros((jobs, len(CLASSES)))
         self.steps = np.zeros(jobs)
         self.failures = np.zeros(jobs, np.int64)
         self.back_s: Floats = np.zeros((jobs, 0))  # [S, in repair] when each host is back
+
+    def as_long(self) -> Floats:
+        """[S] times as long as on the mean the stages of this cycle take, as far as that is not known."""
+        noise = self.recovery.stage_noise * self._stage_rng.standard_normal(len(self.now_s))
+        return np.asarray(np.maximum(self.stages + noise, MIN_STEP))
 
     def spend(self, name: str, seconds: Floats) -> None:
         self.seconds[:, CLASSES.index(name)] += seconds
@@ -186,7 +203,8 @@ def _cycle(
     until_s = np.minimum(np.minimum(failure_s, grown_s), horizon_s)
     fails = running & (failure_s <= until_s)
     grows = running & ~fails & (grown_s <= until_s)
-    state.spend("start", np.where(running, np.minimum(until_s - begun_s, recovery.start_s), 0.0))
+    as_long = state.as_long()
+    state.spend("start", np.where(running, np.minimum(until_s - begun_s, as_long * recovery.start_s), 0.0))
     run_s = np.where(running, until_s - state.now_s, 0.0)
     noise = recovery.step_noise / np.sqrt(np.maximum(run_s / recovery.step_s, 1.0))
     usual_s = recovery.step_s * np.maximum(1.0 + noise * rng.standard_normal(len(size)), MIN_STEP)
@@ -194,10 +212,12 @@ def _cycle(
     state.failures += fails
     by_chance, of_host = rng.random(len(size)), rng.random(len(size)) < failures.of_hosts(hosts)
     hang = failures.hanging(until_s) if failures.hanging else by_chance < recovery.hangs
-    seen_s = np.where(hang, recovery.detect_s, recovery.crash_s)
+    seen_s = np.where(hang, recovery.detect_s, as_long * recovery.crash_s)
     state.spend("hang", np.where(fails, np.minimum(seen_s, horizon_s - state.now_s), 0.0))
     state.send_to_repair(fails & of_host)
-    state.spend("down", np.where(running, np.minimum(recovery.down_s, horizon_s - state.now_s), 0.0))
+    state.spend(
+        "down", np.where(running, np.minimum(as_long * recovery.down_s, horizon_s - state.now_s), 0.0)
+    )
     if recovery.replicas and recovery.wait_s:
         waits_s = np.where(fails & (state.hosts() < recovery.hosts), recovery.wait_s, 0.0)
         state.spend("down", np.minimum(waits_s, np.maximum(horizon_s - state.now_s, 0.0)))
@@ -223,11 +243,12 @@ def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: B
     step_s = usual_s * np.where(size < 1, state.slower, 1.0)
     counts = np.ones_like(size) if recovery.keeps_batch else size
     work_s = recovery.every * step_s if recovery.every else np.full_like(step_s, np.inf)
-    cycle_s = work_s + recovery.stall_s
+    stall_s = recovery.stall_s * state.stages
+    cycle_s = work_s + stall_s
     whole = np.floor(run_s / cycle_s)
     rest_s = run_s - (whole * cycle_s if recovery.every else 0.0)
     per_checkpoint = float(recovery.every)
-    stalls_s = whole * recovery.stall_s + np.maximum(rest_s - work_s, 0.0)
+    stalls_s = whole * stall_s + np.maximum(rest_s - work_s, 0.0)
     trained = np.floor(np.minimum(rest_s, work_s) / step_s + 1e-9)
     done = whole * per_checkpoint + trained
     written = np.clip(np.floor((run_s - recovery.background_s) / cycle_s), 0.0, whole) * per_checkpoint

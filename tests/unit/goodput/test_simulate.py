@@ -57,6 +57,24 @@ def test_failure_close_to_a_checkpoint_is_before_or_after_it_as_far_as_steps_dif
     assert lost_s(0.5).max() == pytest.approx(10, abs=2)
 
 
+def test_stages_of_other_jobs_are_open_as_far_as_they_are_in_doubt():
+    # Fails at 90 s: two starts of 5 s and 3 s between, by a tenth longer or shorter in each job alike.
+    failures = logged(np.array([90.0]), np.zeros(1, bool))
+    open_ = replace(PLAIN, every=0, stall_s=0, detect_s=0, crash_s=0, stage_doubt=0.1)
+
+    def spread_s(recovery):
+        lost = simulate(recovery, failures, 200, np.random.default_rng(0), 4_000).seconds
+        names = [CLASSES.index(name) for name in ("start", "down")]
+        return lost[:, names].sum(axis=1).std()
+
+    assert spread_s(replace(open_, stage_doubt=0.0)) == 0
+    assert spread_s(open_) == pytest.approx(13 * 0.1, rel=0.05)
+    # Starts that differ by themselves do so each for itself: the second one with what went before it.
+    assert spread_s(replace(open_, stage_doubt=0.0, stage_noise=0.1)) == pytest.approx(
+        0.1 * np.hypot(8, 5), rel=0.05
+    )
+
+
 def test_checkpoint_in_the_background_is_lost_until_it_is_written():
     recovery = replace(PLAIN, stall_s=0, background_s=6)
     assert run(recovery, [5 + 10 + 5], 20)["repeated"] == 15  # written at 16
