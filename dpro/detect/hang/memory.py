@@ -1,6 +1,6 @@
 """GPU memory that ran out: what filled it, and what to do, of ranks that ended by it or went on.
 
-In: tables `out_of_memory` and `workers`, and findings of ranks that are gone. Out: the same with what held the
+In: tables `out_of_memory` and `workers`, and findings of ranks that are gone. Out: the same with what held
 memory as evidence, or one where all ranks ran out at once; a line for each rank that went on. What the table
 does not tell is said.
 """
