@@ -216,6 +216,8 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(_stage_table(tables.stages))
     title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
     out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
+    if tables.modules.height:
+        out.print(_module_table(tables, top, ranks))
     if tables.collectives.height:
         out.print(_collective_table(tables.collectives, top, ranks))
     if tables.host.height:
@@ -299,6 +301,31 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
     ]
     header = ["name", "count", "total ms", "share"]
     return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
+
+
+def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
+    """GPU time by module, or by operator where no module was recorded, and how many kernels that is."""
+    import polars as pl
+
+    what = "module" if (tables.modules["module"] != "").any() else "operator"
+    sums = tables.modules.group_by(what).agg(pl.col("count", "total_ns").sum())
+    sums = sums.sort("total_ns", what, descending=[True, False])
+    everything = float(sums["total_ns"].sum())
+    room = max(console().width - _BESIDE_NAME, _MIN_NAME)
+    cells = [
+        [shortened(name or "not known", room), str(count), _ms(total), _share(total, everything)]
+        for name, count, total in sums.head(top).iter_rows()
+    ]
+    found = tables.attribution
+    title = f"GPU time by {what}, {ranks}: {min(top, sums.height)} of {sums.height}"
+    if found.eager or found.ambiguous:
+        title += (
+            f"; of CUDA graphs {counted(found.eager, 'kernel')} by the same launched eagerly, "
+            f"{found.ambiguous:,} ambiguous"
+        )
+    if found.unknown:
+        title += f"; of {counted(found.unknown, 'kernel')} no operator is known"
+    return _table(title, [what, "count", "total ms", "share"], cells)
 
 
 def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:

@@ -30,10 +30,10 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.attribution import MODULE
 from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
-from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
 from dpro.replay.whatif.graph_ops.reductions import (

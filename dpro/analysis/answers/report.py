@@ -18,6 +18,8 @@ from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
+from dpro.replay.attribution import attributed as attributed_kernels
+from dpro.replay.attribution import totals
 from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
@@ -72,6 +74,39 @@ class KernelTotal(DocumentPart, frozen=True):
     name: str
     count: int
     total_ms: float
+
+
+class ModuleTotal(DocumentPart, frozen=True):
+    """The kernels of one operator of a module, over all ranks; layers count together.
+
+    Attributes:
+        module: its path or class, numbers as `*`; empty where none was recorded, or it is not known.
+        operator: that launched them; empty where it is not known.
+        count: how many ran.
+        total_ms: their time.
+    """
+
+    module: str
+    operator: str
+    count: int
+    total_ms: float
+
+
+class Attribution(DocumentPart, frozen=True):
+    """How many kernels are known to be of an operator, and by which way.
+
+    Attributes:
+        launch: an operator launched them.
+        eager: of CUDA graphs, by the same kernels in the same order, launched by operators in another step or
+            on another rank.
+        ambiguous: of CUDA graphs, where there are several such orders.
+        unknown: the rest.
+    """
+
+    launch: int = 0
+    eager: int = 0
+    ambiguous: int = 0
+    unknown: int = 0
 
 
 class CollectiveTotal(DocumentPart, frozen=True):
@@ -159,6 +194,8 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     Attributes:
         steps: every step of every rank in deep windows.
         kernels: the largest total first.
+        modules: kernels by module and operator, the largest total first; empty without a GPU.
+        attribution: on how many kernels that rests.
         collectives: the largest total first.
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
@@ -171,6 +208,8 @@ class ReportDocument(Document, frozen=True, kw_only=True):
 
     steps: list[StepParts]
     kernels: list[KernelTotal]
+    modules: list[ModuleTotal]
+    attribution: Attribution
     collectives: list[CollectiveTotal]
     host: list[HostMeans]
     pipeline: list[StageBubble]
@@ -200,6 +239,8 @@ class ReportTables:
     Attributes:
         steps: as `step_breakdown`.
         kernels: as `kernel_totals`.
+        modules: kernels as `totals` of `dpro.replay.attribution` has them.
+        attribution: on what that rests.
         collectives: as `collective_totals`.
         facts: as `host_facts`.
         host: the same by rank.
@@ -209,6 +250,8 @@ class ReportTables:
 
     steps: pl.DataFrame
     kernels: pl.DataFrame
+    modules: pl.DataFrame
+    attribution: Attribution
     collectives: pl.DataFrame
     facts: pl.DataFrame
     host: pl.DataFrame
@@ -225,10 +268,12 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
     Raises:
         Unanswerable: the run holds no spans.
     """
-    facts = analysis.host
+    facts, attributed = analysis.host, attributed_kernels(analysis.spans, analysis.steps)
     return ReportTables(
         steps=analysis.breakdown,
         kernels=kernel_totals(analysis.spans),
+        modules=totals(attributed),
+        attribution=Attribution(**dict(attributed.group_by("how").len().iter_rows())),
         collectives=analysis.sizes,
         facts=facts,
         host=per_rank(facts),
@@ -243,7 +288,7 @@ def report_document(
     """The tables for programs.
 
     Args:
-        top: how many kernels to list; None for all.
+        top: how many kernels and modules to list; None for all.
     """
     waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
     steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
@@ -251,6 +296,8 @@ def report_document(
     return ReportDocument(
         steps=[StepParts(**row) for row in _in_ms(steps)],
         kernels=[KernelTotal(**row) for row in _in_ms(kernels)],
+        modules=[ModuleTotal(**row) for row in _in_ms(tables.modules.head(top or tables.modules.height))],
+        attribution=tables.attribution,
         collectives=[CollectiveTotal(**row) for row in _in_ms(tables.collectives)],
         host=[HostMeans(**row) for row in _in_ms(tables.host)],
         pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],
