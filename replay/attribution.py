@@ -92,13 +92,12 @@ def totals(kernels: pl.DataFrame) -> pl.DataFrame:
     return sums.sort("total_ns", "module", "operator", descending=[True, False, False])
 
 
-def _launched(spans: pl.DataFrame) -> pl.DataFrame:
-    """Kernels with `WORK` of the operator that launched them, `how`, `of_graph`, `stream`, `launched_ns`."""
-    launch = ["rank", "window", "correlation"]
-    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-    calls = calls.unique(launch, keep="first", maintain_order=True)
-    # Its middle: in microseconds, a call may begin where the operator before it still seems to last.
-    calls = calls.with_columns(start_ns=pl.col("start_ns") + pl.col("duration_ns") // 2)
+def work_of(spans: pl.DataFrame, at: pl.DataFrame) -> pl.DataFrame:
+    """What is called at some moments: `module`, `operator`, `shapes`, and whether it is of a `backward`.
+
+    Args:
+        at: with `LANE` and `start_ns`, [K].
+    """
     operators = spans.filter(pl.col("kind") == "cpu_op")
     is_module = pl.col("name").str.starts_with(MODULE) & pl.col("kind").is_in(["annotation", "python"])
     modules = spans.filter(is_module)
@@ -108,17 +107,33 @@ def _launched(spans: pl.DataFrame) -> pl.DataFrame:
     asked = asked.unique(number, keep="last", maintain_order=True)
     asked = asked.select(*number, asked_by=_taken(modules["name"], innermost(modules, asked)))
     backward = numbered.filter(pl.col("forward_thread") > 0).join(asked, on=number, how="left")
-    operator, module = innermost(operators, calls), innermost(modules, calls)
-    inside = _taken(modules["name"], module)  # what a backward computes again is within its module, too
-    of_backward = _taken(backward["asked_by"].fill_null(""), innermost(backward, calls))
-    calls = calls.select(
-        *launch,
-        launched_ns="start_ns",
-        of_graph=pl.col("name").str.contains(GRAPH_LAUNCH),
-        module=inside.zip_with(inside != "", of_backward).str.strip_prefix(MODULE),
-        operator=_taken(operators["name"], operator),
-        shapes=_taken(operators["shapes"], operator),
-    ).with_columns(pl.when("of_graph").then(pl.lit("")).otherwise(name).alias(name) for name in WORK)
+    operator, of_backward = innermost(operators, at), innermost(backward, at)
+    inside = _taken(
+        modules["name"], innermost(modules, at)
+    )  # what a backward computes again is in its module
+    asked_by = _taken(backward["asked_by"].fill_null(""), of_backward)
+    return pl.DataFrame(
+        {
+            "module": inside.zip_with(inside != "", asked_by).str.strip_prefix(MODULE),
+            "operator": _taken(operators["name"], operator),
+            "shapes": _taken(operators["shapes"], operator),
+            "backward": of_backward >= 0,
+        }
+    )
+
+
+def _launched(spans: pl.DataFrame) -> pl.DataFrame:
+    """Kernels with `WORK` of the operator that launched them, `how`, `of_graph`, `stream`, `launched_ns`."""
+    launch = ["rank", "window", "correlation"]
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    calls = calls.unique(launch, keep="first", maintain_order=True)
+    # Its middle: in microseconds, a call may begin where the operator before it still seems to last.
+    middle = calls.with_columns(start_ns=pl.col("start_ns") + pl.col("duration_ns") // 2)
+    of_graph = pl.col("name").str.contains(GRAPH_LAUNCH)
+    calls = calls.select(*launch, launched_ns="start_ns", of_graph=of_graph).hstack(work_of(spans, middle))
+    calls = calls.with_columns(
+        pl.when("of_graph").then(pl.lit("")).otherwise(name).alias(name) for name in WORK
+    )
     kernels = spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
     kernels = kernels.select(*launch, "span_id", "name", "stream", "start_ns", "duration_ns")
     how = pl.when(pl.col("operator") != "").then(pl.lit(BY_LAUNCH)).otherwise(pl.lit(UNKNOWN))

@@ -20,6 +20,7 @@ from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
 from dpro.replay.attribution import attributed as attributed_kernels
 from dpro.replay.attribution import totals
+from dpro.replay.experts import imbalances
 from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
@@ -109,6 +110,27 @@ class Attribution(DocumentPart, frozen=True):
     unknown: int = 0
 
 
+class LayerLoad(DocumentPart, frozen=True):
+    """How work that is sent to ranks or experts is spread in one layer.
+
+    Attributes:
+        source: what says it: all_to_all, grouped products, or products of experts.
+        layer: module, or number of the call or the product in a step.
+        members: how many ranks, or experts, it is spread over.
+        mean, most: of one member in a step: bytes of all_to_all, else rows.
+        busiest: which rank or expert has most, typically.
+        imbalance: the most of a member over the mean, averaged over steps.
+    """
+
+    source: str
+    layer: str
+    members: int
+    mean: float
+    most: float
+    busiest: int
+    imbalance: float
+
+
 class CollectiveTotal(DocumentPart, frozen=True):
     """Collectives of one operation and size, over all ranks.
 
@@ -196,6 +218,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         kernels: the largest total first.
         modules: kernels by module and operator, the largest total first; empty without a GPU.
         attribution: on how many kernels that rests.
+        layers: in which work is sent to ranks or experts, the most uneven first.
         collectives: the largest total first.
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
@@ -210,6 +233,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     kernels: list[KernelTotal]
     modules: list[ModuleTotal]
     attribution: Attribution
+    layers: list[LayerLoad]
     collectives: list[CollectiveTotal]
     host: list[HostMeans]
     pipeline: list[StageBubble]
@@ -241,6 +265,7 @@ class ReportTables:
         kernels: as `kernel_totals`.
         modules: kernels as `totals` of `dpro.replay.attribution` has them.
         attribution: on what that rests.
+        layers: as `imbalances`.
         collectives: as `collective_totals`.
         facts: as `host_facts`.
         host: the same by rank.
@@ -252,6 +277,7 @@ class ReportTables:
     kernels: pl.DataFrame
     modules: pl.DataFrame
     attribution: Attribution
+    layers: pl.DataFrame
     collectives: pl.DataFrame
     facts: pl.DataFrame
     host: pl.DataFrame
@@ -274,6 +300,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
         kernels=kernel_totals(analysis.spans),
         modules=totals(attributed),
         attribution=Attribution(**dict(attributed.group_by("how").len().iter_rows())),
+        layers=imbalances(analysis.spans, analysis.collectives, analysis.steps),
         collectives=analysis.sizes,
         facts=facts,
         host=per_rank(facts),
@@ -298,6 +325,7 @@ def report_document(
         kernels=[KernelTotal(**row) for row in _in_ms(kernels)],
         modules=[ModuleTotal(**row) for row in _in_ms(tables.modules.head(top or tables.modules.height))],
         attribution=tables.attribution,
+        layers=[LayerLoad(**row) for row in tables.layers.iter_rows(named=True)],
         collectives=[CollectiveTotal(**row) for row in _in_ms(tables.collectives)],
         host=[HostMeans(**row) for row in _in_ms(tables.host)],
         pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],
