@@ -337,6 +337,13 @@ class Analysis(Cached):
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
 
+    @cached
+    def phases(self) -> pl.DataFrame:
+        """Phases of reinforcement learning; none where ranges name none."""
+        from dpro.replay.phases import phases
+
+        return phases(self.spans, self.collectives, self.steps)
+
     def _own_time(self, table: pl.DataFrame) -> pl.DataFrame:
         """A table's times without what it took to answer pretended ranks: nothing of it is communication."""
         if not self.run.manifest.is_pretended:

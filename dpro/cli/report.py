@@ -216,6 +216,8 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
     out.print(_step_table(tables.steps))
     if tables.stages.height:
         out.print(_stage_table(tables.stages))
+    if tables.phases.height:
+        out.print(_phase_table(tables.phases))
     title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
     out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
     if tables.modules.height:
@@ -305,6 +307,17 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
     ]
     header = ["name", "count", "total ms", "share"]
     return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
+
+
+def _phase_table(phases: pl.DataFrame) -> RenderableType:
+    """Phases of reinforcement learning, and what limits each."""
+    from dpro.replay.phases import limit_in_words
+
+    cells = [
+        [row["phase"], _ms(row["duration_ns"]), f"{row['share']:.1%}", limit_in_words(row)]
+        for row in phases.iter_rows(named=True)
+    ]
+    return _table("Phases of a step", ["phase", "ms", "share", "limit"], cells)
 
 
 def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:

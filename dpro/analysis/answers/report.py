@@ -21,6 +21,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.replay.attribution import attributed as attributed_kernels
 from dpro.replay.attribution import totals
 from dpro.replay.experts import imbalances
+from dpro.replay.phases import PARTS, limit_of
 from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
@@ -131,6 +132,26 @@ class LayerLoad(DocumentPart, frozen=True):
     imbalance: float
 
 
+class PhasePart(DocumentPart, frozen=True):
+    """A phase of a step of reinforcement learning, averaged over ranks and steps.
+
+    Attributes:
+        phase: rollout, reward, log probabilities, advantage, training, weight sync, or rest.
+        duration_ms: its time in a step.
+        share: of the step.
+        limit: what most of it is: compute, communication, transfer, waiting, host, idle, or copies.
+        limit_share: how much of it that is.
+        latest: the rank that others wait for; -1 where they do not.
+    """
+
+    phase: str
+    duration_ms: float
+    share: float
+    limit: str
+    limit_share: float
+    latest: int
+
+
 class CollectiveTotal(DocumentPart, frozen=True):
     """Collectives of one operation and size, over all ranks.
 
@@ -219,6 +240,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         modules: kernels by module and operator, the largest total first; empty without a GPU.
         attribution: on how many kernels that rests.
         layers: in which work is sent to ranks or experts, the most uneven first.
+        phases: of reinforcement learning, the longest first; empty where none are named.
         collectives: the largest total first.
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
@@ -234,6 +256,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     modules: list[ModuleTotal]
     attribution: Attribution
     layers: list[LayerLoad]
+    phases: list[PhasePart]
     collectives: list[CollectiveTotal]
     host: list[HostMeans]
     pipeline: list[StageBubble]
@@ -266,6 +289,7 @@ class ReportTables:
         modules: kernels as `totals` of `dpro.replay.attribution` has them.
         attribution: on what that rests.
         layers: as `imbalances`.
+        phases: as `phases`.
         collectives: as `collective_totals`.
         facts: as `host_facts`.
         host: the same by rank.
@@ -278,6 +302,7 @@ class ReportTables:
     modules: pl.DataFrame
     attribution: Attribution
     layers: pl.DataFrame
+    phases: pl.DataFrame
     collectives: pl.DataFrame
     facts: pl.DataFrame
     host: pl.DataFrame
@@ -301,6 +326,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
         modules=totals(attributed),
         attribution=Attribution(**dict(attributed.group_by("how").len().iter_rows())),
         layers=imbalances(analysis.spans, analysis.collectives, analysis.steps),
+        phases=analysis.phases,
         collectives=analysis.sizes,
         facts=facts,
         host=per_rank(facts),
@@ -325,6 +351,17 @@ def report_document(
         kernels=[KernelTotal(**row) for row in _in_ms(kernels)],
         modules=[ModuleTotal(**row) for row in _in_ms(tables.modules.head(top or tables.modules.height))],
         attribution=tables.attribution,
+        phases=[
+            PhasePart(
+                row["phase"],
+                round(row["duration_ns"] / NS_PER_MS, 6),
+                row["share"],
+                PARTS[part := limit_of(row)],
+                row[part] / max(row["duration_ns"], 1.0),
+                row["latest"],
+            )
+            for row in tables.phases.iter_rows(named=True)
+        ],
         layers=[LayerLoad(**row) for row in tables.layers.iter_rows(named=True)],
         collectives=[CollectiveTotal(**row) for row in _in_ms(tables.collectives)],
         host=[HostMeans(**row) for row in _in_ms(tables.host)],
