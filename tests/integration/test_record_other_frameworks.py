@@ -204,11 +204,11 @@ core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
 special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **special)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), num_key_value_heads=2, pad_token_id=0, eos_token_id=1,
-                                     bos_token_id=1, **sizes))
+sizes |= {"vocab_size": len(words), "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
+model = Qwen2ForCausalLM(Qwen2Config(bos_token_id=1, **sizes))
 arguments = GRPOConfig(
-    "out", per_device_train_batch_size=4, num_generations=4, max_completion_length=12, max_steps=12, report_to=[],
-    use_cpu=True, bf16=False, save_strategy="no", beta=0.0, disable_tqdm=True,
+    "out", per_device_train_batch_size=4, num_generations=4, max_completion_length=12, max_steps=12,
+    use_cpu=True, bf16=False, save_strategy="no", beta=0.0, disable_tqdm=True, report_to=[],
 )
 
 def count(completions, **_):
