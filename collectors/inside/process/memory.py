@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -36,6 +37,7 @@ from ..torch_internals import is_within_backward, on_refused_allocation
 from .exits import DEEPEST, OURS
 
 MAX_LINES = 16
+UNSHARED = 3  # references to what `f_locals` returns: the frame's, ours, and that of the call that counts
 MAX_ROWS = 48  # of one line
 MAX_BLOCKS = 200_000  # of the allocator, each an object on the host; more are not looked at
 PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
@@ -66,12 +68,12 @@ class RefusedAllocations:
     def on_refused(self, device: int, requested: int, total: int, free: int) -> None:
         """The allocator is about to raise; called in the thread that asked."""
         sizes = {"requested_bytes": requested, "total_bytes": total, "free_bytes": free}
-        self._write(device, sizes, list(_frames(sys._getframe())))
+        self._write(device, sizes, [frame for frame, _ in walk_stack(sys._getframe())])
 
     def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
         """An exception ends the interpreter; of allocators without an observer it is all there is."""
         if isinstance(error, torch.OutOfMemoryError) and not self._lines:
-            frames = [frame for frame, _ in _walked(place)]
+            frames = [frame for frame, _ in walk_tb(place)]
             self._write(-1, sizes_in(str(error)), frames[::-1])
 
     def _write(self, device: int, sizes: dict[str, int], frames: list[FrameType]) -> None:
@@ -84,7 +86,9 @@ class RefusedAllocations:
         phase, module = place_of(frames)
         calls = [f"{f.f_code.co_filename}:{f.f_lineno} {f.f_code.co_name}" for f in frames[:DEEPEST]]
         line = {"time_ns": time.time_ns(), "device": device, "phase": phase, "module": module}
-        line |= sizes | {"calls": "\n".join(calls)} | filled(device)
+        line |= sizes | {"calls": "\n".join(calls), "kinds": [], "names": [], "bytes": []}
+        with suppress(Exception):  # of a module, a tensor or an optimizer of the job's own class
+            line |= filled(device)
         folder = self._recorder.folder
         if folder is not None:
             with (folder / MEMORY).open("a") as lines:
@@ -105,18 +109,6 @@ def sizes_in(message: str) -> dict[str, int]:
     )
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _walked(place: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while place is not None:
-        yield place.tb_frame, place.tb_lineno
-        place = place.tb_next
-
-
 def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
     """In what memory was refused: forward, backward or optimizer, and the name of the innermost module.
 
@@ -125,7 +117,7 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
     """
     phase, inner, outer = "", None, None
     for frame in frames:
-        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        owner = _self_of(frame) if frame.f_code.co_varnames[:1] == ("self",) else None
         if isinstance(owner, Module):
             inner, outer = inner or owner, owner
         here = "forward" if inner else "optimizer" if isinstance(owner, Optimizer) else ""
@@ -136,6 +128,15 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
         return phase, ""
     path = next((name for name, module in outer.named_modules() if module is inner), "")
     return phase, f"{_WRAPPERS.sub('', path)} {type(inner).__name__}".strip()
+
+
+def _self_of(frame: FrameType) -> Any:
+    """The first argument of a method; the tensors that Python before 3.13 then keeps of it are let go."""
+    values = frame.f_locals
+    owner = values.get("self")
+    if type(values) is dict and sys.getrefcount(values) <= UNSHARED:  # else the job holds it, by `locals()`
+        values.clear()
+    return owner
 
 
 def filled(device: int) -> dict[str, Any]:

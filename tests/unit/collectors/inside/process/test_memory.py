@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import weakref
 from collections import Counter
+from traceback import walk_stack
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,3 +192,26 @@ def test_an_update_and_a_backward_are_no_forward():
     assert memory.place_of([frame("job.py"), engine]) == ("backward", "")
     again = [frame("linear.py", torch.nn.Linear(1, 1)), engine]  # computed again in the backward
     assert memory.place_of(again) == ("forward", "Linear")
+
+
+class Freeing(torch.nn.Module):
+    def forward(self, keeps: bool) -> tuple[Any, ...]:
+        large = torch.ones(9)
+        seen, place = weakref.ref(large), memory.place_of(frame for frame, _ in walk_stack(sys._getframe()))
+        own = locals() if keeps else {}
+        memory.place_of([sys._getframe()])
+        del large
+        return place, seen() is None, len(own)
+
+
+def test_what_a_method_frees_once_it_has_caught_the_error_is_freed_and_its_own_locals_stay():
+    place, is_freed, _ = Freeing()(False)
+    assert place == ("forward", "Freeing")
+    assert is_freed
+    assert Freeing()(True)[2] > 0
+
+
+def test_a_module_whose_parameters_raise_costs_what_holds_the_memory_and_not_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "filled", lambda device: {}[device])
+    (row,) = refused_in(Refusing(), Process(tmp_path))
+    assert (row["module"], row["kinds"], row["allocated_bytes"]) == ("Refusing", [], 60 << 30)
