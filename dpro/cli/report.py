@@ -325,24 +325,16 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
     import polars as pl
 
     what = "module" if (tables.modules["module"] != "").any() else "operator"
-    sums = tables.modules.group_by(what).agg(pl.col("count", "total_ns").sum())
-    sums = sums.sort("total_ns", what, descending=[True, False])
-    everything = float(sums["total_ns"].sum())
-    room = max(console().width - _BESIDE_NAME, _MIN_NAME)
-    cells = [
-        [shortened(name or "not known", room), str(count), _ms(total), _share(total, everything)]
-        for name, count, total in sums.head(top).iter_rows()
-    ]
-    found = tables.attribution
-    title = f"GPU time by {what}, {ranks}: {min(top, sums.height)} of {sums.height}"
+    names = pl.col(what).replace("", "not known").alias("name")
+    sums = tables.modules.group_by(names).agg(pl.col("count", "total_ns").sum())
+    sums = sums.sort("total_ns", "name", descending=[True, False])
+    found, title = tables.attribution, f"GPU time by {what}, {ranks}"
     if found.eager or found.ambiguous:
-        title += (
-            f"; of CUDA graphs {counted(found.eager, 'kernel')} by the same launched eagerly, "
-            f"{found.ambiguous:,} ambiguous"
-        )
+        by_eager = f"{counted(found.eager, 'kernel')} by the same launched eagerly"
+        title += f"; of CUDA graphs {by_eager}, {found.ambiguous:,} ambiguous"
     if found.unknown:
         title += f"; of {counted(found.unknown, 'kernel')} no operator is known"
-    return _table(title, [what, "count", "total ms", "share"], cells)
+    return _kernel_table(sums, top, title)
 
 
 def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> RenderableType:
