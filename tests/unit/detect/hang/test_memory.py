@@ -7,10 +7,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.hang.memory import CAUSE, FREE, OUTSIDE, UNHELD, UNKNOWN, went_on, with_memory
 from dpro.schema import OUT_OF_MEMORY, WORKERS, conform
+from dpro.store import open_run, write_part
+from tests.builders import cpu_job
 
 GB = 10**9
 ERROR = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\njob.py:7 step"
@@ -102,3 +105,10 @@ def test_a_rank_that_went_on_is_a_note_with_how_often_it_was_refused():
     (line,) = went_on(pl.concat([rows, refused(rank=1)]), workers("", ERROR))
     assert line.startswith("rank 0 was refused memory 40 times and went on")
     assert "1.0 GB were asked for by layers.7.mlp MLP" in line
+
+
+def test_what_a_run_says_of_memory_that_was_refused_is_among_its_notes(tmp_path):
+    run = cpu_job().write(tmp_path / "run")
+    write_part(run.path, OUT_OF_MEMORY, "rank00000", refused(rank=0))
+    (note,) = [note for note in Analysis(open_run(run.path)).notes([]) if "refused memory" in note]
+    assert note.startswith("rank 0 was refused memory 1 time and went on")
