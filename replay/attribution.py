@@ -185,29 +185,44 @@ def _aligned(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
     """Kernels of graphs with the work of those that they are aligned with."""
     stream = ["rank", "window", "correlation", "stream"]
     graphs = graphs.sort(*stream, "start_ns", "span_id")
-    known: dict[tuple[Hashable, ...], list[tuple[str, ...]]] = {}
+    known: dict[tuple[str, ...], Aligned] = {}
     found: list[tuple[str, ...]] = []
     sequences = graphs.group_by(stream, maintain_order=True).agg("name")
     for rank, names in sequences.select("rank", "name").iter_rows():
-        key = (rank, *names)
-        if key not in known:
-            known[key] = align(names, eager, rank)
-        found += known[key]
+        if (key := tuple(names)) not in known:
+            known[key] = align(names, eager)
+        found += known[key].on(rank)
     columns = [*WORK, "how"]
     return graphs.with_columns(pl.DataFrame(found, schema=dict.fromkeys(columns, pl.String), orient="row"))
 
 
-def align(names: Sequence[str], eager: Sequence[EagerStep], rank: int) -> list[tuple[str, ...]]:
-    """What the kernels of a graph are of, as the steps that fit best agree: `WORK` and `how`, [K].
+class Aligned(NamedTuple):
+    """What the kernels of a graph are of.
+
+    Attributes:
+        work: [K] `WORK` and `how`.
+        ranks: whose steps say that.
+    """
+
+    work: list[tuple[str, ...]]
+    ranks: frozenset[int]
+
+    def on(self, rank: int) -> list[tuple[str, ...]]:
+        """The same on a rank: shapes are those of its own steps, or what two ranks agree on."""
+        if rank in self.ranks or len(self.ranks) >= MIN_RANKS:
+            return self.work
+        return [(module, operator, "", how) for module, operator, _, how in self.work]
+
+
+def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
+    """What the kernels of a graph are of, as the steps that fit best agree.
 
     Args:
         names: of the kernels of one stream, in their order, [K].
-        rank: that launched the graph. Shapes are taken from its own steps, or from what two ranks agree on.
     """
     count, enough = Counter(names), MIN_COMMON * len(names)
-    bounded = sorted(
-        ((_most(count, step), step) for step in eager), key=lambda pair: (-pair[0], len(pair[1].names))
-    )
+    bounded = [(_most(count, step), step) for step in eager]
+    bounded.sort(key=lambda pair: (-pair[0], len(pair[1].names)))
     options = []
     for most, step in bounded[:MAX_COMPARED]:
         if most >= enough and len(names) * len(step.names) <= MAX_CELLS:
@@ -215,12 +230,9 @@ def align(names: Sequence[str], eager: Sequence[EagerStep], rank: int) -> list[t
             enough = max(enough, ALIKE * options[-1][0])
     chosen = [(works, ranks) for common, works, ranks in options if common >= enough]
     if not chosen:
-        return [("", "", "", UNKNOWN)] * len(names)
+        return Aligned([("", "", "", UNKNOWN)] * len(names), frozenset())
     united = [_united(said) for said in zip(*(works for works, _ in chosen), strict=True)]
-    seen_on = frozenset[int]().union(*(ranks for _, ranks in chosen))
-    if rank in seen_on or len(seen_on) >= MIN_RANKS:
-        return united
-    return [(module, operator, "", how) for module, operator, _, how in united]
+    return Aligned(united, frozenset().union(*(ranks for _, ranks in chosen)))
 
 
 def _most(count: Counter[str], step: EagerStep) -> int:

@@ -35,7 +35,7 @@ def eager(kernels: Iterable[str], ranks: Iterable[int] = (0,), shapes: str = "[[
 
 def said(names: str, *steps: EagerStep) -> list[str]:
     """What is known of each kernel: its module and shapes, or why it is not."""
-    found = align(names.split(), steps, 0)
+    found = align(names.split(), steps).on(0)
     return [module + shapes if how == BY_EAGER else how for module, _, shapes, how in found]
 
 
