@@ -328,12 +328,13 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
     names = pl.col(what).replace("", "not known").alias("name")
     sums = tables.modules.group_by(names).agg(pl.col("count", "total_ns").sum())
     sums = sums.sort("total_ns", "name", descending=[True, False])
-    found, title = tables.attribution, f"GPU time by {what}, {ranks}"
-    if found.eager or found.ambiguous:
-        by_eager = f"{counted(found.eager, 'kernel')} by the same launched eagerly"
-        title += f"; of CUDA graphs {by_eager}, {found.ambiguous:,} ambiguous"
-    if found.unknown:
-        title += f"; of {counted(found.unknown, 'kernel')} no operator is known"
+    title, by = f"GPU time by {what}, {ranks}", tables.attribution
+    eager, ambiguous, unknown = (by.get(how, 0) for how in ("eager", "ambiguous", "unknown"))
+    if eager or ambiguous:
+        title += f"; of CUDA graphs {counted(eager, 'kernel')} by the same launched eagerly, "
+        title += f"{ambiguous:,} ambiguous"
+    if unknown:
+        title += f"; of {counted(unknown, 'kernel')} no operator is known"
     return _kernel_table(sums, top, title)
 
 

@@ -94,23 +94,6 @@ class ModuleTotal(DocumentPart, frozen=True):
     total_ms: float
 
 
-class Attribution(DocumentPart, frozen=True):
-    """How many kernels are known to be of an operator, and by which way.
-
-    Attributes:
-        launch: an operator launched them.
-        eager: of CUDA graphs, by the same kernels in the same order, launched by operators in another step or
-            on another rank.
-        ambiguous: of CUDA graphs, where there are several such orders.
-        unknown: the rest.
-    """
-
-    launch: int = 0
-    eager: int = 0
-    ambiguous: int = 0
-    unknown: int = 0
-
-
 class LayerLoad(DocumentPart, frozen=True):
     """How work that is sent to ranks or experts is spread in one layer.
 
@@ -238,7 +221,8 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         steps: every step of every rank in deep windows.
         kernels: the largest total first.
         modules: kernels by module and operator, the largest total first; empty without a GPU.
-        attribution: on how many kernels that rests.
+        attribution: kernels by how their operator is known: `launch`, or of CUDA graphs `eager`, by the same
+            kernels in the same order that operators launched elsewhere; else `ambiguous` or `unknown`.
         layers: in which work is sent to ranks or experts, the most uneven first.
         phases: of reinforcement learning, the longest first; empty where none are named.
         collectives: the largest total first.
@@ -254,7 +238,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     steps: list[StepParts]
     kernels: list[KernelTotal]
     modules: list[ModuleTotal]
-    attribution: Attribution
+    attribution: dict[str, int]
     layers: list[LayerLoad]
     phases: list[PhasePart]
     collectives: list[CollectiveTotal]
@@ -287,7 +271,7 @@ class ReportTables:
         steps: as `step_breakdown`.
         kernels: as `kernel_totals`.
         modules: kernels as `totals` of `dpro.replay.attribution` has them.
-        attribution: on what that rests.
+        attribution: how many of them by `how`.
         layers: as `imbalances`.
         phases: as `phases`.
         collectives: as `collective_totals`.
@@ -300,7 +284,7 @@ class ReportTables:
     steps: pl.DataFrame
     kernels: pl.DataFrame
     modules: pl.DataFrame
-    attribution: Attribution
+    attribution: dict[str, int]
     layers: pl.DataFrame
     phases: pl.DataFrame
     collectives: pl.DataFrame
@@ -324,7 +308,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
         steps=analysis.breakdown,
         kernels=kernel_totals(analysis.spans),
         modules=totals(attributed),
-        attribution=Attribution(**dict(attributed.group_by("how").len().iter_rows())),
+        attribution=dict(attributed.group_by("how").len().sort("how").iter_rows()),
         layers=imbalances(analysis.spans, analysis.collectives, analysis.steps),
         phases=analysis.phases,
         collectives=analysis.sizes,
