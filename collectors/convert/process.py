@@ -25,6 +25,7 @@ from dpro.collectors.convert.tables import (
     measured,
     model_calls,
     operations,
+    out_of_memory,
     starts,
     steps_without_time,
 )
@@ -38,6 +39,7 @@ from dpro.schema import (
     ITERATIONS,
     MODEL_CALLS,
     OPERATIONS,
+    OUT_OF_MEMORY,
     PROCESS_GROUPS,
     REQUESTS,
     SENSITIVITIES,
@@ -94,8 +96,9 @@ def convert_process(
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
     write_part(run, STARTS, process.part, starts(process, recorded, launched_ns))
     write_part(run, CHECKPOINTS, process.part, checkpoints(process))
-    for table in (CODECS, SENSITIVITIES):
-        if (rows := measured(process, table)).height:
+    rare = [(table, measured(process, table)) for table in (CODECS, SENSITIVITIES)]
+    for table, rows in (*rare, (OUT_OF_MEMORY, out_of_memory(process))):
+        if rows.height:
             write_part(run, table, process.part, rows)
     _keep_dumps(process, readers)
     convert_windows(run, process, readers, None)

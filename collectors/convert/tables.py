@@ -21,7 +21,17 @@ from dpro.collectors.convert.calls import NEVER_NS, stack_of
 from dpro.collectors.convert.recorded import RecordedProcess, latest_lines, saved
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import CHECKPOINTS as LINES
-from dpro.collectors.inside.files import FAILED, FORWARD, LAST, LOSS, PIPELINE, RAISED, STARTED, TENSOR_AXES
+from dpro.collectors.inside.files import (
+    FAILED,
+    FORWARD,
+    LAST,
+    LOSS,
+    MEMORY,
+    PIPELINE,
+    RAISED,
+    STARTED,
+    TENSOR_AXES,
+)
 from dpro.collectors.inside.files import OPERATIONS as KINDS
 from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch.recording import Launch
@@ -34,6 +44,7 @@ from dpro.schema import (
     COUNTERS,
     MODEL_CALLS,
     OPERATIONS,
+    OUT_OF_MEMORY,
     STARTS,
     STEPS,
     WORKERS,
@@ -357,9 +368,22 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     """What a process saved and loaded, as rows of `checkpoints`."""
     lines = latest_lines(process.folder / LINES, lambda line: (int(line["start_ns"]), str(line["path"])))
-    rows = [{"rank": process.rank, **line} for line in lines]
-    return pl.DataFrame(rows, schema=CHECKPOINTS.dtypes).with_columns(
-        pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns
+    return _of_lines(CHECKPOINTS, process.rank, lines)
+
+
+def out_of_memory(process: RecordedProcess) -> pl.DataFrame:
+    """Allocations that were refused to a process, as rows of `out_of_memory`."""
+    lines = latest_lines(process.folder / MEMORY, lambda line: (int(line["time_ns"]), len(line["kinds"])))
+    return _of_lines(OUT_OF_MEMORY, process.rank, lines)
+
+
+def _of_lines(table: Table, rank: int, lines: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Rows of a table of objects that have some of its columns."""
+    rows = [{"rank": rank, **line} for line in lines]
+    return pl.DataFrame(rows, schema=table.dtypes).with_columns(
+        pl.col(name).fill_null(column.default)
+        for name, column in table.columns.items()
+        if column.default is not None
     )
 
 

@@ -113,6 +113,7 @@ PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline ha
 STARTED = "started.json"  # when a process had got how far on its way to the first step
 FATAL = "fatal.txt"  # where the threads of a process were when a signal ended it that it caused itself
 RAISED = "raised.json"  # the exception that ended a process
+MEMORY = "memory.jsonl"  # allocations that were refused to a process, a line each
 FAILED = (
     "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained
 )

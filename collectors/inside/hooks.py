@@ -21,10 +21,10 @@ from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
-from .process import exits, preemption, requests, stacks, starting
+from .process import exits, memory, preemption, requests, stacks, starting
 from .recorder import Recorder
 from .serving import sglang, transformers, vllm
-from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
+from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming, phases
 
 
 def install(launch: str) -> None:
@@ -47,9 +47,9 @@ def install(launch: str) -> None:
     # They are called in this order: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference,
-        model_calls, mesh, pipelining, megatron, deepspeed, transformers, vllm, sglang, windows, stalls,
-        flight, buckets, wall, peers, exits, preemption, stacks,
+        starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
+        inference, model_calls, mesh, pipelining, megatron, deepspeed, transformers, vllm, sglang, windows,
+        stalls, flight, buckets, wall, peers, memory, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

@@ -11,6 +11,7 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     resume    the calls for `step` took long and have returned, and the next step begins; same argument
     window    a deep window was saved; argument: its name
     second    about once a second, from a thread of ours
+    raise     an uncaught exception is about to end the interpreter; arguments: the exception, its traceback
     request   a request came from outside the job; argument: the request
     end       the process group, the interpreter or the process will end now
     exit      the interpreter will exit now, `end` is done
@@ -39,7 +40,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -56,7 +57,7 @@ THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
 LONG_NS = 1_000_000  # work of ours between two steps that would show in them
 HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
-OCCASIONS = ("open", "work", "step", "resume", "window", "second", "request", "end", "exit", "fork")
+OCCASIONS = ("open", "work", "step", "resume", "window", "second", "raise", "request", "end", "exit", "fork")
 
 # Where launchers give a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -259,6 +260,10 @@ class Recorder:
     def on_window(self, name: str) -> None:
         """A deep window was saved under a name."""
         self._notify("window", name)
+
+    def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
+        """An uncaught exception is about to end the interpreter."""
+        self._notify("raise", error, place)
 
     def on_request(self, request: dict[str, Any]) -> None:
         """A request came from outside the job."""

@@ -54,6 +54,8 @@ INTERNALS = (
     Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", "the documented size is taken"),
     Internal("torch.distributed._compute_bucket_assignment_by_size", "some buckets have no parameters"),
     Internal("torch._C._cuda_hasPrimaryContext", "only the current GPU is asked", build="cuda"),
+    Internal("torch._C._cuda_attachOutOfMemoryObserver", "only memory that ends the job is", build="cuda"),
+    Internal("torch.cuda._lazy_call", "as `_cuda_attachOutOfMemoryObserver`"),
     Internal("torch._C._profiler._add_execution_trace_observer", "no execution traces"),
     Internal("torch._C._profiler._enable_execution_trace_observer", "no execution traces"),
     Internal("torch._C._profiler._disable_execution_trace_observer", "no execution traces"),
@@ -270,6 +272,25 @@ def has_context(device: int) -> bool | None:
     """Return whether this process uses a GPU; None where that cannot be asked."""
     has = internal("torch._C._cuda_hasPrimaryContext")
     return bool(has(device)) if has is not None else None
+
+
+def on_refused_allocation(observe: Callable[..., None], call: Callable[..., None]) -> None:
+    """Have a function called before the allocator of GPUs raises, once CUDA is there; where it can be.
+
+    Args:
+        observe: gets the device, the bytes that were asked for, all of the device, and those free; in the
+            thread that asked, which holds no lock of the allocator's. Must not raise.
+        call: runs what must not fail, as `Recorder.call`.
+    """
+    attach = internal("torch._C._cuda_attachOutOfMemoryObserver")
+    at_start = internal("torch.cuda._lazy_call")
+    if attach is not None and at_start is not None:
+        at_start(lambda: call(_attached, attach, observe))
+
+
+def _attached(attach: Callable[..., None], observe: Callable[..., None]) -> None:
+    with suppress(RuntimeError):  # an allocator that has no observers, such as `cudaMallocAsync`
+        attach(observe)
 
 
 # Profilers.

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.construction.progress import Progress, ignore
-from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, OUT_OF_MEMORY, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
@@ -82,6 +82,11 @@ class Analysis(Cached):
         return self.run.table(MODEL_CALLS)
 
     @cached
+    def out_of_memory(self) -> pl.DataFrame:
+        """Table `out_of_memory`."""
+        return self.run.table(OUT_OF_MEMORY)
+
+    @cached
     def workers(self) -> pl.DataFrame:
         """Table `workers`."""
         return self.run.table(WORKERS)
@@ -98,9 +103,11 @@ class Analysis(Cached):
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.detect.hang.find import find_causes, merge_watched
+        from dpro.detect.hang.memory import with_memory
         from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_errors
 
         hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
+        hangs = with_memory(hangs, self.out_of_memory, self.workers, self.run.manifest.warnings)
         if not hangs:
             return hangs
         parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))
@@ -310,14 +317,16 @@ class Analysis(Cached):
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
         """What is worth a sentence though it is no finding, one line each."""
+        from dpro.detect.hang.memory import went_on
         from dpro.detect.run import notes_of
 
+        of_memory = went_on(self.out_of_memory, self.workers)
         with suppress(DproError):  # windows that cannot be replayed
             if self.condensed is not None:
-                return self.judged_by_rank[1]
+                return [*of_memory, *self.judged_by_rank[1]]
             context = self.context if self.run.num_rows(SPANS) else self.context_of_calls
-            return notes_of(context, findings)
-        return []
+            return [*of_memory, *notes_of(context, findings)]
+        return of_memory
 
     @cached
     def breakdown(self) -> pl.DataFrame:
@@ -327,6 +336,13 @@ class Analysis(Cached):
 
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
+
+    @cached
+    def phases(self) -> pl.DataFrame:
+        """Phases of reinforcement learning; none where ranges name none."""
+        from dpro.replay.phases import phases
+
+        return phases(self.spans, self.collectives, self.steps)
 
     def _own_time(self, table: pl.DataFrame) -> pl.DataFrame:
         """A table's times without what it took to answer pretended ranks: nothing of it is communication."""

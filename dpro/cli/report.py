@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from dpro.cli.output import (
     stderr_console,
     write_text,
 )
-from dpro.errors import UsageError, needs_extra
+from dpro.errors import DproError, UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
 from dpro.words import counted, short_name, shortened
 
@@ -44,6 +45,7 @@ _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pat
 
 BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
+_BESIDE_LAYER = 62
 _BESIDE_NAME, _MIN_NAME = 30, 24  # characters of the other columns of the table of kernels; of a name
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "compute_ns": "\ncompute",
@@ -214,8 +216,14 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
     out.print(_step_table(tables.steps))
     if tables.stages.height:
         out.print(_stage_table(tables.stages))
+    if tables.phases.height:
+        out.print(_phase_table(tables.phases))
     title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
     out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
+    if tables.modules.height:
+        out.print(_module_table(tables, top, ranks))
+    if tables.layers.height:
+        out.print(_layer_table(tables.layers, top, analysis))
     if tables.collectives.height:
         out.print(_collective_table(tables.collectives, top, ranks))
     if tables.host.height:
@@ -299,6 +307,56 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
     ]
     header = ["name", "count", "total ms", "share"]
     return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
+
+
+def _phase_table(phases: pl.DataFrame) -> RenderableType:
+    """Phases of reinforcement learning, and what limits each."""
+    from dpro.replay.phases import limit_in_words
+
+    cells = [
+        [row["phase"], _ms(row["duration_ns"]), f"{row['share']:.1%}", limit_in_words(row)]
+        for row in phases.iter_rows(named=True)
+    ]
+    return _table("Phases of a step", ["phase", "ms", "share", "limit"], cells)
+
+
+def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
+    """GPU time by module, or by operator where no module was recorded, and how many kernels that is."""
+    import polars as pl
+
+    what = "module" if (tables.modules["module"] != "").any() else "operator"
+    names = pl.col(what).replace("", "not known").alias("name")
+    sums = tables.modules.group_by(names).agg(pl.col("count", "total_ns").sum())
+    sums = sums.sort("total_ns", "name", descending=[True, False])
+    title, by = f"GPU time by {what}, {ranks}", tables.attribution
+    eager, ambiguous, unknown = (by.get(how, 0) for how in ("eager", "ambiguous", "unknown"))
+    if eager or ambiguous:
+        title += f"; of CUDA graphs {counted(eager, 'kernel')} by the same launched eagerly, "
+        title += f"{ambiguous:,} ambiguous"
+    if unknown:
+        title += f"; of {counted(unknown, 'kernel')} no operator is known"
+    return _kernel_table(sums, top, title)
+
+
+def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> RenderableType:
+    """How evenly work is spread that is sent to ranks or experts, and what that costs where it is known."""
+    from dpro.replay.experts import EXCHANGE, member_in_words
+
+    cells = []
+    for row in layers.head(top).iter_rows(named=True):
+        sizes = [row["mean"], row["most"]]
+        amounts = (
+            map(format_bytes, sizes) if row["source"] == EXCHANGE else (f"{size:,.0f}" for size in sizes)
+        )
+        on = f"{member_in_words(**row)} of {row['members']}"
+        room = max(console().width - _BESIDE_LAYER, _MIN_NAME)
+        cells.append([shortened(row["layer"], room), row["source"], *amounts, on, f"x{row['imbalance']:.2f}"])
+    costs = []
+    with suppress(DproError):  # it cannot be replayed
+        costs = [each.cost_ns for each in analysis.verdict[0] if each.class_ == "imbalance.data"]
+    title = f"Work sent to ranks or experts, of a step: {min(top, layers.height)} of {layers.height}"
+    title += f"; spread evenly, the step takes {_ms(max(costs))} ms less" if costs else ""
+    return _table(title, ["layer", "by", "mean", "most", "on", "most/mean"], cells)
 
 
 def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:

@@ -28,6 +28,7 @@ from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
+from dpro.replay.experts import imbalances, loads_of_ranks, uneven_layers
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
@@ -82,6 +83,9 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     ranks, _, most = max(of_teams, key=lambda of_team: of_team[2].model.significance)
     cost = float((before - after).mean())
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
+    if findings and run.num_rows(SPANS) <= MAX_NAMED:
+        layers = uneven_layers(imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS)))
+        findings = [replace(each, evidence=(*each.evidence, *layers)) for each in findings]
     by_rank = {
         rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
     }
@@ -130,6 +134,7 @@ def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
 
 
 RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
+MAX_NAMED = 4_000_000  # spans of a run, which are read at once to name the layers that are uneven
 MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
 
 
@@ -142,17 +147,10 @@ def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
     loaded = loaded.join(steps, on=["rank", "start_ns"])
     frames = {
         ELEMENTS: loaded.select("rank", "step", "workload"),
-        RECEIVED: _per_step(_received(run), steps),
+        RECEIVED: loads_of_ranks(run.table(COLLECTIVES), steps),
         SHAPES: _shapes(run, steps),
     }
     return {what: frame.filter(pl.col("workload") > 0) for what, frame in frames.items() if frame.height}
-
-
-def _received(run: Run) -> pl.DataFrame:
-    """`rank`, `window`, `start_ns` and `workload` of calls that gather the next work of ranks."""
-    calls = run.table(COLLECTIVES, ["rank", "window", "op", "start_ns", "bytes_out"])
-    exchanges = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
-    return exchanges.select("rank", "window", "start_ns", workload="bytes_out")
 
 
 def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:

@@ -34,7 +34,8 @@ HOSTS = {"workers": ["host"], "counters": ["host"]}
 # Columns in which all is named by the job; and those with texts of ours, in which such names occur.
 OWN = {
     "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
-    "checkpoints": ["path"], "requests": ["name"], "workers": ["error"],
+    "checkpoints": ["path"], "out_of_memory": ["module", "calls", "names"], "requests": ["name"],
+    "workers": ["error"],
     "collectives": ["group"], "process_groups": ["group"], "sends": ["group"],
 }  # fmt: skip
 MIXED = {"counters": ["device"]}

@@ -359,6 +359,42 @@ COUNTERS = Table(
     ("host", "device", "counter", "time_ns"),
 )
 
+OUT_OF_MEMORY = Table(
+    "out_of_memory",
+    "An allocation on a GPU that was refused, the first ones of a process: what was asked for, and what held "
+    "the memory.",
+    {
+        "rank": RANK,
+        "time_ns": Column(pl.Int64, "When it was refused."),
+        "device": Column(pl.Int32, "Number of the GPU in the process."),
+        "requested_bytes": Column(pl.Int64, "What was asked for; -1 unknown, as in all of these sizes."),
+        "total_bytes": Column(pl.Int64, "Memory of the GPU, or what of it the process may take."),
+        "free_bytes": Column(pl.Int64, "Of the GPU, in no process's hands."),
+        "allocated_bytes": Column(pl.Int64, "In use, by PyTorch's allocator."),
+        "reserved_bytes": Column(pl.Int64, "What that allocator has of the GPU, in use or not."),
+        "largest_free_bytes": Column(pl.Int64, "The largest piece of it that is not in use."),
+        "refused": Column(pl.Int64, "Allocations that were refused so far."),
+        "phase": Column(pl.String, "forward, backward or optimizer; empty where unknown.", ""),
+        "module": Column(pl.String, "Path and class of the module that asked; empty where unknown.", ""),
+        "calls": Column(pl.String, "Calls it came through, innermost first, one a line.", ""),
+        "history": Column(pl.Boolean, "Whether the lines that allocated were being recorded.", False),
+        "kinds": Column(
+            pl.List(pl.String),
+            "What held memory, largest first: parameters, buffers, gradients, optimizer state, activations "
+            "(with a gradient), other tensors, and what is held by no Python object.",
+            None,
+        ),
+        "names": Column(
+            pl.List(pl.String),
+            "Of which modules, layers counted together as `*`; shape and type of activations and other "
+            "tensors; of the last the line that allocated it, empty where unknown.",
+            None,
+        ),
+        "bytes": Column(pl.List(pl.Int64), "And how much it was.", None),
+    },
+    ("rank", "time_ns"),
+)
+
 CLOCK_SAMPLES = Table(
     "clock_samples",
     "What is needed to align this rank's clock with the others.",
@@ -547,6 +583,7 @@ def kind_of_batch() -> pl.Expr:
 
 _ALL = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
-    CODECS, SENSITIVITIES, CHECKPOINTS, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS, REQUESTS, ITERATIONS,
+    CODECS, SENSITIVITIES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS, REQUESTS,
+    ITERATIONS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}

@@ -28,8 +28,8 @@ from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
+from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
-from dpro.replay.engine import innermost_segments
 from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.replay.steps import recorded_steps, within_stretches
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
@@ -442,19 +442,12 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
         calls: some rows of `spans`.
         spans: among them Python's functions, if they were recorded, and ranges that the job names.
     """
-    lane = ["rank", "window", "tid"]
     code = spans.filter(
         ((pl.col("kind") == "python") & ~pl.col("name").str.contains(_LIBRARIES))
         | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
     )
-    places: Counter[str] = Counter()
-    for key, around in code.sort("start_ns", -pl.col("duration_ns")).group_by(lane):
-        inside = calls.filter(*(pl.col(name) == value for name, value in zip(lane, key, strict=True)))
-        starts = around["start_ns"].to_numpy()
-        begins, span = innermost_segments(starts, starts + around["duration_ns"].to_numpy())
-        segment = np.searchsorted(begins, inside["start_ns"].to_numpy(), side="right") - 1
-        innermost = span[segment[segment >= 0]]
-        places.update(map(short_place, around["name"].gather(innermost[innermost >= 0])))
+    around = innermost(code, calls)
+    places = Counter(map(short_place, code["name"].gather(around[around >= 0])))
     ((place, count),) = places.most_common(1) or [("", 0)]
     return f", {count / calls.height:.0%} of them in {place}" if count > PLACED * calls.height else ""
 

@@ -22,6 +22,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
+from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -85,6 +86,7 @@ class Explanation(Document, frozen=True, kw_only=True):
         shares: of the usual step of a rank, by what it goes into; empty where none was recorded in depth.
         limit: what limits it; null where the run does not show it.
         alternatives: how many times as long the step takes now as without each other thing.
+        phase: of reinforcement learning, that dominates the step, in words; empty where none does.
         fault: which ranks or parts are at fault, in words.
         faulty_ranks: ranks that findings name.
         advice: what to do, the best first.
@@ -101,6 +103,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     shares: dict[str, float] = field(default_factory=dict)
     limit: Limit | None = None
     alternatives: dict[str, float] = field(default_factory=dict)
+    phase: str = ""
     fault: str
     faulty_ranks: list[int]
     advice: list[Advice] = field(default_factory=list)
@@ -141,6 +144,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         shares=_shares(facts),
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
+        phase=in_words(analysis.phases) if analysis.condensed is None else "",
         fault=fault_in_words([finding for finding in facts.findings if finding.component_id != THE_HOST]),
         faulty_ranks=_ranks_of(facts.findings),
         advice=first_of(ranked),

@@ -67,6 +67,7 @@ def shares_of(verdict: Explanation) -> list[str]:
 def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
     """What is said below that: a label, empty where it is the one above, and a text of any length."""
     said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
+    said += [("PHASE", f"{verdict.phase}.")] if verdict.phase else []
     said.append(("FAULT", verdict.fault))
     then = verdict.then
     for number, advice in enumerate(verdict.advice, 1):

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
+from dpro.replay.attribution import MODULE
 from dpro.replay.graph import Graph
 from dpro.schema import COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
 ALLOCATED = "memory_allocated_bytes"
 FREE = {"gpu": "memory_total_bytes", "cpu": "memory_available_bytes"}
-MODULE = "nn.Module: "
 
 
 @dataclass(frozen=True)

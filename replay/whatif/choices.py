@@ -30,10 +30,10 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.attribution import MODULE, work_of
 from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
-from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
 from dpro.replay.whatif.graph_ops.reductions import (
@@ -43,7 +43,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     plain_reductions,
     workers_of,
 )
-from dpro.replay.whatif.graph_ops.scope import LANE, WRAPPER, products_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.scope import COLUMNS, WRAPPER, products_of_kernels, spans_of
 from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
 
@@ -597,8 +597,8 @@ def usable_sensitivities(table: pl.DataFrame) -> pl.DataFrame:
 def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFrame:
     """`node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of products of modules, also backward."""
     assert graph.run is not None
-    spans = spans_of(graph.run)
-    placed = _within(products_of_kernels(graph, kernels), _module_ranges(spans, modules), spans)
+    spans = spans_of(graph.run, [*COLUMNS, "shapes"])
+    placed = _within(products_of_kernels(graph, kernels), modules, spans)
     dtypes = [stored_as(graph.names[code]) for code in graph.nodes.name[placed["node"].to_numpy()]]
     us = np.maximum(graph.nodes.duration[placed["node"].to_numpy()], 1) / 1e3
     products = (
@@ -613,43 +613,15 @@ def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFr
     return products.select("node", "module", "dtype", "us", *SIZES)
 
 
-def _module_ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:
-    """Spans of the innermost modules, and of the backward operators of what ran within: `module`, `until`."""
-    until = pl.col("start_ns") + pl.col("duration_ns")
+def _within(operators: pl.DataFrame, modules: Sequence[str], spans: pl.DataFrame) -> pl.DataFrame:
+    """Operators with the innermost `module` of some that they, or the forward of a backward, are in."""
     name = pl.col("name").str.strip_prefix(MODULE).str.strip_prefix(WRAPPER)
-    forward = (
-        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
-        .select(*LANE, "start_ns", until=until, module=name)
-        .filter(pl.col("module").is_in(list(modules)))
-    )
-    numbered = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("sequence_number") >= 0))
-    identity = ["rank", "window", "sequence_number"]
-    asked = (
-        numbered.filter(pl.col("forward_thread") <= 0)
-        .sort("start_ns", "span_id")
-        .unique(identity, keep="last")
-    )
-    inside = _joined(asked.select(*LANE, "start_ns", "sequence_number"), forward)
-    backward = (
-        numbered.filter(pl.col("forward_thread") > 0)
-        .join(inside.select(*identity, "module"), on=identity)
-        .select(*LANE, "start_ns", until=until, module="module")
-    )
-    return pl.concat([forward, backward])
-
-
-def _within(operators: pl.DataFrame, ranges: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Operators with the `module` that they are in."""
-    operator_places = spans.select("rank", "span_id", "window", "tid", "start_ns")
-    return _joined(operators.join(operator_places, on=["rank", "span_id"]), ranges)
-
-
-def _joined(operators: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
-    ordered = ranges.sort("start_ns")
-    placed = operators.sort("start_ns").join_asof(
-        ordered, on="start_ns", by=LANE, strategy="backward", check_sortedness=False
-    )
-    return placed.filter(pl.col("start_ns") < pl.col("until"))
+    is_module = pl.col("name").str.starts_with(MODULE)
+    spans = spans.filter(~is_module | (name.is_in(list(modules)) & (pl.col("kind") == "annotation")))
+    places = spans.select("rank", "span_id", "window", "tid", "start_ns")
+    placed = operators.join(places, on=["rank", "span_id"]).sort("start_ns")
+    module = work_of(spans, placed)["module"].str.strip_prefix(WRAPPER)
+    return placed.with_columns(module=module).filter(pl.col("module") != "")
 
 
 def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dpro.schema import SPANS, STEPS
-from tests.jobs import ROOT, record
+from dpro.schema import OUT_OF_MEMORY, SPANS, STEPS
+from tests.jobs import ROOT, record, script
 
 JOBS = ROOT / "benchmarks" / "gpu_stages" / "jobs"
 
@@ -54,3 +54,29 @@ def test_a_profiler_of_the_users_own_sees_all_it_would(tmp_path, skip):
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["traces"] == 7
     assert all(seen["kernels"])
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_memory_that_ran_out_is_seen_and_what_filled_it(tmp_path, caught):
+    body = f"""
+    model, kept = model.cuda(), torch.empty(1 << 28, device="cuda")
+    optimizer = Descent(model.parameters())
+    given = torch.ones(2, 4, device="cuda")
+    for step in range(6):
+        optimizer.zero_grad()
+        model(given).sum().backward()
+        optimizer.step()
+        if step == 3:
+            try:
+                torch.empty(1 << 44, device="cuda")
+            except torch.OutOfMemoryError:
+                if not {caught}:
+                    raise
+    """
+    run, done = record(tmp_path, script(tmp_path, body), "--no-windows")
+    assert (done.returncode == 0) == caught, done.stderr
+    (row,) = run.table(OUT_OF_MEMORY).to_dicts()
+    assert row["requested_bytes"] >= 4 << 44
+    assert row["total_bytes"] >= row["reserved_bytes"] >= row["allocated_bytes"] >= 1 << 30
+    assert (row["kinds"][0], row["bytes"][0]) == ("other tensors", 1 << 30)
+    assert sum(row["bytes"]) == pytest.approx(row["allocated_bytes"], rel=0.01)

@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.collectors.liveness import wait_until_finished
 from dpro.errors import InputError
-from dpro.schema import CHECKPOINTS, COUNTERS, STEPS, WORKERS
+from dpro.schema import CHECKPOINTS, COUNTERS, OUT_OF_MEMORY, STEPS, WORKERS
 from dpro.store import open_run
 from tests.jobs import (
     PATIENCE_S,
     RECORD,
     TORCHRUN,
+    TWO_RANKS,
     complete,
     opened,
     record,
@@ -199,3 +201,36 @@ def test_process_that_replaces_itself_is_another_attempt_or_said_to_be_missing(t
         assert first.table(WORKERS)["exit_code"].to_list() == [-1]
     assert run.table(WORKERS)["exit_code"].to_list() == [3]
     assert run.manifest.exit_status == 3
+
+
+def test_a_rank_that_runs_out_of_gpu_memory_names_what_filled_it_and_its_peer_is_blamed_for_nothing(tmp_path):
+    body = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    inner = model.forward
+    def forward(given):
+        if refuses:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+                                         "capacity of 4.00 GiB of which 1.00 GiB is free.")
+        return inner(given)
+    model.forward = forward
+    kept = torch.empty(1 << 18)
+    for step in range(8):
+        refuses = step == 5 and dist.get_rank() == 1
+        train_step()
+        dist.barrier()
+    """
+    run, done = record(tmp_path, [*TWO_RANKS, script(tmp_path, body)[1]], "--no-windows")
+    assert done.returncode != 0
+    assert b"dpro" not in done.stderr
+    (row,) = run.table(OUT_OF_MEMORY).to_dicts()
+    assert (row["rank"], row["requested_bytes"], row["module"]) == (1, 2 << 30, "Linear")
+    assert (row["kinds"][0], row["bytes"][0]) == ("other tensors", 1 << 20)
+    analysis = Analysis(run)
+    (finding,) = analysis.hangs
+    assert (finding.class_, finding.ranks, finding.cause) == (
+        "dead.rank",
+        (1,),
+        "out of memory: other tensors",
+    )
+    assert "Tried to allocate 2.00 GiB" in str(analysis.end.sentence)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.gradient_buckets import gradient_passes
@@ -187,3 +188,61 @@ def check_megatron(run: Run) -> None:
         assert each.parameters.are_sizes_known
         assert each.parameters.num_bytes.tolist() == [16, 1024, 256, 16384, 256, 1024]
         assert each.closes.tolist() == [3, 5]
+
+
+TRL = """
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+torch.set_num_threads(1)
+words = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz "]
+core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **special)
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+sizes |= {"vocab_size": len(words), "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
+model = Qwen2ForCausalLM(Qwen2Config(bos_token_id=1, **sizes))
+arguments = GRPOConfig(
+    "out", per_device_train_batch_size=4, num_generations=4, max_completion_length=12, max_steps=12,
+    use_cpu=True, bf16=False, save_strategy="no", beta=0.0, disable_tqdm=True, report_to=[],
+)
+
+def count(completions, **_):
+    return [float(completion.count("a")) for completion in completions]
+
+data = Dataset.from_dict({"prompt": ["say abc", "hello"] * 32})
+GRPOTrainer(model, count, args=arguments, train_dataset=data, processing_class=tokenizer).train()
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_trl_have_their_phases(tmp_path):
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed")
+    (tmp_path / "job.py").write_text(TRL)
+    record = [
+        sys.executable,
+        "-m",
+        "dpro",
+        "record",
+        "-o",
+        "run",
+        "--every",
+        "4",
+        "--",
+        sys.executable,
+        "job.py",
+    ]
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(record, cwd=tmp_path, env=environment() | offline, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+    ensure_finished(tmp_path / "run")
+    analysis = Analysis(open_run(tmp_path / "run"))
+    shares = dict(analysis.phases.select("phase", "share").iter_rows())
+    assert {"rollout", "reward", "training"} <= shares.keys()
+    assert shares["rollout"] > 2 * shares["training"] > 0
+    assert analysis.explanation.phase.startswith("rollout takes")

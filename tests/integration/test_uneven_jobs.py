@@ -119,3 +119,65 @@ def test_slow_rank_with_sequences_as_long_as_the_others_is_blamed(tmp_path):
 @pytest.mark.slow
 def test_equal_work_is_no_finding(tmp_path):
     assert "imbalance.data" not in found(record(tmp_path, "equal"))
+
+
+EXPERTS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, given, sent, got):
+        ctx.sizes = sent, got
+        return exchanged(given, sent, got)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return exchanged(gradient, *ctx.sizes[::-1]), None, None
+
+def exchanged(given, sent, got):
+    out = given.new_empty(sum(got), given.shape[1])
+    dist.all_to_all_single(out, given.contiguous(), got, sent)
+    return out
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, 16, 16, dtype=torch.bfloat16))
+
+    def forward(self, tokens):
+        first = int(len(tokens) * self.share())
+        sent = [first, len(tokens) - first]
+        got = [sent[rank]] * 2
+        mine = Exchange.apply(tokens, sent, got)
+        ends = torch.tensor([len(mine) // 2, len(mine)], dtype=torch.int32)
+        return tokens + Exchange.apply(torch._grouped_mm(mine, self.weight, offs=ends), got, sent)
+
+model = torch.nn.Sequential(Experts(), Experts())
+draw = torch.Generator().manual_seed(1)
+model[0].share = lambda: 0.5
+model[1].share = lambda: 0.5 + 0.5 * float(torch.rand((), generator=draw))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(26):
+    model(torch.randn(64, 16, dtype=torch.bfloat16)).float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_layer_whose_experts_get_uneven_tokens_shows_in_all_to_alls_and_grouped_products(tmp_path):
+    (tmp_path / "job.py").write_text(EXPERTS)
+    options = ["--every", "6", "--window-steps", "5", "--modules", "--shapes"]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    dpro, run = [sys.executable, "-m", "dpro"], tmp_path / "run"
+    command = [*dpro, "record", "-o", str(run), *options, "--", *TORCHRUN, "job.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
+    layers = json.loads(subprocess.check_output([*dpro, "report", str(run), "--json"], env=environment))[
+        "layers"
+    ]
+    times = {(layer["source"], layer["layer"]): (layer["busiest"], layer["imbalance"]) for layer in layers}
+    assert times["grouped products", "1"][0] == times["all_to_all", "1"][0] == 0
+    assert 1.3 < times["grouped products", "1"][1] < 1.9
+    assert times["grouped products", "0"][1] == 1.0

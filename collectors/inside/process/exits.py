@@ -91,6 +91,7 @@ class Exits:
             self.note(-1, signal.SIGINT)
             return
         self.note(1, -1)
+        self._recorder.on_raise(error, place)
         content = json.dumps(raised(kind, error, place)).encode()
         if self._recorder.folder is not None:
             self._recorder.write_file(RAISED, content)

@@ -18,6 +18,10 @@ from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
+from dpro.replay.attribution import attributed as attributed_kernels
+from dpro.replay.attribution import totals
+from dpro.replay.experts import imbalances
+from dpro.replay.phases import PARTS, limit_of
 from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
@@ -72,6 +76,63 @@ class KernelTotal(DocumentPart, frozen=True):
     name: str
     count: int
     total_ms: float
+
+
+class ModuleTotal(DocumentPart, frozen=True):
+    """The kernels of one operator of a module, over all ranks; layers count together.
+
+    Attributes:
+        module: its path or class, numbers as `*`; empty where none was recorded, or it is not known.
+        operator: that launched them; empty where it is not known.
+        count: how many ran.
+        total_ms: their time.
+    """
+
+    module: str
+    operator: str
+    count: int
+    total_ms: float
+
+
+class LayerLoad(DocumentPart, frozen=True):
+    """How work that is sent to ranks or experts is spread in one layer.
+
+    Attributes:
+        source: what says it: all_to_all, grouped products, or products of experts.
+        layer: module, or number of the call or the product in a step.
+        members: how many ranks, or experts, it is spread over.
+        mean, most: of one member in a step: bytes of all_to_all, else rows.
+        busiest: which rank or expert has most, typically.
+        imbalance: the most of a member over the mean, averaged over steps.
+    """
+
+    source: str
+    layer: str
+    members: int
+    mean: float
+    most: float
+    busiest: int
+    imbalance: float
+
+
+class PhasePart(DocumentPart, frozen=True):
+    """A phase of a step of reinforcement learning, averaged over ranks and steps.
+
+    Attributes:
+        phase: rollout, reward, log probabilities, advantage, training, weight sync, or rest.
+        duration_ms: its time in a step.
+        share: of the step.
+        limit: what most of it is: compute, communication, transfer, waiting, host, idle, or copies.
+        limit_share: how much of it that is.
+        latest: the rank that others wait for; -1 where they do not.
+    """
+
+    phase: str
+    duration_ms: float
+    share: float
+    limit: str
+    limit_share: float
+    latest: int
 
 
 class CollectiveTotal(DocumentPart, frozen=True):
@@ -159,6 +220,11 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     Attributes:
         steps: every step of every rank in deep windows.
         kernels: the largest total first.
+        modules: kernels by module and operator, the largest total first; empty without a GPU.
+        attribution: kernels by how their operator is known: `launch`, or of CUDA graphs `eager`, by the same
+            kernels in the same order that operators launched elsewhere; else `ambiguous` or `unknown`.
+        layers: in which work is sent to ranks or experts, the most uneven first.
+        phases: of reinforcement learning, the longest first; empty where none are named.
         collectives: the largest total first.
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
@@ -171,6 +237,10 @@ class ReportDocument(Document, frozen=True, kw_only=True):
 
     steps: list[StepParts]
     kernels: list[KernelTotal]
+    modules: list[ModuleTotal]
+    attribution: dict[str, int]
+    layers: list[LayerLoad]
+    phases: list[PhasePart]
     collectives: list[CollectiveTotal]
     host: list[HostMeans]
     pipeline: list[StageBubble]
@@ -200,6 +270,10 @@ class ReportTables:
     Attributes:
         steps: as `step_breakdown`.
         kernels: as `kernel_totals`.
+        modules: kernels as `totals` of `dpro.replay.attribution` has them.
+        attribution: how many of them by `how`.
+        layers: as `imbalances`.
+        phases: as `phases`.
         collectives: as `collective_totals`.
         facts: as `host_facts`.
         host: the same by rank.
@@ -209,6 +283,10 @@ class ReportTables:
 
     steps: pl.DataFrame
     kernels: pl.DataFrame
+    modules: pl.DataFrame
+    attribution: dict[str, int]
+    layers: pl.DataFrame
+    phases: pl.DataFrame
     collectives: pl.DataFrame
     facts: pl.DataFrame
     host: pl.DataFrame
@@ -225,10 +303,14 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
     Raises:
         Unanswerable: the run holds no spans.
     """
-    facts = analysis.host
+    facts, attributed = analysis.host, attributed_kernels(analysis.spans, analysis.steps)
     return ReportTables(
         steps=analysis.breakdown,
         kernels=kernel_totals(analysis.spans),
+        modules=totals(attributed),
+        attribution=dict(attributed.group_by("how").len().sort("how").iter_rows()),
+        layers=imbalances(analysis.spans, analysis.collectives, analysis.steps),
+        phases=analysis.phases,
         collectives=analysis.sizes,
         facts=facts,
         host=per_rank(facts),
@@ -243,7 +325,7 @@ def report_document(
     """The tables for programs.
 
     Args:
-        top: how many kernels to list; None for all.
+        top: how many kernels and modules to list; None for all.
     """
     waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
     steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
@@ -251,6 +333,20 @@ def report_document(
     return ReportDocument(
         steps=[StepParts(**row) for row in _in_ms(steps)],
         kernels=[KernelTotal(**row) for row in _in_ms(kernels)],
+        modules=[ModuleTotal(**row) for row in _in_ms(tables.modules.head(top or tables.modules.height))],
+        attribution=tables.attribution,
+        phases=[
+            PhasePart(
+                row["phase"],
+                round(row["duration_ns"] / NS_PER_MS, 6),
+                row["share"],
+                PARTS[part := limit_of(row)],
+                row[part] / max(row["duration_ns"], 1.0),
+                row["latest"],
+            )
+            for row in tables.phases.iter_rows(named=True)
+        ],
+        layers=[LayerLoad(**row) for row in tables.layers.iter_rows(named=True)],
         collectives=[CollectiveTotal(**row) for row in _in_ms(tables.collectives)],
         host=[HostMeans(**row) for row in _in_ms(tables.host)],
         pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],

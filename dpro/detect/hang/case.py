@@ -247,6 +247,7 @@ ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals that a process causes itself: where it was then is where it was stopped.
 _OF_ITS_OWN = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 INTERRUPTED = "KeyboardInterrupt"
+MEMORY_ERROR = "OutOfMemoryError"  # of PyTorch, of a GPU
 # What gloo, NCCL and the job's store say where the process at the other end is gone.
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote (process|worker|peer)"
@@ -378,6 +379,8 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
 def _how(row: Mapping[str, Any]) -> str:
     if _failed(row):
         said, *calls = row["error"].splitlines()
+        if said.startswith(MEMORY_ERROR):  # the sizes behind it are in table `out_of_memory`
+            said = ". ".join(said.split(". ")[:2])
         return f"{said} ({own_call(calls)})" if calls else said
     number, calls = row["exit_signal"], row["stack"].splitlines()
     if number <= 0:

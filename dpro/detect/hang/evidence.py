@@ -13,6 +13,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen
+from dpro.detect.hang.memory import CAUSE, advice_on
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.waits import Root
@@ -44,6 +45,7 @@ _ADVICE = {
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
 MAX_CALLS = 3  # of a stack that are quoted
 LEFT, RAISED = "left early", "an exception"  # causes
+_MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
 _LEFT_MEANS = (
@@ -103,6 +105,8 @@ def verdict_in_words(finding: Finding) -> str:
     who = finding.component
     if finding.cause == LEFT:
         return _LEFT_MEANS.format(who=who)
+    if finding.cause.startswith(CAUSE):
+        return _MEMORY_MEANS.format(who=who, most=finding.cause.removeprefix(CAUSE))
     if finding.cause == RAISED:
         return _RAISED_MEANS.format(who=who)
     if finding.class_ == "hang.rank":
@@ -124,7 +128,8 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
     ]
     where = f" ({'; '.join(places)})" if places else ""
-    advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
+    by_cause = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause) or advice_on(finding.cause)
+    advice = by_cause or _ADVICE[finding.class_]
     return advice.format(who=finding.component, where=where)
 
 

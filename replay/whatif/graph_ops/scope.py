@@ -18,9 +18,9 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
+from dpro.replay.attribution import MODULE
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
-from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
 from dpro.replay.whatif.grammar import nearest

@@ -1,0 +1,274 @@
+"""What filled a GPU's memory when an allocation was refused: `memory.jsonl`, a line for each of the first.
+
+In: PyTorch's caching allocator (CUDA or HIP), which calls an observer before it raises `OutOfMemoryError`, so
+that errors that the job catches are seen, too; where it has no observer, the error that ends the interpreter.
+Out: what was asked for and by which module, what was there, and the bytes that tensors hold: parameters,
+buffers, gradients and optimizer state by module (numbers of layers as `*`), other tensors by shape; where the
+job has PyTorch record its memory's history, the rest by the line that allocated it.
+
+Nothing is allocated on a device, and no element of a tensor is read. What no Python object holds, such as
+what a kernel saved for the backward, is known to the allocator alone: only its sum is.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from .. import environment
+from ..files import MEMORY
+from ..patching import uncompiled
+from ..recorder import Recorder
+from ..torch_internals import is_within_backward, on_refused_allocation
+from .exits import DEEPEST, OURS
+
+MAX_LINES = 16
+UNSHARED = 3  # references to what `f_locals` returns: the frame's, ours, and that of the call that counts
+MAX_ROWS = 48  # of one line
+MAX_BLOCKS = 200_000  # of the allocator, each an object on the host; more are not looked at
+PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
+ACTIVATIONS, OTHERS, UNHELD = "activations", "other tensors", "held by no Python object"
+_WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+_SIZES = {
+    "requested_bytes": r"Tried to allocate ([\d.]+) ([KMGT]i)?B",
+    "total_bytes": r"total capacity of ([\d.]+) ([KMGT]i)?B",
+    "free_bytes": r"of which ([\d.]+) ([KMGT]i)?B is free",
+    "allocated_bytes": r"memory ([\d.]+) ([KMGT]i)?B is allocated by PyTorch",
+    "unused_bytes": r"and ([\d.]+) ([KMGT]i)?B is reserved by PyTorch",
+}
+Held = Counter[tuple[str, str]]  # bytes by kind and name
+
+
+class RefusedAllocations:
+    """The allocations that were refused in one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: nothing was refused here."""
+        self._lines = 0
+
+    def on_refused(self, device: int, requested: int, total: int, free: int) -> None:
+        """The allocator is about to raise; called in the thread that asked."""
+        sizes = {"requested_bytes": requested, "total_bytes": total, "free_bytes": free}
+        self._write(device, sizes, [frame for frame, _ in walk_stack(sys._getframe())])
+
+    def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
+        """An exception ends the interpreter; of allocators without an observer it is all there is."""
+        if isinstance(error, torch.OutOfMemoryError) and not self._lines:
+            frames = [frame for frame, _ in walk_tb(place)]
+            self._write(-1, sizes_in(str(error)), frames[::-1])
+
+    def _write(self, device: int, sizes: dict[str, int], frames: list[FrameType]) -> None:
+        if self._lines >= MAX_LINES or self._recorder.is_helper:
+            return
+        self._lines += 1
+        if self._recorder.folder is None:  # refused before it could show that it trains
+            self._recorder.on_process_group()
+        frames = [frame for frame in frames if not frame.f_code.co_filename.startswith(OURS)]
+        phase, module = place_of(frames)
+        calls = [f"{f.f_code.co_filename}:{f.f_lineno} {f.f_code.co_name}" for f in frames[:DEEPEST]]
+        line = {"time_ns": time.time_ns(), "device": device, "phase": phase, "module": module}
+        line |= sizes | {"calls": "\n".join(calls), "kinds": [], "names": [], "bytes": []}
+        with suppress(Exception):  # of a module, a tensor or an optimizer of the job's own class
+            line |= filled(device)
+        folder = self._recorder.folder
+        if folder is not None:
+            with (folder / MEMORY).open("a") as lines:
+                lines.write(json.dumps(line) + "\n")
+
+
+def sizes_in(message: str) -> dict[str, int]:
+    """The sizes in the message of an `OutOfMemoryError`, as far as it has them, bytes."""
+    found = {name: re.search(pattern, message) for name, pattern in _SIZES.items()}
+    sizes = {
+        name: int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ")[0]))
+        for name, match in found.items()
+        if match
+    }
+    unused = sizes.pop("unused_bytes", 0)
+    return sizes | (
+        {"reserved_bytes": sizes["allocated_bytes"] + unused} if "allocated_bytes" in sizes else {}
+    )
+
+
+def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
+    """In what memory was refused: forward, backward or optimizer, and the name of the innermost module.
+
+    Args:
+        frames: innermost first.
+    """
+    phase, inner, outer = "", None, None
+    for frame in frames:
+        owner = _self_of(frame) if frame.f_code.co_varnames[:1] == ("self",) else None
+        if isinstance(owner, Module):
+            inner, outer = inner or owner, owner
+        here = "forward" if inner else "optimizer" if isinstance(owner, Optimizer) else ""
+        phase = phase or here or ("backward" if frame.f_code.co_filename == torch.autograd.__file__ else "")
+    if not phase and (is_within_backward() or threading.current_thread() is not threading.main_thread()):
+        phase = "backward"
+    if inner is None or outer is None:
+        return phase, ""
+    path = next((name for name, module in outer.named_modules() if module is inner), "")
+    return phase, f"{_WRAPPERS.sub('', path)} {type(inner).__name__}".strip()
+
+
+def _self_of(frame: FrameType) -> Any:
+    """The first argument of a method; the tensors that Python before 3.13 then keeps of it are let go."""
+    values = frame.f_locals
+    owner = values.get("self")
+    if type(values) is dict and sys.getrefcount(values) <= UNSHARED:  # else the job holds it, by `locals()`
+        values.clear()
+    return owner
+
+
+def filled(device: int) -> dict[str, Any]:
+    """What holds the memory of a device, as columns of `out_of_memory`.
+
+    Args:
+        device: its number; -1 where no device is known, and the tensors of all are counted.
+    """
+    held, known = held_by_python(device)
+    facts: dict[str, Any] = {}
+    if device >= 0:
+        stats = torch.cuda.memory_stats(device)
+        current = {name: int(stats.get(f"{name}.all.current", -1))
+                   for name in ("allocated_bytes", "reserved_bytes", "active", "inactive_split")}  # fmt: skip
+        facts = {name: current[name] for name in ("allocated_bytes", "reserved_bytes")}
+        facts["refused"] = int(stats.get("num_ooms", -1))
+        if current["active"] + current["inactive_split"] <= MAX_BLOCKS:
+            facts |= reduced([s for s in _segments() if s["device"] == device], held, known)
+    rows = held.most_common()
+    rest = Counter[str]()
+    for (kind, _), size in rows[MAX_ROWS:]:
+        rest[kind] += size
+    rows = [*rows[:MAX_ROWS], *(((kind, ""), size) for kind, size in rest.most_common())]
+    return facts | {
+        "kinds": [kind for (kind, _), _ in rows],
+        "names": [name for (_, name), _ in rows],
+        "bytes": [size for _, size in rows],
+    }
+
+
+def _segments() -> list[dict[str, Any]]:
+    try:
+        return list(torch.cuda.memory_snapshot(include_traces=False))
+    except TypeError:  # before PyTorch 2.10 or so
+        return list(torch.cuda.memory_snapshot())
+
+
+def reduced(segments: Iterable[dict[str, Any]], held: Held, known: set[int]) -> dict[str, Any]:
+    """Count the blocks that no tensor of Python's holds, by the line that allocated them where it is known.
+
+    Args:
+        segments: of one device, as `torch.cuda.memory_snapshot` returns them.
+        held: gets the bytes of these blocks.
+        known: addresses of what Python's tensors hold.
+
+    Returns:
+        `largest_free_bytes`, and `history`: whether allocations were recorded by the line that made them.
+    """
+    largest, history = 0, False
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                largest = max(largest, block["size"])
+                continue
+            calls = block.get("frames") or ()
+            history = history or bool(calls)
+            if block.get("address", 0) not in known:
+                held[UNHELD, environment.mask(_line_of(calls))] += block.get("requested_size", block["size"])
+    return {"largest_free_bytes": largest, "history": history}
+
+
+def _line_of(calls: Iterable[dict[str, Any]]) -> str:
+    """The innermost call of the job's own code: `file:line function`; empty where no call is known."""
+    python = (call for call in calls if ".py" in call["filename"])
+    named = [f"{call['filename']}:{call['line']} {call['name']}" for call in python]
+    own = (call for call in named if "-packages/" not in call and "/lib/python" not in call)
+    return next(own, named[0] if named else "")
+
+
+def held_by_python(device: int) -> tuple[Held, set[int]]:
+    """Bytes by kind and name of the tensors that Python's objects hold, and the addresses of their storages.
+
+    Args:
+        device: number of the GPU; -1 for all devices.
+    """
+    objects = gc.get_objects()
+    modules = [each for each in objects if issubclass(type(each), Module)]
+    optimizers = [each for each in objects if issubclass(type(each), Optimizer)]
+    tensors = [each for each in objects if issubclass(type(each), torch.Tensor)]
+    del objects
+    held, known, names = Held(), set[int](), dict[int, str]()
+
+    def count(kind: str, name: str, tensor: Any) -> None:
+        with suppress(Exception):  # of a class of the job's, or one that only stands for a tensor
+            for part in _parts(tensor):
+                storage = part.untyped_storage()
+                size, address = storage.nbytes(), storage.data_ptr()
+                here = device < 0 or (part.device.type == "cuda" and part.device.index == device)
+                if here and size and address and address not in known:
+                    known.add(address)
+                    held[kind, name] += size
+
+    inner = {id(child) for module in modules for child in module.children()}
+    for root in (module for module in modules if id(module) not in inner):
+        for name, module in root.named_modules():
+            group = _NUMBER.sub("*", f"{_WRAPPERS.sub('', f'{name}.')}").rstrip(".") or type(module).__name__
+            for parameter in module.parameters(recurse=False):
+                names[id(parameter)] = group
+                count(PARAMETERS, group, parameter)
+                count(GRADIENTS, group, parameter.grad)
+            for buffer in module.buffers(recurse=False):
+                count(BUFFERS, group, buffer)
+    for optimizer in optimizers:
+        for parameter, state in list(getattr(optimizer, "state", {}).items()):
+            name = names.get(id(parameter), type(optimizer).__name__)
+            for value in state.values() if isinstance(state, dict) else ():
+                count(STATE, name, value)
+            count(PARAMETERS, name, parameter)
+            count(GRADIENTS, name, getattr(parameter, "grad", None))
+    for tensor in tensors:
+        with suppress(Exception):
+            kind = ACTIVATIONS if tensor.requires_grad else OTHERS
+            count(kind, f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}", tensor)
+    return held, known
+
+
+def _parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor consists of: of a DTensor its own shard; none of what is no tensor."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _parts(getattr(tensor, name))
+    elif issubclass(type(tensor), torch.Tensor):
+        yield tensor
+
+
+def install(recorder: Recorder) -> None:
+    """Have refused allocations recorded."""
+    refused = RefusedAllocations(recorder)
+
+    def observe(*facts: int) -> None:
+        uncompiled(recorder.call, refused.on_refused, *facts)
+
+    on_refused_allocation(observe, recorder.call)
+    recorder.listen("raise", refused.on_raise)
+    recorder.listen("fork", refused.on_fork)

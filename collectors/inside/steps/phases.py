@@ -1,0 +1,53 @@
+"""Phases of reinforcement learning by TRL: ranges in deep windows for what it measures of itself.
+
+In: the contexts in which TRL times rollouts, rewards, losses and weight syncs, and the training steps of its
+trainers, once the job itself has imported it. Out: ranges of `record_function` by the names that TRL gives,
+such as `GRPOTrainer._calculate_rewards`. Which phase a name says is not decided here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.profiler import record_function
+
+from ..patching import patch
+from ..recorder import Recorder
+
+MODULE = "trl.extras.profiling"
+RANGE = "_dpro_range"
+TRAINING = "Trainer.training_step"
+
+
+def install(recorder: Recorder) -> None:
+    """Mark the phases."""
+
+    def enter(context: Any) -> None:
+        setattr(context, RANGE, record_function(str(context.name)))
+        getattr(context, RANGE).__enter__()
+
+    def leave(context: Any) -> None:
+        opened = context.__dict__.pop(RANGE, None)
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def look(module: Any) -> None:
+        context: Any = getattr(module, "ProfilingContext", None)
+        trainer: Any = getattr(module, "Trainer", None)
+        if hasattr(context, "__enter__") and hasattr(context, "__exit__"):
+            patch(context, "__enter__", before=functools.partial(recorder.call, enter))
+            patch(context, "__exit__", before=functools.partial(recorder.call, leave))
+        if hasattr(trainer, "training_step"):
+            trainer.training_step = _ranged(trainer.training_step)
+
+    recorder.on_import(MODULE, look)
+
+
+def _ranged(original: Any) -> Any:
+    @functools.wraps(original)
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        with record_function(TRAINING):
+            return original(*args, **kwargs)
+
+    return ranged
