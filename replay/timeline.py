@@ -179,8 +179,8 @@ def are_usual(lengths: Ints | Floats) -> Bools:
         return np.ones(0, np.bool_)
     median = float(np.median(lengths))
     usual: Bools = (lengths <= USUAL * median) & (lengths >= median / USUAL)
-    # Not rare: a loader whose workers deliver two batches at once, say.
-    if lengths.size >= FEW and np.mean(~usual) > RARE:
+    # Not rare: a loader whose workers deliver two batches at once, say. Where two of four are, none is usual.
+    if (lengths.size >= FEW and np.mean(~usual) > RARE) or (lengths.size > 2 and not usual.any()):
         return np.ones(lengths.size, np.bool_)
     if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
         usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])

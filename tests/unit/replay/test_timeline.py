@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.graph import NodeKind, once
 from dpro.replay.timeline import (
+    are_usual,
     changed_durations,
     changed_ends,
     changed_step_times,
@@ -29,6 +30,15 @@ def test_a_step_ends_no_sooner_than_the_one_before_it():
     start, end = np.array([0, 50, 80]), np.array([100, 80, 120])
     assert step_ends(graph, start, end)["finish_ns"].to_list() == [100, 100, 120]
     assert step_times(graph, start, end)["duration_ns"].to_list() == [100, 0, 20]
+
+
+def test_of_four_steps_half_of_which_are_long_all_are_usual():
+    assert are_usual(np.array([10, 11, 100, 110])).all()
+
+
+@given(st.lists(st.integers(0, 1_000), min_size=1, max_size=8))
+def test_some_of_any_steps_are_usual(lengths):
+    assert are_usual(np.array(lengths)).any()
 
 
 @st.composite
