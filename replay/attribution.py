@@ -28,7 +28,7 @@ GRAPH_LAUNCH = "(?i)GraphLaunch"
 WORK = ["module", "operator", "shapes"]
 BY_LAUNCH, BY_EAGER, AMBIGUOUS, UNKNOWN = "launch", "eager", "ambiguous", "unknown"  # values of `how`
 MIN_COMMON = 0.5  # of a graph's kernels, in the same order: else it is another program
-ALIKE = 0.9  # of the best: steps with so much in common have to agree
+AS_GOOD = 0.9  # of the best: steps with so much in common have to agree
 MIN_RANKS = 2  # that have to agree on shapes, which may differ, or the graph's own
 MAX_CELLS = 60_000_000  # of a table of common subsequences, 2 bytes each
 MAX_COMPARED = 16  # steps that a graph is aligned with
@@ -227,7 +227,7 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
     for most, step in bounded[:MAX_COMPARED]:
         if most >= enough and len(names) * len(step.names) <= MAX_CELLS:
             options.append((*_agreed(names, step), step.ranks))
-            enough = max(enough, ALIKE * options[-1][0])
+            enough = max(enough, AS_GOOD * options[-1][0])
     chosen = [(works, ranks) for common, works, ranks in options if common >= enough]
     if not chosen:
         return Aligned([("", "", "", UNKNOWN)] * len(names), frozenset())

@@ -2,7 +2,7 @@
 
 In: tables `out_of_memory` and `workers`, and findings of ranks that are gone. Out: the same with what held
 memory as evidence, or one where all ranks ran out at once; a line for each rank that went on. What the table
-does not tell is said.
+does not hold is said to be unknown.
 """
 
 from __future__ import annotations

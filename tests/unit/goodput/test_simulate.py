@@ -58,7 +58,7 @@ def test_failure_close_to_a_checkpoint_is_before_or_after_it_as_far_as_steps_dif
 
 
 def test_stages_of_other_jobs_are_open_as_far_as_they_are_in_doubt():
-    # Fails at 90 s: two starts of 5 s and 3 s between, by a tenth longer or shorter in each job alike.
+    # Fails at 90 s: two starts of 5 s and 3 s between, by a tenth longer or shorter in each job together.
     failures = logged(np.array([90.0]), np.zeros(1, bool))
     open_ = replace(PLAIN, every=0, stall_s=0, detect_s=0, crash_s=0, stage_doubt=0.1)
 

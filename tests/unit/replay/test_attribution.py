@@ -47,8 +47,8 @@ def test_a_graph_takes_the_modules_of_the_same_kernels_and_what_is_only_in_one_o
 def test_kernels_that_may_be_of_several_modules_are_ambiguous_and_not_guessed():
     step = eager(["gemm@0@mm", "gemm@1@bmm", "relu@1", "add@2"])
     assert said("gemm relu add", step) == [AMBIGUOUS, "1[[8]]", "2[[8]]"]
-    alike = eager(["gemm@0", "gemm@1", "relu@1", "add@2"])  # whichever it is, the operator is the same
-    assert said("gemm relu add", alike) == ["[[8]]", "1[[8]]", "2[[8]]"]
+    same = eager(["gemm@0", "gemm@1", "relu@1", "add@2"])  # whichever it is, the operator is the same
+    assert said("gemm relu add", same) == ["[[8]]", "1[[8]]", "2[[8]]"]
 
 
 def test_another_program_gives_nothing():
@@ -56,7 +56,7 @@ def test_another_program_gives_nothing():
     assert said("gemm") == [UNKNOWN]
 
 
-def test_steps_that_fit_alike_have_to_agree_and_shapes_are_of_the_own_rank_or_of_two():
+def test_steps_that_fit_equally_well_have_to_agree_and_shapes_are_of_the_own_rank_or_of_two():
     step, other = eager(["gemm@0", "relu@0"]), eager(["gemm@1", "relu@0"])
     assert said("gemm relu", step, other) == ["[[8]]", "0[[8]]"]
     elsewhere = eager(["gemm@0", "relu@0"], ranks=[3])
