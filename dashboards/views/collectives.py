@@ -58,30 +58,38 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
     for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
-        ink = series(number, theme)
+        ink, line = series(number, theme), lines.get((str(op), str(group)))
         figure.add_scattergl(
             x=rows["bytes"],
             y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
-            name=plain(f"{op} {group}"),
+            name=plain(f"{op} {group}{_fit_in_words(line)}"),
+            legendgroup=number,
             customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
             "rank %{customdata[0]}, step %{customdata[1]}",
         )
-        line = lines.get((str(op), str(group)))
         if line is not None:
             ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_S
-            fitted = f"fitted curve: latency {format_duration(line.latency_ns)}, up to {line.gbps:.3g} GB/s"
             figure.add_scatter(
-                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
-            )
+                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, hoverinfo="skip",
+                showlegend=False, legendgroup=number,
+            )  # fmt: skip
     sizes, times = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
     figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **sizes)
     figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **times)
     return styled(figure, theme, height=380)
+
+
+def _fit_in_words(line: LinkCost | None) -> str:
+    """What was fitted, as a legend says it."""
+    if line is None:
+        return ""
+    latency = "" if line.bandwidth_only else f"latency {format_duration(line.latency_ns)}, "
+    return f": {latency}up to {line.gbps:.3g} GB/s"
 
 
 def arrivals(graph: Graph) -> pl.DataFrame:
@@ -176,7 +184,9 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         ]
         for row in sizes.iter_rows(named=True)
     ]
-    return [table(header, rows), csv_link(NAME, "sizes", link)]
+    known = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
+    rows = [[row[place] for place in known] for row in rows]
+    return [table([header[place] for place in known], rows), csv_link(NAME, "sizes", link)]
 
 
 def _duration(ns: int | None) -> str:

@@ -186,7 +186,7 @@ def _layout() -> Component:
     return html.Div(
         [
             panel(
-                "By name; operators by their own time where no GPU was used",
+                "GPU kernels, or operators by their own time where no GPU was used",
                 section("kernels-filter", "filter"),
                 section("kernels-table", "adding up"),
             ),
@@ -212,6 +212,7 @@ VIEW = View(
 # Roofline of matmuls and convolutions: achieved throughput against the limits of the GPU.
 
 MAX_POINTS = 300
+TERA = 1e12
 _BEYOND = 2.0  # factor by which the roof extends beyond the outermost points
 _SCHEMA = {
     "name": pl.String(),
@@ -292,8 +293,8 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         ridge = peak / gpu.gbps * 1e3
         x = np.unique([low, np.clip(ridge, low, high), high])
         figure.add_scatter(
-            x=x, y=np.minimum(peak, x * gpu.gbps / 1e3), mode="lines", line={"color": ink, "width": 1.5},
-            name=f"roof of {dtype}", hoverinfo="skip",
+            x=x, y=np.minimum(peak, x * gpu.gbps / 1e3) * TERA, mode="lines",
+            line={"color": ink, "width": 1.5}, name=f"roof of {dtype}", hoverinfo="skip",
         )  # fmt: skip
         columns = ("name", "shapes", "count", "total_ms", "of_limit", "limit")
         hover = [
@@ -302,11 +303,14 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         ]
         size = 6 + 16 * np.sqrt(of_type["total_ms"].to_numpy() / total_ms.max())
         figure.add_scatter(
-            x=of_type["intensity"], y=of_type["tflops"], mode="markers", name=str(dtype), customdata=hover,
+            x=of_type["intensity"], y=of_type["tflops"] * TERA, mode="markers", name=str(dtype),
+            customdata=hover,
             marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
-            hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
+            hovertemplate="%{customdata}<br>%{y:.3s}FLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
         )  # fmt: skip
-    log = {"type": "log", "exponentformat": "none"}
-    figure.update_xaxes(title_text="operations per byte", **log, **log_ticks((low, high)))
-    figure.update_yaxes(title_text="1e12 operations per second", **log, **log_ticks(shown["tflops"]))
+    figure.update_xaxes(
+        title_text="FLOP per byte", type="log", exponentformat="none", **log_ticks((low, high))
+    )
+    rates = {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "FLOP/s"}
+    figure.update_yaxes(type="log", **rates, **log_ticks(shown["tflops"]))
     return styled(figure, theme, height=380)

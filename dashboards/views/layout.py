@@ -97,7 +97,8 @@ def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: 
     figure = go.Figure()
     named = np.where(ranks >= 0, ranks.astype(str), "")
     figure.add_heatmap(
-        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2, zmin=0,
+        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2,
+        zmin=0, zmax=float(np.nanmax(colours, initial=0.0)) or 1.0,
         text=named, texttemplate="%{text}" if ranks.size <= MAX_NAMED else "", hoverongaps=True,
         hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
         colorbar=colour_bar(unit, link.theme),
@@ -142,7 +143,7 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     places = place_info(mesh)
     if places.is_empty():
         return message(needs.NO_LAYOUT)
-    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), "wait")]
+    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), metric)]
     try:
         values = _values(loaded, metric)
     except DproError as error:
@@ -151,9 +152,9 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     open_questions = [html.P(line, className="note") for line in said_of_ranks]
     note = "Times are per step, the mean of deep windows."
     if metric == "finding":
-        note = (
-            "No finding names a rank." if values.is_empty() else "What the findings of a rank cost per step."
-        )
+        hangs = any(finding.of_hang for finding in loaded.verdict[0])
+        note = "How long others wait for a rank." if hangs else "What the findings of a rank cost per step."
+        note = "No finding names a rank." if values.is_empty() else note
     return [
         *said,
         graph("layout-figure", layout_figure(places, values, METRICS[metric], link)),

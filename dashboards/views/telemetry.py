@@ -42,6 +42,7 @@ def telemetry_info(
         rank), `time_ms`, `value` (in `unit`); counters in order of interest.
     """
     values = sampled_counters(counters, workers, ahead, link.ranks)
+    values = values.filter((pl.len().over("counter", "series") > 1).any().over("counter"))  # else a lone dot
     time = (pl.col("time_ns") - origin_ns) / NS_PER_MS
     return values.select("counter", "label", "unit", "series", time.alias("time_ms"), "value")
 

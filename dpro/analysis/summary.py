@@ -141,7 +141,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
     coverage = trust.coverage
     classified, matched = coverage.kernels_classified, coverage.collectives_matched
     rows = [
-        ("step time off by", f"{trust.error_pct:.2f} % on average"),
+        ("step time off by", f"{trust.error_pct:.2f}% on average"),
         ("starts off by", _starts_off(trust)),
         ("collectives found on all ranks", f"{1.0 if matched is None else matched:.1%}"),
         ("collectives outside the window of some rank", f"{coverage.collectives_outside_window or 0.0:.1%}"),

@@ -23,7 +23,6 @@ from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.schema import SPANS
-from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, first_of, without_tensor_cores, worth_after
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
@@ -39,7 +38,7 @@ from dpro.verdict.limits import (
     PART_OF_HOST,
     SYNCHRONISATION,
 )
-from dpro.words import counted, shortened
+from dpro.words import counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
@@ -297,7 +296,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
-        f"no step is known of ranks {ranges_text(ranges_of(stepless))}": len(stepless) > 0,
+        f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         "one step: whether it persists is not known": usual == 1,
         f"{counted(left_out, 'unusual step')} left out": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "

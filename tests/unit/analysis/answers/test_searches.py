@@ -65,6 +65,14 @@ def test_a_second_search_of_an_unchanged_run_reads_what_the_first_found(run, mad
     assert first.predictions
 
 
+def test_pages_and_reports_show_what_the_command_finds_of_the_usual_steps(run, made):
+    analysis = Analysis(open_run(run))
+    predictions, refused = analysis.search
+    assert (predictions, [*map(str, refused)]) == (ask(run).predictions, [*map(str, FOUND.refused)])
+    (made_with,) = made
+    assert any(words is analysis.baseline for words in made_with)
+
+
 def test_another_budget_other_steps_and_a_measured_network_are_searched_anew(run, made, tmp_path):
     (tmp_path / "network.csv").write_text(
         "op,num_ranks,bytes,time_ns\n" + "".join(f"all_reduce,2,{1 << at},{9 << at}\n" for at in range(8, 26))
