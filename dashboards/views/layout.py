@@ -94,14 +94,14 @@ def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: 
         facts[cell] = f"rank {entry['rank']} ({place}): " + (
             f"{colours[cell]:.3f} {unit}" if has_value else "none"
         )
-    figure = go.Figure()
+    figure, highest = go.Figure(), float(np.nanmax(colours, initial=0.0)) or 1.0
     named = np.where(ranks >= 0, ranks.astype(str), "")
     figure.add_heatmap(
         z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2,
-        zmin=0, zmax=float(np.nanmax(colours, initial=0.0)) or 1.0,
+        zmin=0, zmax=highest,
         text=named, texttemplate="%{text}" if ranks.size <= MAX_NAMED else "", hoverongaps=True,
         hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
-        colorbar=colour_bar(unit, link.theme),
+        colorbar=colour_bar(unit, (0.0, highest), link.theme),
     )  # fmt: skip
     for row, column in places.filter(pl.col("rank").is_in(link.ranks)).select("row", "column").iter_rows():
         corners = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}

@@ -9,14 +9,15 @@ import click
 from dpro.cli.analysis import analyse, ranks_option, steps_option
 from dpro.cli.output import console, json_option, print_json, print_selection, share
 from dpro.units import format_ms
-from dpro.words import shortened
+from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
     from dpro.replay.difference import DifferenceDocument
     from dpro.selection import Ranges, RankChoice
 
-ROWS = 15
-LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
+ROWS, MAX_RANKS = 15, 8
+LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
+_BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns; of a name
 MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 
 
@@ -68,28 +69,40 @@ def diff(
 
 
 def _print(document: DifferenceDocument) -> None:
-    out = console()
+    from rich.table import Table
+
+    out, least_ms = console(), MIN_SHARE * document.a_ms
     out.print(
-        f"The mean step in deep windows takes {format_ms(document.a_ms)} in A and "
-        f"{format_ms(document.b_ms)} in B: {_signed(document.delta_ms)} "
-        f"({document.delta_ms / document.a_ms:+.1%})."
+        f"A {_named(document.a)} {format_ms(document.a_ms)} -> B {_named(document.b)} "
+        f"{format_ms(document.b_ms)} a step: {_signed(document.delta_ms)} "
+        f"({document.delta_ms / document.a_ms:+.1%})"
     )
-    shown = [part for part in document.contributors if abs(part.delta_ms) >= MIN_SHARE * document.a_ms][:ROWS]
-    for part in shown:
-        out.print(
-            f"  {_signed(part.delta_ms):>10}  {part.kind} {shortened(part.name, LONGEST_NAME + 1)}: "
-            f"{format_ms(part.a_ms)} per rank and step in A, {format_ms(part.b_ms)} in B"
-        )
-    less = sum(part.delta_ms for part in document.contributors if part not in shown)
-    if less:
-        out.print(f"  {_signed(less):>10}  all that contributes less")
-    out.print(f"  {_signed(document.unexplained_ms):>10}  not explained by any kind of work")
-    most_ms = max(map(abs, document.by_rank.values()), default=0.0)
-    if len(document.by_rank) > 1 and most_ms >= MIN_SHARE * document.a_ms:
-        ranks = ", ".join(f"rank {rank} {_signed(delta_ms)}" for rank, delta_ms in document.by_rank.items())
-        out.print(f"Work of single ranks, each taken for itself: {ranks}")
+    shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
+    rows = [
+        (part.delta_ms, format_ms(part.a_ms), format_ms(part.b_ms), f"{part.kind} {short_name(part.name)}")
+        for part in shown
+    ]
+    less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
+    for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
+        rows += [(rest_ms, "", "", words)] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
+    if rows:
+        table = Table("step", "A", "B", "by, with how much of it per rank and step", box=None, pad_edge=False)
+        for column in table.columns[:3]:
+            column.justify, column.no_wrap = "right", True
+        room = max(out.width - _BESIDE_NAME, _MIN_NAME)
+        for delta_ms, of_a, of_b, what in rows:
+            table.add_row(_signed(delta_ms), of_a, of_b, shortened(what.strip(), room))
+        out.print(table)
+    by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
+    ranks = [f"rank {rank} {_signed(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][:MAX_RANKS]
+    if len(by_rank) > 1 and ranks:
+        out.print(f"work of single ranks, each taken for itself: {', '.join(ranks)}")
     for doubt in document.doubts:
         out.print(f"  - {doubt}")
+
+
+def _named(run: str) -> str:
+    return run.rstrip("/").rpartition("/")[2] or run
 
 
 def _signed(ms: float) -> str:
