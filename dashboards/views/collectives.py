@@ -22,7 +22,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
 
 NAME = "collectives"
-MAX_POINTS = 4000
+MAX_POINTS = 1000  # as vectors: where there is no GPU, making a context of WebGL takes longer
 _LINE_POINTS = 40
 S_PER_US = 1e-6
 _SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
@@ -59,7 +59,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
     for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
         ink, line = series(number, theme), lines.get((str(op), str(group)))
-        figure.add_scattergl(
+        figure.add_scatter(
             x=rows["bytes"],
             y=rows["transfer_us"] * S_PER_US,
             mode="markers",

@@ -230,19 +230,21 @@ def path_figure(path: pl.DataFrame, theme: str, *, edited: bool = True) -> go.Fi
 
 
 def _form(_loaded: Loaded, link: Link) -> Any:
-    text = link.options.get("edit", "")
+    text, shown = link.options.get("edit", ""), bool(link.options.get("examples"))
+    words = f"{'▾' if shown else '▸'} edits, by example: a click adds one"
+    # Shown when asked for: to the browser they are as much as the rest of the page.
     examples = [
         [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
         for example, what in help_rows()
+        if shown
     ]
     return [
         dcc.Textarea(id="edits", value=text, rows=4, placeholder="one edit a line, as heal:rank=1"),
         html.Div(
             [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
         ),
-        html.Details(
-            [html.Summary("Edits, by example: a click adds one"), table(["edit", "does"], examples, 2)]
-        ),
+        dcc.Link(words, href=link.with_options(examples="" if shown else "1")),
+        *([table(["edit", "does"], examples, 2)] if shown else []),
     ]
 
 
@@ -332,7 +334,7 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
     refused = loaded.search[1]
     clear = [prediction for prediction in predictions if stands_out(prediction)]
     within = [prediction for prediction in predictions if not stands_out(prediction)]
-    refusals = [html.Li([html.Code(refusal.edit), ": ", refusal.reason]) for refusal in refused]
+    refusals = [html.Li(f"{refusal.edit}: {refusal.reason}") for refusal in refused]
     summary = html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps")
     return [
         _edits(clear, link) if clear else message("Nothing that was tried beats the noise of the steps."),

@@ -223,6 +223,7 @@ def prediction_document(
 
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
+Explorer = Callable[[Analysis, int, Progress, Trust, pl.DataFrame], SearchResult]
 
 
 class TrustedDocument(Document, frozen=True, kw_only=True):
@@ -374,14 +375,18 @@ def search_of_all(
     budget: int | None = None,
     progress: Progress = ignore,
     selection: Selection = ALL,
+    by: Explorer | None = None,
 ) -> SearchResult:
-    """What would help a run, of all that could; arguments and errors as of `what_if`."""
+    """What would help a run, of all that could; other arguments and errors as of `what_if`.
+
+    Args:
+        by: makes the search, where no earlier one was kept; None for `explored`.
+    """
     analysis = _looked_at(analysis, ())
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
-    result = searched(
-        analysis, selection, budget, partial(explored, analysis, budget, progress, trust, baseline)
-    )
+    search = partial(by or explored, analysis, budget, progress, trust, baseline)
+    result = searched(analysis, selection, budget, search)
     return dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
 
 
@@ -452,7 +457,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
 def explored(
     analysis: Analysis,
     budget: int,
-    progress: Callable[[int, int], None],
+    progress: Progress,
     trust: Trust,
     baseline: pl.DataFrame,
 ) -> SearchResult:
