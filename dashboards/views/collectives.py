@@ -64,7 +64,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
-            name=plain(f"{op} {group}{_fit_in_words(line)}"),
+            name=plain(f"{op} {group}") + _fit_in_words(line),
             legendgroup=number,
             customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
@@ -89,7 +89,7 @@ def _fit_in_words(line: LinkCost | None) -> str:
     if line is None:
         return ""
     latency = "" if line.bandwidth_only else f"latency {format_duration(line.latency_ns)}, "
-    return f": {latency}up to {line.gbps:.3g} GB/s"
+    return f"<br>{latency}up to {line.gbps:.3g} GB/s"
 
 
 def arrivals(graph: Graph) -> pl.DataFrame:

@@ -6,6 +6,7 @@ roofline of matmuls.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
-from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
+from dpro.dashboards.theme import FEW_POWERS, colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_named, matmul_of, stored_as
@@ -30,7 +31,6 @@ from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 from dpro.words import short_name
 
 NAME = "kernels"
-MAX_ROWS = 200
 COLUMNS = {  # column -> header
     "name": "name",
     "class": "class",
@@ -123,15 +123,10 @@ def _table(loaded: Loaded, link: Link) -> Any:
             f"{row['share']:.1%}",
             format_duration(row["mean_us"] * NS_PER_US),
         ]
-        for row in rows.head(MAX_ROWS).iter_rows(named=True)
+        for row in rows.iter_rows(named=True)
     ]
-    more = f"{rows.height - MAX_ROWS} more: filter, or take the CSV." if rows.height > MAX_ROWS else ""
     header = [_header(link, column, title) for column, title in COLUMNS.items()]
-    return [
-        table(header, body, numbers_from=2),
-        html.P(more, className="note"),
-        csv_link(NAME, "kernels", link),
-    ]
+    return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
 
 
 def _named(name: str, link: Link) -> Component:
@@ -311,6 +306,9 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
     figure.update_xaxes(
         title_text="FLOP per byte", type="log", exponentformat="none", **log_ticks((low, high))
     )
-    rates = {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "FLOP/s"}
-    figure.update_yaxes(type="log", **rates, **log_ticks(shown["tflops"]))
+    peaks = gpu.tflops.values()
+    least, most = (math.log10(TERA * each) for each in (shown["tflops"].min(), max(peaks)))  # type: ignore
+    powers = range(max(math.floor(least), 0), math.ceil(most) + 1, 1 + int(most - least) // FEW_POWERS)
+    words = [f"{10 ** (power % 3)} {' kMGTPE'[power // 3]}FLOP/s" for power in powers]
+    figure.update_yaxes(type="log", tickvals=[10**power for power in powers], ticktext=words)
     return styled(figure, theme, height=380)

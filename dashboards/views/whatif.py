@@ -244,7 +244,7 @@ def _form(_loaded: Loaded, link: Link) -> Any:
             [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
         ),
         dcc.Link(words, href=link.with_options(examples="" if shown else "1")),
-        *([table(["edit", "does"], examples, 2)] if shown else []),
+        *([table(["edit", "does"], examples, 2, most=len(examples))] if shown else []),
     ]
 
 

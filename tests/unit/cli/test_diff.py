@@ -34,3 +34,11 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_allowance_that_is_no_share_is_refused():
     assert CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--fail-on", "much"]).exit_code == 2
+
+
+def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
+    head, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    assert head.startswith("A healthy 88.7 ms -> B slow_rank 133 ms a step: +44.6 ms")
+    assert columns.split()[:3] == ["step", "A", "B"]
+    assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")
+    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 1

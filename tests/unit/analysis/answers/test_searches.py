@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import polars as pl
@@ -10,6 +11,8 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import whatif
+from dpro.cache import cache_folder
+from dpro.dashboards.loaded import Loaded
 from dpro.replay.cost.tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
@@ -116,3 +119,14 @@ def test_the_searches_used_last_are_kept(run, made, tmp_path, monkeypatch):
         for at, file in enumerate((tmp_path / "cache" / "searches").glob("*.json")):
             os.utime(file, (at, at)) if budget < 3 else None
     assert len(list((tmp_path / "cache" / "searches").glob("*.json"))) == 2
+
+
+def test_a_page_has_the_search_of_many_spans_made_by_a_process_that_ends(run):
+    here, apart = Loaded(open_run(run)), Loaded(open_run(run))
+    apart.apart_from = 0
+    predictions, refused = apart.search
+    assert not multiprocessing.active_children()
+    for kept in cache_folder("searches").glob("*.json"):
+        kept.unlink()
+    assert (predictions, refused) == here.search
+    assert predictions

@@ -53,6 +53,12 @@ def test_points_are_below_their_roof(graph):
         assert y < min(989e12, x * gpu.gbps * 1e9)
 
 
+def test_throughput_has_the_units_of_data_sheets(graph):
+    gpu = gpu_of(graph)
+    axis = roofline_figure(roofline_info(graph, gpu, Link()), gpu, "dark").layout.yaxis
+    assert dict(zip(axis.tickvals, axis.ticktext))[10**14] == "100 TFLOP/s"
+
+
 def test_only_selected_ranks_and_steps_count(graph):
     gpu = gpu_of(graph)
     assert roofline_info(graph, gpu, parse_link("?ranks=1")).is_empty()

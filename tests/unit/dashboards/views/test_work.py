@@ -80,7 +80,7 @@ def test_transfers_lie_on_the_line_that_is_drawn_through_them(sized):
     assert transfers.height == 12
     figure = transfer_figure(transfers, sized.costs, "light")
     points, line = figure.data
-    assert points.name.endswith(": latency 20 us, up to 1 GB/s")
+    assert points.name.endswith("<br>latency 20 us, up to 1 GB/s")
     assert np.allclose(np.interp(points.x, line.x, line.y), points.y, rtol=0.05)
     assert transfer_info(sized.built.graph, parse_link("?ranks=1&steps=2-3")).height == 2
 
