@@ -108,6 +108,16 @@ class Explanation(Document, frozen=True, kw_only=True):
     unsure: list[str] = field(default_factory=list)
 
 
+class ComparedRuns(Document, frozen=True, kw_only=True):
+    """What limits each of several runs.
+
+    Attributes:
+        runs: as they were given.
+    """
+
+    runs: list[Explanation]
+
+
 def explain(analysis: Analysis) -> Explanation:
     """The verdict on any run."""
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
