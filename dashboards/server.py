@@ -30,6 +30,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
 from dpro.errors import UsageError
 
+M_ARENA_MAX = -8  # of glibc's malloc.h
 FIRST_S = 3.0  # for which nothing is computed ahead, unless the first page was asked for before
 IDLE_S = 60.0  # a connection without traffic is closed after this time
 
@@ -61,6 +62,8 @@ def serve(
         UsageError: the address or port is not available.
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # else each thread holds on to what it once took
     runs = runs_of(run)
     shown = runs.opened
     server, address = listen(runs, host, port, token)
