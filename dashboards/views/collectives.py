@@ -81,7 +81,8 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     sizes, times = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
     figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **sizes)
     figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **times)
-    return styled(figure, theme, height=380)
+    below = {"y": -0.25, "yanchor": "top"}  # above, a phone has no room for it beside the buttons
+    return styled(figure, theme, height=380).update_layout(legend=below)
 
 
 def _fit_in_words(line: LinkCost | None) -> str:
