@@ -111,7 +111,7 @@ class Figures:
     def critical_path(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw what the critical path consists of, now and under edits."""
         path = whatif.path_info(self._run, [parse_edit(edit) for edit in edits])
-        return whatif.path_figure(path, selection(theme=theme).theme)
+        return whatif.path_figure(path, selection(theme=theme).theme, edited=bool(edits))
 
 
 def selection(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 from weakref import ref
 
@@ -12,6 +14,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.fabric import TrafficDocument, traffic_document
 from dpro.analysis.answers.replay import deciding_work
+from dpro.analysis.answers.whatif import explored, search_of_all
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
@@ -27,7 +30,9 @@ from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
 from dpro.goodput.attempts import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
+from dpro.processes import process_pool
 from dpro.replay.construction.graph_builder import Built
+from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
@@ -38,7 +43,8 @@ from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import Applied, Prediction, apply_all, predicted_timeline
+from dpro.replay.whatif.predict import Applied, Prediction, Refusal, apply_all, predicted_timeline
+from dpro.replay.whatif.search import SearchResult
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
 from dpro.selection import quoted
@@ -80,9 +86,12 @@ class Loaded(Analysis):
     """A run, with cached results.
 
     Attributes:
+        apart_from: spans from which on a process of its own searches.
         others: returns another run of the page by its name.
         offered: returns all runs that the page offers.
     """
+
+    apart_from: float = 200_000
 
     def __init__(self, run: Run, as_tried: Tried = lambda predictions: (list(predictions), [])) -> None:
         """Make an analysis; it reads the run when it is first asked for something."""
@@ -102,11 +111,18 @@ class Loaded(Analysis):
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
-        for name in ("graph_and_trust", "verdict", "search", "breakdown", "curves"):
+        for name in ("graph_and_trust", "verdict", "breakdown", "search", "curves"):
             try:
                 getattr(self, name)
             except DproError:
                 continue  # the view that needs it reports the error
+
+    @cached
+    def search(self) -> tuple[list[Prediction], list[Refusal]]:
+        """As of `Analysis`; of many spans a process makes it that ends, and with it what it took."""
+        apart = self.condensed is None and self.num_rows[SPANS.name] >= self.apart_from
+        result = search_of_all(self, by=_explored_apart if apart else None)
+        return result.predictions, result.refused
 
     @cached
     def measured(self) -> MeasuredLanes:
@@ -293,8 +309,34 @@ def _no_other(name: str) -> Loaded:
     raise UsageError(f"no run {quoted(name)} is offered here: give it to `dpro dashboard`, too")
 
 
+def _explored_apart(
+    analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
+) -> SearchResult:
+    """As of `explored`.
+
+    Raises:
+        DproError: the process was killed.
+    """
+    try:
+        with process_pool(1) as pool:
+            return pool.submit(_explored, analysis.run, budget, analysis.suspects, trust, baseline).result()
+    except BrokenProcessPool as error:
+        why = "the process that searched for what would help was killed, perhaps for want of memory"
+        raise DproError(f"{analysis.run.label}: {why}") from error
+
+
+def _explored(
+    run: Run, budget: int, suspects: frozenset[int], trust: Trust, baseline: pl.DataFrame
+) -> SearchResult:
+    analysis = Analysis(run)
+    analysis.values["suspects"] = suspects
+    return explored(analysis, budget, ignore, trust, baseline)
+
+
 class RecordingCopy(Loaded):
     """A copy of a run that is being recorded: its graph is not cached on disk, since it is soon outdated."""
+
+    apart_from = math.inf
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:

@@ -24,6 +24,7 @@ from dpro.dashboards.theme import colour, least_width
 from dpro.errors import DproError
 from dpro.replay.mesh import Mesh, named_axes, places_along
 
+MAX_ROWS = 60  # of a table
 Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
@@ -158,18 +159,27 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
 
 
 def table(
-    header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1, numbers_to: int | None = None
+    header: Sequence[Any],
+    rows: Sequence[Sequence[Any]],
+    numbers_from: int = 1,
+    numbers_to: int | None = None,
+    most: int = MAX_ROWS,
 ) -> Component:
-    """Return a table.
+    """Return a table; where the rows are too many for the browser, a last one says how many are left out.
 
     Args:
+        rows: [N] at least one cell each.
         numbers_from: the first column that is aligned as numbers.
         numbers_to: the first after those; None for all that follow.
+        most: how many are shown: what Dash takes for a cell grows with the number of cells.
     """
     numbers = range(len(header))[numbers_from:numbers_to]
     sides = ["number" if column in numbers else "" for column in range(len(header))]
     head = html.Tr([html.Th(cell, className=side) for cell, side in zip(header, sides)])
-    body = [html.Tr([html.Td(cell, className=side) for cell, side in zip(row, sides)]) for row in rows]
+    body = [html.Tr([html.Td(cell, className=side) for cell, side in zip(row, sides)]) for row in rows[:most]]
+    if len(rows) > most:
+        left_out = f"{len(rows) - most:,} more: the CSV has them"
+        body.append(html.Tr(html.Td(left_out, colSpan=len(header), className="note")))
     return html.Table([html.Thead(head), html.Tbody(body)])
 
 

@@ -34,6 +34,8 @@ from dpro.goodput.document import goodput_document
 from dpro.schema import STARTS
 from dpro.serving.latency import PARTS
 from dpro.units import format_bytes, format_ms
+from dpro.verdict.verdict import Explanation
+from dpro.verdict.words import paragraphs_of, shares_of
 from dpro.words import printable
 
 MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page has to stay below 5 MB
@@ -65,6 +67,7 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
+        short=_short(loaded.explanation),
         cells=gain_cells,
         **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),
@@ -74,6 +77,12 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
         script=Markup(script),
         plotly=Markup(_packed(plotly)),
     )
+
+
+def _short(verdict: Explanation) -> list[str]:
+    """Return the lines of the verdict, which the page wraps."""
+    lines = [verdict.job, " | ".join(shares_of(verdict))]
+    return [*filter(None, lines), *(f"{label:<7}{text}" for label, text in paragraphs_of(verdict))]
 
 
 def _mean_step(mean: MeanStep | None) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
+from flask import Response, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from dpro.dashboards.app import make_app
@@ -28,6 +30,8 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
 from dpro.errors import UsageError
 
+M_ARENA_MAX = -8  # of glibc's malloc.h
+FIRST_S = 3.0  # for which nothing is computed ahead, unless the first page was asked for before
 IDLE_S = 60.0  # a connection without traffic is closed after this time
 
 
@@ -58,11 +62,13 @@ def serve(
         UsageError: the address or port is not available.
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # else each thread holds on to what it once took
     runs = runs_of(run)
     shown = runs.opened
     server, address = listen(runs, host, port, token)
     say(address)
-    work = shown.follow if shown.lives else partial(_warm, shown)
+    work = shown.follow if shown.lives else partial(_warm, shown, _answered(server.app))
     threading.Thread(target=work, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGHUP):  # the file with the token is removed
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has the latter ignored
@@ -78,12 +84,25 @@ def serve(
         server.server_close()
 
 
-def _warm(shown: ShownRun) -> None:
-    """Compute slow results ahead, and give back the memory that this took in between.
+def _answered(app: Any) -> threading.Event:
+    """Is set once a page was told what it consists of."""
+    answered = threading.Event()
 
-    What the search of changes frees lies between what is kept, in pages that glibc holds on to: of a run of
-    500,000 spans half a gigabyte.
+    @app.after_request  # type: ignore[untyped-decorator]
+    def note(response: Response) -> Response:
+        if request.method == "POST":
+            answered.set()
+        return response
+
+    return answered
+
+
+def _warm(shown: ShownRun, answered: threading.Event) -> None:
+    """Compute slow results ahead, after the first page, and give back the memory that this took in between.
+
+    What is freed lies between what is kept, in pages that glibc holds on to.
     """
+    answered.wait(FIRST_S)
     shown.loaded.warm()
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

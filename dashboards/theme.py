@@ -19,6 +19,7 @@ from dpro.words import shortened
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
+LEAST_DIVIDED = 0.7  # decades: at least two of their ticks are seen
 MAX_DIVIDED, FEW_POWERS = 3, 10  # decades that are divided; powers of ten along an axis
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
@@ -42,6 +43,18 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
     "runtime": ("#8577b5", "#a99be0"),
     "copy": ("#7f8c00", "#b4c21f"),
     "wait": ("#e3a3c8", "#a8618c"),
+}
+
+SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> its colour, what it is called
+    "kernel": ("compute", "kernel"),
+    "transfer": ("exposed_comm", "transfer of a collective"),
+    "wait": ("wait", "wait for others in it"),
+    "copy": ("copy", "copy"),
+    "cpu": ("cpu", "operator"),
+    "runtime": ("runtime", "GPU runtime call"),
+    "host": ("host_bound", "range, Python"),
+    "gap": ("idle", "CPU time in no span"),
+    "delay": ("idle", "late launch"),
 }
 
 _BLACK, _WHITE = "#000000", "#ffffff"
@@ -126,7 +139,7 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     """Tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only."""
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
-    if decades < 1:
+    if decades < LEAST_DIVIDED:
         return {}
     return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
 
@@ -154,7 +167,7 @@ def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": colour("accent", theme)},
         uirevision="kept",
     )
-    figure.update_xaxes(**axis)
+    figure.update_xaxes(**axis, title_standoff=8)  # else a title may be among the numbers
     figure.update_yaxes(**axis)
     return figure
 

@@ -42,6 +42,11 @@ def format_duration(ns: float) -> str:
     return f"{value:.0f} ns" if scale == 1 else f"{value:,.10g} {unit}"
 
 
+def format_rate(per_s: float) -> str:
+    """A rate with four digits or all before the point: `264,988`, `258.5`."""
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
+
+
 def time_in_words(time_ns: int) -> str:
     """A time as `12:34:56.789 UTC`; below 0 it is unknown."""
     if time_ns < 0:

@@ -21,6 +21,8 @@ from dpro.markup import table
 from dpro.replay.engine import by_target, distinct, topological_order
 from dpro.store import Run
 
+NO_SPAN, OF_RENDEZVOUS = "(no span)", "(rendezvous)"  # names of nodes that no span has
+
 
 class NodeKind(IntEnum):
     """Which kind of work a node is."""

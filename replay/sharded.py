@@ -48,6 +48,8 @@ from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph, build_r
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import (
     GPU_KINDS,
+    NO_SPAN,
+    OF_RENDEZVOUS,
     EdgeKind,
     Edges,
     Graph,
@@ -271,7 +273,7 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
         view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, matched.stepped)
         views.append(view)
         parts.append(build_rank_graph(view, syncs_of(*place), needs(*place), by_code, None))
-    bare = _put_together(parts, views, matched.moved, (*names.to_list(), "(no span)", "(rendezvous)"))
+    bare = _put_together(parts, views, matched.moved, (*names.to_list(), NO_SPAN, OF_RENDEZVOUS))
     graph = bare.graph
     started = started_work(graph.edges, graph.nodes, on_worker(graph.lanes))
     return bare, RankSummary(
@@ -546,7 +548,7 @@ def join_skeletons(
     skeletons = sorted(skeletons, key=lambda skeleton: skeleton.rank)
     names = sorted({name for skeleton in skeletons for name in skeleton.graph.names})
     code = {name: number for number, name in enumerate(names)}
-    labels = (*names, "(no span)", "(rendezvous)")
+    labels = (*names, NO_SPAN, OF_RENDEZVOUS)
     origin = pooled.origin_ns
     as_parts = [_as_part(skeleton, code, origin) for skeleton in skeletons]
     parts = in_order(as_parts, matched.moved, labels)

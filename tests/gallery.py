@@ -36,7 +36,10 @@ _TRACES = (
     "flight_recorder/lock_gil_1st",
     "pp_timeline/megatronapp_pp4",
 )
-DRAWN = "return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))"
+DRAWN = """
+return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))
+  && (!document.querySelector('#timeline') || / spans of /.test(document.querySelector('main').innerText));
+"""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -40,7 +40,7 @@ from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probes import ProbeDocument
-from dpro.verdict.verdict import Explanation
+from dpro.verdict.verdict import ComparedRuns, Explanation
 
 COMMANDS: dict[str, type[Struct]] = {
     "dpro demo": DemoDocument,
@@ -60,6 +60,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro goodput RUN...": GoodputDocument,
     "dpro serving RUN": ServingDocument,
     "dpro diff A B": DifferenceDocument,
+    "dpro diff A B C...": ComparedRuns,
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro export RUN --otlp URL": SentDocument,
     "dpro scrub RUN COPY": ScrubDocument,

@@ -319,7 +319,8 @@
       context.fillStyle = look.line;
       context.fillRect(x, 18, 1, AXIS - 18);
       context.fillStyle = look.soft;
-      context.fillText(`${(tick / per + 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`, x + 4, 30);
+      const words = `${(tick / per + 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`;
+      if (x + 4 + context.measureText(words).width <= width) context.fillText(words, x + 4, 30);
     }
     let free = left;
     for (const [, number, from, to] of T.info.steps) {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.dashboards.links import Link
-from dpro.dashboards.theme import colour, plain, styled
+from dpro.dashboards.theme import SPAN_LOOKS, colour, plain, styled
 from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, chosen, levels, segments
 from dpro.dashboards.timeline.lanes import KINDS, SIDES
 from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
@@ -29,17 +29,6 @@ _STEP_LABELS = 60
 _ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, of the mark of the critical path
 _BETWEEN_RANKS = 0.5  # rows
 _HAIRLINE = 3  # pixels: segments that long end before the next one
-_LOOKS = {  # kind -> colour and what the legend calls it
-    "kernel": ("compute", "kernel"),
-    "transfer": ("exposed_comm", "transfer of a collective"),
-    "wait": ("wait", "wait for others in it"),
-    "copy": ("copy", "copy"),
-    "cpu": ("cpu", "operator"),
-    "runtime": ("runtime", "GPU runtime call"),
-    "host": ("host_bound", "host, in no operator"),
-    "gap": ("idle", "in no span"),
-    "delay": ("idle", "late launch"),
-}
 
 
 class FigureRows(NamedTuple):
@@ -129,7 +118,7 @@ def timeline_figure(
     pixel_ns = (extent[1] - extent[0]) * NS_PER_MS / PIXELS
     figure = go.Figure()
     line = {"mode": "lines", "hoverinfo": "skip", "connectgaps": False}
-    for kind, (what, title) in _LOOKS.items():
+    for kind, (what, title) in SPAN_LOOKS.items():
         of_kind = everything.kind == KINDS.index(kind)
         if of_kind.any():
             x, y = _lines(everything, heights, of_kind, 0.0, pixel_ns)

@@ -29,10 +29,10 @@ _NONE = "No step of this selection was recorded in depth."
 UNMARKED = "no steps marked: all of the window"
 FEW_BARS = 16  # more bars than these have no room for their values
 MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
-FEW_LEVEL = 5  # on a phone, more bars than these have room for the whole only if it is written upright
+FEW_WHOLES = 9  # on a phone, more bars than these have no room for the whole above them
 _TOP = 52  # pixels, for a legend inside the figure, below its buttons
 _MIN_WIDTH = 560  # pixels: with less, that legend would take the place of the bars
-_HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
+_HEADROOM = 1.1  # of the axis, above the longest step
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -72,14 +72,14 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     longest_ms = max(longest_ms, float(parts["duration_ms"].to_numpy().max()))
     scale, unit = time_unit(longest_ms)
     places = parts[by].cast(pl.String).replace("-1", UNMARKED)
-    few, narrow = parts.height <= FEW_BARS, parts.height > FEW_LEVEL
+    few = parts.height <= FEW_BARS
     for column, title in PARTS.items():
         if not (parts[column] > 0).any():
             continue
         share = 100 * parts[column].to_numpy() / parts["duration_ms"].to_numpy()
         value = parts[column].to_numpy() / scale
         named = [
-            f"{format_duration(part_ms * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
+            f"{format_duration(part_ms * NS_PER_MS)}, {of:.0f}%" if of >= MIN_NAMED else ""
             for part_ms, of in zip(parts[column], share)
         ]
         figure.add_bar(
@@ -93,16 +93,15 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
             insidetextanchor="middle",
             insidetextfont={"size": 11, "color": ink_on(column.removesuffix("_ms"), theme)},
             textangle=0,
-            hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}} %<extra>{title}</extra>",
+            hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}}%<extra>{title}</extra>",
         )
-    for place, whole in enumerate(parts["duration_ms"]) if few else ():  # a category is given by its place
-        text = format_duration(whole * NS_PER_MS)
-        upright: Any = {"textangle": -90, "yanchor": "bottom", "yshift": 2} if narrow else {"yshift": 8}
-        figure.add_annotation(x=place, y=whole / scale, text=text, showarrow=False, **upright)
+    wholes = parts["duration_ms"] / scale if parts.height <= FEW_WHOLES else ()
+    for place, whole in enumerate(wholes):  # a category is given by its place
+        figure.add_annotation(x=place, y=whole, text=f"{whole:.3g}", showarrow=False, yshift=8)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
     figure.update_yaxes(
         title_text=f"mean step in deep windows, {unit}",
-        range=[0, (_UPRIGHT if few and narrow else _HEADROOM) * longest_ms / scale],
+        range=[0, _HEADROOM * longest_ms / scale],
     )
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)

@@ -22,7 +22,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
 
 NAME = "collectives"
-MAX_POINTS = 4000
+MAX_POINTS = 1000  # as vectors: where there is no GPU, making a context of WebGL takes longer
 _LINE_POINTS = 40
 S_PER_US = 1e-6
 _SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
@@ -58,30 +58,39 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
     for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
-        ink = series(number, theme)
-        figure.add_scattergl(
+        ink, line = series(number, theme), lines.get((str(op), str(group)))
+        figure.add_scatter(
             x=rows["bytes"],
             y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
-            name=plain(f"{op} {group}"),
+            name=plain(f"{op} {group}") + _fit_in_words(line),
+            legendgroup=number,
             customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
             "rank %{customdata[0]}, step %{customdata[1]}",
         )
-        line = lines.get((str(op), str(group)))
         if line is not None:
             ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_S
-            fitted = f"fitted curve: latency {format_duration(line.latency_ns)}, up to {line.gbps:.3g} GB/s"
             figure.add_scatter(
-                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
-            )
+                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, hoverinfo="skip",
+                showlegend=False, legendgroup=number,
+            )  # fmt: skip
     sizes, times = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
     figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **sizes)
     figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **times)
-    return styled(figure, theme, height=380)
+    below = {"y": -0.25, "yanchor": "top"}  # above, a phone has no room for it beside the buttons
+    return styled(figure, theme, height=380).update_layout(legend=below)
+
+
+def _fit_in_words(line: LinkCost | None) -> str:
+    """What was fitted, as a legend says it."""
+    if line is None:
+        return ""
+    latency = "" if line.bandwidth_only else f"latency {format_duration(line.latency_ns)}, "
+    return f"<br>{latency}up to {line.gbps:.3g} GB/s"
 
 
 def arrivals(graph: Graph) -> pl.DataFrame:
@@ -176,7 +185,9 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         ]
         for row in sizes.iter_rows(named=True)
     ]
-    return [table(header, rows), csv_link(NAME, "sizes", link)]
+    known = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
+    rows = [[row[place] for place in known] for row in rows]
+    return [table([header[place] for place in known], rows), csv_link(NAME, "sizes", link)]
 
 
 def _duration(ns: int | None) -> str:

@@ -229,7 +229,7 @@ def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme:
     figure.add_scatter(
         x=mark[:, 0], y=mark[:, 1], mode="markers", showlegend=False,
         marker={"size": 5, "color": 100 * value, "colorscale": SCALE, "cmin": 0, "cmax": 100 * most,
-                "colorbar": colour_bar("%", theme)},
+                "colorbar": colour_bar("%", (0.0, 100 * most), theme)},
         customdata=_words(shown), hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
     named = nodes.with_columns(

@@ -316,7 +316,7 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
         y=[name.replace("_", " ") for name in classes["class"]],
         orientation="h",
         marker=markers_of(classes["class"].to_list(), theme),
-        text=[f"{percent:.2g} %, {lasts}" for percent, lasts in zip(share, lasting, strict=True)],
+        text=[f"{percent:.2g}%, {lasts}" for percent, lasts in zip(share, lasting, strict=True)],
         textposition="outside",
         cliponaxis=False,
         customdata=lasting,

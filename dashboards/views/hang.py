@@ -107,7 +107,8 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
     suffix = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
-    named = standing.with_columns(row=pl.col("group") + suffix)
+    called = pl.when(pl.col("group") == "").then(pl.lit("no name")).otherwise("group")
+    named = standing.with_columns(row=called + suffix)
     rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
     ranks = named["rank"].unique().sort().to_list()

@@ -124,14 +124,15 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     more = f", %{{z:+.3f}} {fine} from the step's median" if compared else ""
     facts = np.empty((*cells.shape, 3), object)
     facts[..., 0], facts[..., 1], facts[..., 2] = cells, names, ranks[:, None]
-    figure = go.Figure()
+    figure, scaled = go.Figure(), _colours(colours, compared, link.theme)
+    ends = scaled["zmin"], scaled["zmax"]
     figure.add_heatmap(
         x=np.arange(firsts.size),
         y=np.arange(ranks.size),
         z=colours,
         customdata=facts,
-        **_colours(colours, compared, link.theme),
-        colorbar=colour_bar(f"{fine} from the step's median" if compared else unit, link.theme),
+        **scaled,
+        colorbar=colour_bar(f"{fine} from the step's median" if compared else unit, ends, link.theme),
         hovertemplate=f"rank %{{customdata[2]}}, step %{{customdata[1]}}: %{{customdata[0]:.3f}} {unit}"
         f"{more}<extra>{title}</extra>",
     )
@@ -159,11 +160,16 @@ def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64]
     return shown, np.argsort(shown)[number]
 
 
-def colour_bar(title: str, theme: str) -> dict[str, Any]:
-    """Return a scale of colours above the cells: beside few rows its numbers would overlap."""
+def colour_bar(title: str, ends: tuple[float, float], theme: str) -> dict[str, Any]:
+    """Return a scale of colours above the cells: beside few rows its numbers would overlap.
+
+    Args:
+        ends: what the first and the last colour stand for.
+    """
     return {
+        **{"tickvals": np.linspace(*ends, 3).tolist(), "tickformat": ".3~g"},
         "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "top"},
-        **{"orientation": "h", "thickness": 8, "len": 200, "lenmode": "pixels", "nticks": 4},
+        **{"orientation": "h", "thickness": 8, "len": 200, "lenmode": "pixels"},
         **{"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "outlinewidth": 0},
     }
 

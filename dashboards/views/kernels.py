@@ -6,6 +6,7 @@ roofline of matmuls.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
-from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
+from dpro.dashboards.theme import FEW_POWERS, colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_named, matmul_of, stored_as
@@ -30,7 +31,6 @@ from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 from dpro.words import short_name
 
 NAME = "kernels"
-MAX_ROWS = 200
 COLUMNS = {  # column -> header
     "name": "name",
     "class": "class",
@@ -123,15 +123,10 @@ def _table(loaded: Loaded, link: Link) -> Any:
             f"{row['share']:.1%}",
             format_duration(row["mean_us"] * NS_PER_US),
         ]
-        for row in rows.head(MAX_ROWS).iter_rows(named=True)
+        for row in rows.iter_rows(named=True)
     ]
-    more = f"{rows.height - MAX_ROWS} more: filter, or take the CSV." if rows.height > MAX_ROWS else ""
     header = [_header(link, column, title) for column, title in COLUMNS.items()]
-    return [
-        table(header, body, numbers_from=2),
-        html.P(more, className="note"),
-        csv_link(NAME, "kernels", link),
-    ]
+    return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
 
 
 def _named(name: str, link: Link) -> Component:
@@ -186,7 +181,7 @@ def _layout() -> Component:
     return html.Div(
         [
             panel(
-                "By name; operators by their own time where no GPU was used",
+                "GPU kernels, or operators by their own time where no GPU was used",
                 section("kernels-filter", "filter"),
                 section("kernels-table", "adding up"),
             ),
@@ -212,6 +207,7 @@ VIEW = View(
 # Roofline of matmuls and convolutions: achieved throughput against the limits of the GPU.
 
 MAX_POINTS = 300
+TERA = 1e12
 _BEYOND = 2.0  # factor by which the roof extends beyond the outermost points
 _SCHEMA = {
     "name": pl.String(),
@@ -292,8 +288,8 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         ridge = peak / gpu.gbps * 1e3
         x = np.unique([low, np.clip(ridge, low, high), high])
         figure.add_scatter(
-            x=x, y=np.minimum(peak, x * gpu.gbps / 1e3), mode="lines", line={"color": ink, "width": 1.5},
-            name=f"roof of {dtype}", hoverinfo="skip",
+            x=x, y=np.minimum(peak, x * gpu.gbps / 1e3) * TERA, mode="lines",
+            line={"color": ink, "width": 1.5}, name=f"roof of {dtype}", hoverinfo="skip",
         )  # fmt: skip
         columns = ("name", "shapes", "count", "total_ms", "of_limit", "limit")
         hover = [
@@ -302,11 +298,17 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         ]
         size = 6 + 16 * np.sqrt(of_type["total_ms"].to_numpy() / total_ms.max())
         figure.add_scatter(
-            x=of_type["intensity"], y=of_type["tflops"], mode="markers", name=str(dtype), customdata=hover,
+            x=of_type["intensity"], y=of_type["tflops"] * TERA, mode="markers", name=str(dtype),
+            customdata=hover,
             marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
-            hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
+            hovertemplate="%{customdata}<br>%{y:.3s}FLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
         )  # fmt: skip
-    log = {"type": "log", "exponentformat": "none"}
-    figure.update_xaxes(title_text="operations per byte", **log, **log_ticks((low, high)))
-    figure.update_yaxes(title_text="1e12 operations per second", **log, **log_ticks(shown["tflops"]))
+    figure.update_xaxes(
+        title_text="FLOP per byte", type="log", exponentformat="none", **log_ticks((low, high))
+    )
+    peaks = gpu.tflops.values()
+    least, most = (math.log10(TERA * each) for each in (shown["tflops"].min(), max(peaks)))  # type: ignore
+    powers = range(max(math.floor(least), 0), math.ceil(most) + 1, 1 + int(most - least) // FEW_POWERS)
+    words = [f"{10 ** (power % 3)} {' kMGTPE'[power // 3]}FLOP/s" for power in powers]
+    figure.update_yaxes(type="log", tickvals=[10**power for power in powers], ticktext=words)
     return styled(figure, theme, height=380)

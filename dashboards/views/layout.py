@@ -79,8 +79,14 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
     return means.select(pl.col("rank").cast(pl.Int64), value_ms=value / NS_PER_MS)
 
 
-def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: Link) -> go.Figure:
-    """Draw one cell per rank; those without a value are empty, and the selected ones outlined."""
+def layout_figure(
+    places: pl.DataFrame, values: pl.DataFrame, title: str, link: Link, *, at_fault: bool = False
+) -> go.Figure:
+    """Draw one cell per rank; those without a value are empty, and the selected ones outlined.
+
+    Args:
+        at_fault: the values say only which ranks are, in a job that hangs.
+    """
     cells = places.join(values, on="rank", how="left").sort("rank")
     scale, unit = time_unit(float(cells["value_ms"].max() or 0.0))  # type: ignore[arg-type]
     shape = int(places["row"].to_numpy().max()) + 1, int(places["column"].to_numpy().max()) + 1
@@ -91,17 +97,27 @@ def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: 
         has_value = entry["value_ms"] is not None
         ranks[cell], colours[cell] = entry["rank"], entry["value_ms"] / scale if has_value else np.nan
         place = ", ".join(filter(None, (entry["row_name"], entry["column_name"])))
-        facts[cell] = f"rank {entry['rank']} ({place}): " + (
-            f"{colours[cell]:.3f} {unit}" if has_value else "none"
-        )
-    figure = go.Figure()
-    named = np.where(ranks >= 0, ranks.astype(str), "")
+        said = "at fault" if at_fault else f"{colours[cell]:.3f} {unit}"
+        facts[cell] = f"rank {entry['rank']} ({place}): {said if has_value else 'none'}"
+    figure, highest = go.Figure(), float(np.nanmax(colours, initial=0.0)) or 1.0
+    has_room, bare = ranks.size <= MAX_NAMED, np.isnan(colours) & (ranks >= 0)
+    named = np.where((ranks >= 0) & ~bare, ranks.astype(str), "")
     figure.add_heatmap(
-        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2, zmin=0,
-        text=named, texttemplate="%{text}" if ranks.size <= MAX_NAMED else "", hoverongaps=True,
+        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2,
+        zmin=0, zmax=highest,
+        text=named, texttemplate="%{text}" if has_room else "", hoverongaps=True,
         hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
-        colorbar=colour_bar(unit, link.theme),
+        colorbar=colour_bar(unit, (0.0, highest), link.theme), showscale=not at_fault,
     )  # fmt: skip
+    rows, columns = np.nonzero(bare & has_room)  # Plotly's ink for no colour cannot be read on a dark page
+    figure.add_scatter(
+        x=columns,
+        y=rows,
+        text=ranks[rows, columns].astype(str),
+        mode="text",
+        hoverinfo="skip",
+        showlegend=False,
+    )
     for row, column in places.filter(pl.col("rank").is_in(link.ranks)).select("row", "column").iter_rows():
         corners = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
@@ -142,7 +158,7 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     places = place_info(mesh)
     if places.is_empty():
         return message(needs.NO_LAYOUT)
-    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), "wait")]
+    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), metric)]
     try:
         values = _values(loaded, metric)
     except DproError as error:
@@ -150,13 +166,13 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     said_of_ranks = filter(None, [needs.missing_ranks(loaded), *mesh.ambiguity])
     open_questions = [html.P(line, className="note") for line in said_of_ranks]
     note = "Times are per step, the mean of deep windows."
+    hangs = metric == "finding" and any(finding.of_hang for finding in loaded.verdict[0])
     if metric == "finding":
-        note = (
-            "No finding names a rank." if values.is_empty() else "What the findings of a rank cost per step."
-        )
+        note = "Ranks at fault." if hangs else "What the findings of a rank cost per step."
+        note = "No finding names a rank." if values.is_empty() else note
     return [
         *said,
-        graph("layout-figure", layout_figure(places, values, METRICS[metric], link)),
+        graph("layout-figure", layout_figure(places, values, METRICS[metric], link, at_fault=hangs)),
         csv_link(NAME, "ranks", link),
         html.P(f"{note} Click a cell to select its rank in all views.", className="note"),
         *open_questions,

@@ -37,12 +37,10 @@ from dpro.dashboards.page import (
     panel,
     section,
 )
-from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
+from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.traffic import host_of
-from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW, both_ways, delay_matrix, host_matrix
-from dpro.replay.cost.curves import fit_line
-from dpro.replay.cost.transfers import ENOUGH
+from dpro.detect.network.transfers import MIN_SLOW, both_ways, delay_matrix, host_matrix
 from dpro.selection import is_in_ranges
 from dpro.units import NS_PER_MS
 
@@ -223,67 +221,6 @@ def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
     )
 
 
-def speed_info(transfers: pl.DataFrame) -> pl.DataFrame:
-    """How fast each pair moves each size, and how fast the fitted line says.
-
-    Args:
-        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
-
-    Returns:
-        `sort` (operation, on one host or between hosts), `members`, `bytes`, `payload_gbps`, `line_gbps` (of
-        all pairs that do the same, null where they are too few).
-    """
-    sized = transfers.filter((pl.col("num_ranks") == 2) & (pl.col("bytes") > 0))
-    where = pl.when(pl.col("num_hosts") > 1).then(pl.lit(" between hosts")).otherwise(pl.lit(" on one host"))
-    typical = (
-        sized.with_columns(sort=pl.col("op") + where)
-        .group_by("sort", "members", "bytes")
-        .agg(pl.col("transfer_ns").median())
-        .sort("sort", "bytes", "members")
-    )
-    parts = []
-    for _, of_sort in typical.group_by("sort", maintain_order=True):
-        size, time = (of_sort[name].cast(pl.Float64).to_numpy() for name in ("bytes", "transfer_ns"))
-        expected = (
-            fit_line(size, time).time_ns(size) if of_sort.height >= ENOUGH else np.full(size.size, np.nan)
-        )
-        line = pl.Series("line_gbps", size / expected).fill_nan(None)
-        parts.append(of_sort.with_columns(line, payload_gbps=pl.col("bytes") / pl.col("transfer_ns")))
-    columns = ["sort", "members", "bytes", "payload_gbps", "line_gbps"]
-    return pl.concat(parts).select(columns) if parts else pl.DataFrame(schema=columns)
-
-
-def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
-    """Bandwidth against bytes with the fitted lines; pairs that are clearly slower are named."""
-    figure = go.Figure()
-    for number, ((sort,), of_sort) in enumerate(speeds.group_by("sort", maintain_order=True)):
-        ink = series(number, theme)
-        behind = of_sort["line_gbps"].fill_null(0.0) / of_sort["payload_gbps"]
-        comparable = of_sort["members"].n_unique() >= MIN_GROUPS  # of fewer pairs it is unknown which is slow
-        slow = pl.DataFrame({"at": np.arange(of_sort.height), "behind": behind}).filter(
-            comparable & (pl.col("behind") >= MIN_SLOW)
-        )
-        named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
-        ways = [members.replace(",", " → ") for members in of_sort["members"]]
-        figure.add_scatter(
-            x=of_sort["bytes"], y=of_sort["payload_gbps"], mode="markers+text", name=plain(sort),
-            text=[way if row in named else "" for row, way in enumerate(ways)], textposition="bottom center",
-            marker={"size": 6, "color": ink, "opacity": 0.7}, customdata=ways,
-            hovertemplate="%{customdata}: %{x:.3s}B at %{y:.3g} GB/s of payload",
-        )  # fmt: skip
-        line = of_sort.drop_nulls("line_gbps").unique("bytes").sort("bytes")
-        if line.height > 1:
-            figure.add_scatter(
-                x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
-                name="fitted", hoverinfo="skip",
-            )  # fmt: skip
-    sizes, rates = log_ticks(speeds["bytes"]), log_ticks(speeds["payload_gbps"])
-    si = {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "B"}
-    figure.update_xaxes(title_text="payload", type="log", **si, **sizes)
-    figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none", **rates)
-    return styled(figure, theme, height=360)
-
-
 def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
     return pair_info(loaded.transfers, host_of(loaded.outline.graph), link)
 
@@ -353,20 +290,10 @@ def _late(loaded: Loaded, link: Link) -> Shown:
     return [graph("late-figure", figure), csv_link(NAME, "late", link)]
 
 
-def _speeds(loaded: Loaded, link: Link) -> Shown:
-    transfers = link.chosen(loaded.transfers)
-    speeds = speed_info(transfers)
-    if speeds.is_empty():
-        pairs = transfers.filter(pl.col("num_ranks") == 2)
-        return _NO_PAIRS if pairs.is_empty() else "How many bytes pairs moved was not recorded."
-    return [graph("speeds-figure", speed_figure(speeds, link.theme)), csv_link(NAME, "speeds", link)]
-
-
 PANELS: Mapping[str, Callable[[Loaded, Link], Shown]] = {
     "Transfers, rank × rank": _pairs,
     "Waiting in collectives, rank × rank": _late,
     "Transfers, host × host": _hosts,
-    "Bandwidth of pairs against the fitted line": _speeds,
 }
 
 
@@ -390,6 +317,5 @@ VIEW = View(
         "pairs": _pairs_of,
         "hosts": _between,
         "late": lambda loaded, link: late_info(arrivals(loaded.outline.graph), link),
-        "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
     },
 )

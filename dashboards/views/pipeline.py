@@ -125,7 +125,7 @@ def bubble_figure(bubbles: pl.DataFrame, theme: str) -> go.Figure:
         x=bubbles["stage"].cast(pl.String),
         y=share,
         marker={"color": colour("idle", theme), "line": {"width": 0}},
-        text=[f"{percent:.1f} %" for percent in share],
+        text=[f"{percent:.1f}%" for percent in share],
         customdata=[format_duration(ms * NS_PER_MS) for ms in bubbles["bubble_ms"]],
         hovertemplate="stage %{x}: %{y:.1f} %, %{customdata}<extra></extra>",
     )

@@ -116,7 +116,8 @@ def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _shown(loaded: Loaded, link: Link) -> Any:
-    values = _values(loaded, link)
+    sampled_again = (pl.len().over("counter", "series") > 1).any().over("counter")  # else a lone dot
+    values = _values(loaded, link).filter(sampled_again)
     if values.is_empty():
         return message(needs.telemetry(loaded, link) or "No counter of this selection changed.")
     names = values["counter"].n_unique()

@@ -30,9 +30,10 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.theme import SPAN_LOOKS, css_name
 from dpro.dashboards.timeline.beside import LANE_COLUMNS, NO_STEP, Beside, beside, lane_difference
 from dpro.dashboards.timeline.detail import PIXELS, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, SIDES, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, REPLAYED, SIDES, RankLanes
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.dashboards.timeline.routes import register
 from dpro.errors import DproError, UsageError
@@ -42,17 +43,7 @@ NAME = "timeline"
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
 _MAX_WINDOWS = 12  # that are links; more are a list
 _LISTED = 13  # rows: the step, and the lanes that differ most; the others are folded
-LEGEND = {  # kind -> variable of its colour, what it is called
-    "kernel": ("compute", "kernel"),
-    "transfer": ("exposed-comm", "transfer of a collective"),
-    "wait": ("wait", "wait for others in it"),
-    "copy": ("copy", "copy"),
-    "cpu": ("cpu", "operator"),
-    "runtime": ("runtime", "GPU runtime call"),
-    "host": ("host-bound", "range, Python"),
-    "gap": ("idle", "in no span (replay)"),
-    "delay": ("idle", "late launch (replay)"),
-}
+_REPLAYED = ("gap", "delay")  # kinds that only replayed lanes have
 PHASE_LEGEND = {
     "forward": ("compute", "forward"),
     "backward": ("copy", "backward"),
@@ -204,11 +195,14 @@ def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _legend(link: Link) -> list[Component]:
-    entries = PHASE_LEGEND if link.options.get("colour") == "phase" else LEGEND
+    replayed = link.options.get("show", MEASURED) in ("both", REPLAYED)
+    kinds = {kind: look for kind, look in SPAN_LOOKS.items() if replayed or kind not in _REPLAYED}
+    entries = PHASE_LEGEND if link.options.get("colour") == "phase" else kinds
     if link.options.get("colour") in ("name", "micro"):
         return [html.Span("each its own colour")]
     return [
-        html.Span([html.I(style={"background": f"var(--{what})"}), words]) for what, words in entries.values()
+        html.Span([html.I(style={"background": f"var(--{css_name(what)})"}), words])
+        for what, words in entries.values()
     ]
 
 

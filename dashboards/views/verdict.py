@@ -189,7 +189,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
         html.Li([_edit_link(gain, link), f": x{gain.speedup:.2f}, {_interval(gain)}"])
         for gain in helpful.within_noise
     ]
-    folded = [html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps"), html.Ul(within)]
+    folded = [html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps"), html.Ul(within)]
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
     if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
         note += " A speed-up is of samples per second: a longer step may work on more of them."

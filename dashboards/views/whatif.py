@@ -22,7 +22,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, in_browser, message, table, view
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, series, styled, time_unit
+from dpro.dashboards.theme import SPAN_LOOKS, colour, series, styled, time_unit
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
@@ -122,6 +122,10 @@ def _between(points: pl.DataFrame, factor: float) -> float:
 NAME = "whatif"
 CHANGES = 10  # bars of the waterfall
 LESS = "all that changes less"
+_ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
+    "arrive": "start of a collective",
+    "start": "start taken from the trace",
+}
 
 
 def edits_of(link: Link) -> list[Edit]:
@@ -208,36 +212,39 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
     return styled(figure, theme, height=170)
 
 
-def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw what the critical path consists of, before and after."""
+def path_figure(path: pl.DataFrame, theme: str, *, edited: bool = True) -> go.Figure:
+    """Draw what the critical path consists of, before and, of an edited graph, after."""
     figure = go.Figure()
     values = path.select("before_ms", "after_ms").to_numpy()
     scale, unit = time_unit(float(values.max(initial=0.0)))
-    for column, title, what in (("before_ms", "now", "idle"), ("after_ms", "with the edits", "compute")):
+    sides = [("before_ms", "now", "idle"), ("after_ms", "with the edits", "compute")]
+    for column, title, what in sides if edited else sides[:1]:
         figure.add_bar(
-            y=path["kind"], x=path[column] / scale, orientation="h", name=title,
+            y=path["kind"].replace(_ON_PATH), x=path[column] / scale, orientation="h", name=title,
             marker={"color": colour(what, theme), "line": {"width": 0}},
             hovertemplate=f"%{{y}}: %{{x:.4g}} {unit} per step<extra>{title}</extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text=f"on the critical path, {unit} per step")
+    figure.update_xaxes(title_text=f"on the critical path, {unit} per step", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, theme, height=110 + 34 * path.height).update_layout(barmode="group")
 
 
 def _form(_loaded: Loaded, link: Link) -> Any:
-    text = link.options.get("edit", "")
+    text, shown = link.options.get("edit", ""), bool(link.options.get("examples"))
+    words = f"{'▾' if shown else '▸'} edits, by example: a click adds one"
+    # Shown when asked for: to the browser they are as much as the rest of the page.
     examples = [
         [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
         for example, what in help_rows()
+        if shown
     ]
     return [
         dcc.Textarea(id="edits", value=text, rows=4, placeholder="one edit a line, as heal:rank=1"),
         html.Div(
             [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
         ),
-        html.Details(
-            [html.Summary("Edits, by example: a click adds one"), table(["edit", "does"], examples, 2)]
-        ),
+        dcc.Link(words, href=link.with_options(examples="" if shown else "1")),
+        *([table(["edit", "does"], examples, 2, most=len(examples))] if shown else []),
     ]
 
 
@@ -279,8 +286,9 @@ def _changes(loaded: Loaded, edits: Sequence[Edit], link: Link) -> list[Componen
 
 
 def _path(loaded: Loaded, link: Link) -> Any:
-    path = path_info(loaded, edits_of(link))
-    return [graph("path-figure", path_figure(path, link.theme)), csv_link(NAME, "path", link)]
+    edits = edits_of(link)
+    figure = path_figure(path_info(loaded, edits), link.theme, edited=bool(edits))
+    return [graph("path-figure", figure), csv_link(NAME, "path", link)]
 
 
 def _limits(loaded: Loaded, link: Link) -> Any:
@@ -326,8 +334,8 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
     refused = loaded.search[1]
     clear = [prediction for prediction in predictions if stands_out(prediction)]
     within = [prediction for prediction in predictions if not stands_out(prediction)]
-    refusals = [html.Li([html.Code(refusal.edit), ": ", refusal.reason]) for refusal in refused]
-    summary = html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps")
+    refusals = [html.Li(f"{refusal.edit}: {refusal.reason}") for refusal in refused]
+    summary = html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps")
     return [
         _edits(clear, link) if clear else message("Nothing that was tried beats the noise of the steps."),
         *([html.Details([summary, _edits(within, link)])] if within else []),

@@ -437,9 +437,9 @@ class Analysis(Cached):
     @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
         """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
-        from dpro.analysis.graphs import search_of
+        from dpro.analysis.answers.whatif import search_of_all
 
-        return (search := search_of(self, self.trust)).predictions, search.refused
+        return (search := search_of_all(self)).predictions, search.refused
 
 
 class OperationAnalysis(Analysis):

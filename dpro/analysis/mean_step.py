@@ -27,7 +27,7 @@ from dpro.replay.cost.work import (
     operations_of_calls,
 )
 from dpro.replay.steps import IS_GPU, recorded_steps, step_series
-from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, ms
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, format_rate, ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -329,7 +329,7 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     elif mean.gpu_busy is not None:
         rows.append(("MFU", f"not known: {mean.mfu_unknown}"))
     if mean.samples_per_s is not None:
-        samples = f"{mean.samples_per_s:,.4g} samples"
+        samples = f"{format_rate(mean.samples_per_s)} samples"
         tokens = f"{mean.tokens_per_s:,.0f} tokens ({samples})" if mean.tokens_per_s else samples
         rows.append(("throughput", f"{tokens} per second, all recorded ranks"))
     elif mean.inputs_per_s is not None:

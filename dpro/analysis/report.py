@@ -307,7 +307,7 @@ def _gain_lines(report: RunReport) -> Iterator[str]:
         yield f"- {_plain(gain.what())}{edits}: {_plain(gain.how())}"
     if report.within_noise:
         within = [[gain.what(), *gain_cells(gain)[:3:2]] for gain in report.within_noise]
-        title = f"{len(within)} more of ×1.00, or within the noise of the steps"
+        title = f"{len(within)} more of x1.00, or within the noise of the steps"
         yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
 
 

@@ -141,7 +141,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
     coverage = trust.coverage
     classified, matched = coverage.kernels_classified, coverage.collectives_matched
     rows = [
-        ("step time off by", f"{trust.error_pct:.2f} % on average"),
+        ("step time off by", f"{trust.error_pct:.2f}% on average"),
         ("starts off by", _starts_off(trust)),
         ("collectives found on all ranks", f"{1.0 if matched is None else matched:.1%}"),
         ("collectives outside the window of some rank", f"{coverage.collectives_outside_window or 0.0:.1%}"),
@@ -160,7 +160,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
 # What would help.
 
 WIDE = 0.5  # of the predicted time on either side: a wider interval says little
-WORTH_SHOWING = 1.005  # speed-up: less is ×1.00
+WORTH_SHOWING = 1.005  # speed-up: less is x1.00
 MAX_ANCHORED = 0.2  # share of starts that are tied to the trace and hardly move under an edit
 PROOFS = {"proven": "real jobs, before and after"}  # by the block of a prediction
 
@@ -192,7 +192,7 @@ def what_helps(predictions: Sequence[Prediction]) -> Gains:
 
 
 def stands_out(prediction: Prediction) -> bool:
-    """Whether an edit shortens the step by more than its noise, and by more than ×1.00."""
+    """Whether an edit shortens the step by more than its noise, and by more than x1.00."""
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
 
 

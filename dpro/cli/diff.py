@@ -1,28 +1,31 @@
-"""`dpro diff A B`: what explains that one run takes longer per step than another."""
+"""`dpro diff A B`: why a step of one run takes longer than of another; of more runs, what limits each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import analyse, ranks_option, steps_option
 from dpro.cli.output import console, json_option, print_json, print_selection, share
+from dpro.errors import UsageError
 from dpro.units import format_ms
-from dpro.words import shortened
+from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
     from dpro.replay.difference import DifferenceDocument
     from dpro.selection import Ranges, RankChoice
 
-ROWS = 15
-LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
+ROWS, MAX_RANKS = 15, 8
+MOST_OF_RUN, MOST_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a name, of what limits it, of what to do
+LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
+_BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns; of a name
 MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 
 
 @click.command()
-@click.argument("a", type=click.Path(), metavar="A")
-@click.argument("b", type=click.Path(), metavar="B")
+@click.argument("runs", type=click.Path(), nargs=-1, required=True, metavar="A B [C…]")
 @steps_option
 @ranks_option
 @click.option(
@@ -32,7 +35,12 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 @json_option
 @click.pass_context
 def diff(
-    ctx: click.Context, a: str, b: str, steps: Ranges, ranks: RankChoice, fail_on: float | None, as_json: bool
+    ctx: click.Context,
+    runs: tuple[str, ...],
+    steps: Ranges,
+    ranks: RankChoice,
+    fail_on: float | None,
+    as_json: bool,
 ) -> None:
     """What explains that a step of run B takes longer, or shorter, than one of run A.
 
@@ -42,6 +50,7 @@ def diff(
     dpro diff TRACES_A TRACES_B
     dpro diff BEFORE AFTER --steps 5-7       steps that have these numbers in both
     dpro diff BEFORE AFTER --ranks 0,2-3     what the work of these ranks explains
+    dpro diff A B C D                        step, limit and first advice of each
 
     Each run is replayed with its work made as long as the other's, one kind of work after the other. So what
     a kernel, an operator or a collective contributes is what it changes in the step, not how much longer it
@@ -53,7 +62,12 @@ def diff(
     """
     from dpro.analysis.selected import difference_of, selection_of
 
-    before, after = analyse(a), analyse(b)
+    if len(runs) != 2:
+        if len(runs) < 2 or steps or ranks or fail_on is not None:
+            raise UsageError("give two runs, or more without --steps, --ranks and --fail-on")
+        _compare(runs, as_json)
+        return
+    before, after = map(analyse, runs)
     selection = selection_of(steps, ranks, before.run, after.run)
     difference = difference_of(before, after, selection)
     if as_json:
@@ -68,28 +82,72 @@ def diff(
 
 
 def _print(document: DifferenceDocument) -> None:
-    out = console()
+    from rich.table import Table
+
+    out, least_ms = console(), MIN_SHARE * document.a_ms
     out.print(
-        f"The mean step in deep windows takes {format_ms(document.a_ms)} in A and "
-        f"{format_ms(document.b_ms)} in B: {_signed(document.delta_ms)} "
-        f"({document.delta_ms / document.a_ms:+.1%})."
+        f"A {_named(document.a)} {format_ms(document.a_ms)} -> B {_named(document.b)} "
+        f"{format_ms(document.b_ms)} a step: {_signed(document.delta_ms)} "
+        f"({document.delta_ms / document.a_ms:+.1%})"
     )
-    shown = [part for part in document.contributors if abs(part.delta_ms) >= MIN_SHARE * document.a_ms][:ROWS]
-    for part in shown:
-        out.print(
-            f"  {_signed(part.delta_ms):>10}  {part.kind} {shortened(part.name, LONGEST_NAME + 1)}: "
-            f"{format_ms(part.a_ms)} per rank and step in A, {format_ms(part.b_ms)} in B"
-        )
-    less = sum(part.delta_ms for part in document.contributors if part not in shown)
-    if less:
-        out.print(f"  {_signed(less):>10}  all that contributes less")
-    out.print(f"  {_signed(document.unexplained_ms):>10}  not explained by any kind of work")
-    most_ms = max(map(abs, document.by_rank.values()), default=0.0)
-    if len(document.by_rank) > 1 and most_ms >= MIN_SHARE * document.a_ms:
-        ranks = ", ".join(f"rank {rank} {_signed(delta_ms)}" for rank, delta_ms in document.by_rank.items())
-        out.print(f"Work of single ranks, each taken for itself: {ranks}")
+    shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
+    rows = [
+        (part.delta_ms, format_ms(part.a_ms), format_ms(part.b_ms), f"{part.kind} {short_name(part.name)}")
+        for part in shown
+    ]
+    less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
+    for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
+        rows += [(rest_ms, "", "", words)] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
+    if rows:
+        table = Table("step", "A", "B", "by, with how much of it per rank and step", box=None, pad_edge=False)
+        for column in table.columns[:3]:
+            column.justify, column.no_wrap = "right", True
+        room = max(out.width - _BESIDE_NAME, _MIN_NAME)
+        for delta_ms, of_a, of_b, what in rows:
+            table.add_row(_signed(delta_ms), of_a, of_b, shortened(what.strip(), room))
+        out.print(table)
+    by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
+    ranks = [f"rank {rank} {_signed(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][:MAX_RANKS]
+    if len(by_rank) > 1 and ranks:
+        out.print(f"work of single ranks, each taken for itself: {', '.join(ranks)}")
     for doubt in document.doubts:
         out.print(f"  - {doubt}")
+
+
+def _compare(runs: Sequence[str], as_json: bool) -> None:
+    """What limits each of many runs, a line each."""
+    from rich.table import Table
+
+    from dpro.verdict.verdict import ComparedRuns
+    from dpro.verdict.words import worth_in_words
+
+    explanations = [analyse(run).explanation for run in runs]  # one run after the other is in memory
+    if as_json:
+        print_json(ComparedRuns(runs=explanations))
+        return
+    first_ms = explanations[0].step_ms
+    header, rows = ("run", "step", "to first", "limit", "first to do"), []
+    for explanation in explanations:
+        step_ms, limit, advice = explanation.step_ms, explanation.limit, explanation.advice
+        rows.append(
+            (
+                shortened(_named(explanation.run), MOST_OF_RUN),
+                format_ms(step_ms) if step_ms else "",
+                f"{step_ms / first_ms - 1:+.1%}" if step_ms and first_ms else "",
+                limit.kind if limit else shortened(explanation.fault, MOST_OF_LIMIT),
+                f"{advice[0].do}{worth_in_words(advice[0])}" if advice else "",
+            )
+        )
+    out, table = console(), Table(*header, box=None, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    taken = sum(2 + max(map(len, column)) for column in list(zip(header, *rows))[:-1])
+    for *cells, do in rows:
+        table.add_row(*cells, shortened(do, max(out.width - taken, _MIN_DO)))
+    out.print(table)
+
+
+def _named(run: str) -> str:
+    return run.rstrip("/").rpartition("/")[2] or run
 
 
 def _signed(ms: float) -> str:

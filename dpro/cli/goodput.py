@@ -13,7 +13,7 @@ from dpro.cli.options import NumberRange
 from dpro.cli.output import console, json_option, print_json, warn
 from dpro.errors import InputError, UsageError
 from dpro.remote import is_url
-from dpro.units import NS_PER_H, NS_PER_S, format_duration
+from dpro.units import NS_PER_H, NS_PER_S, format_duration, format_rate
 from dpro.words import counted
 
 if TYPE_CHECKING:
@@ -199,7 +199,10 @@ def _throughput(throughput: ThroughputDocument) -> list[str]:
         rate, overall, what = throughput.samples_per_s, throughput.samples_per_s_overall, "samples"
     if rate is None or overall is None:
         return [*lines, f"tokens per second: not known: {throughput.rate_unknown}"]
-    return [*lines, f"{what} per second: {rate:,.4g} in steps, {overall:,.4g} over all the time"]
+    return [
+        *lines,
+        f"{what} per second: {format_rate(rate)} in steps, {format_rate(overall)} over all the time",
+    ]
 
 
 def _progress(attempt: AttemptDocument) -> str:

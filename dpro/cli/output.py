@@ -260,13 +260,20 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def warn(message: str) -> None:
     """One line on stderr that does not stop the command."""
-    click.echo(f"dpro: warning: {one_line(message)}", err=True)
+    _say(f"warning: {one_line(message)}")
 
 
 def fail(error: DproError | InternalError) -> NoReturn:
     """End with an error's line on stderr and its exit code."""
-    click.echo(f"dpro: {one_line(str(error))}", err=True)
+    _say(one_line(str(error)))
     sys.exit(error.exit_code)
+
+
+def _say(what: str) -> None:
+    """One line on stderr; a terminal's wraps at words."""
+    line, stderr = f"dpro: {what}", sys.stderr
+    on_terminal = stderr is not None and stderr.isatty()
+    click.echo(wrapped(line, shutil.get_terminal_size().columns) if on_terminal else line, err=True)
 
 
 def share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:

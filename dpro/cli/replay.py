@@ -82,6 +82,10 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
 
     for line in pretended_lines(manifest, document.pretended):
         out.print(line)
+    out.print(document.trust.verdict)
+    for reason in (*document.reasons, *document.assumed):
+        out.print(f"  - {reason}")
+    out.print()
     _print_steps(document.steps)
     _print_fit(document)
     _print_starts(document)
@@ -93,9 +97,6 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
     _print_communication(document.communication)
     _print_clocks(document.clocks)
     _print_path(document.critical_path)
-    out.print(f"\n{document.trust.verdict}")
-    for reason in (*document.reasons, *document.assumed):
-        out.print(f"  - {reason}")
 
 
 def _print_steps(steps: Sequence[StepFit]) -> None:
@@ -107,7 +108,7 @@ def _print_steps(steps: Sequence[StepFit]) -> None:
     out, table = console(), Table("step", "measured ms", "replayed ms", "error %", box=None, pad_edge=False)
     for row in steps[:PATH_ROWS]:
         cells = (row.measured_ms, row.replayed_ms, row.error_pct)
-        table.add_row(str(row.step), *(f"{cell:.2f}" for cell in cells))
+        table.add_row(str(row.step), *(f"{round(cell, 2) + 0:.2f}" for cell in cells))  # no -0.00
     out.print(table)
     if len(steps) > PATH_ROWS:
         out.print(f"… and {len(steps) - PATH_ROWS} more steps (--json has all)")
@@ -214,6 +215,7 @@ def _print_clocks(clocks: Sequence[HostClock]) -> None:
             name, str(num_ranks), format_duration(first.offset_ns),
             f"{first.drift_ppm:.1f}", "unknown" if unknown else format_duration(worst), first.source,
         )  # fmt: skip
+    console().print()
     console().print(table)
     if len(names) > PATH_ROWS:
         console().print(f"… and {len(names) - PATH_ROWS} more clocks (--json has all, for each window)")

@@ -196,7 +196,7 @@ def _print_mean_step(analysis: Analysis) -> None:
     for line in legend(mean):
         out.print(Text(f"  {line}"))
     for name, value in facts_of(mean):
-        out.print(Text(f"{name}: {value}"))
+        out.print(f"{name}: {value}")
     out.print()
 
 
@@ -360,9 +360,8 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
 
 
 def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:
-    cells = [
+    numbers = [
         [
-            row["op"] or "?",
             format_bytes(row["bytes"]),
             "?" if row["hosts"] is None else str(row["hosts"]),
             str(row["count"]),
@@ -374,9 +373,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
         ]
         for row in collectives.head(top).iter_rows(named=True)
     ]
-    title = f"Collectives, {ranks}: {min(top, collectives.height)} of {collectives.height}"
     header = [
-        "\nop",
         "\nbytes",
         "\nhosts",
         "\ncount",
@@ -386,7 +383,15 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
         "\nmatched",
         "bus\nGB/s",
     ]
-    return _table(title, header, cells)
+    columns = [
+        (name, column) for name, column in zip(header, zip(*numbers)) if not {*column} <= {"?", "100.0%"}
+    ]  # what is said of none, or of all, says nothing
+    taken = sum(2 + max(map(len, (*name.split("\n"), *column))) for name, column in columns)
+    room = max(console().width - taken - 1, _MIN_NAME)
+    names = (shortened(short_name(row["op"] or "?"), room) for row in collectives.iter_rows(named=True))
+    title = f"Collectives, {ranks}: {min(top, collectives.height)} of {collectives.height}"
+    cells = [list(line) for line in zip(names, *(column for _, column in columns))]
+    return _table(title, ["\nop", *(name for name, _ in columns)], cells)
 
 
 def _host_table(ranks: pl.DataFrame, steps: str) -> RenderableType:

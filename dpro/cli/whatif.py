@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dpro.store import Run
 
 ROWS = 12  # of each block that are listed where all are asked for
+_INDENT = 9 * " "  # of edits
 MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
 HEADINGS = {
     "faster": "Faster beyond doubt",
@@ -366,7 +367,9 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool) -> None:
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
             proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(row.block, "")
             proof += "; changes the training" if row.training and row.is_advice else ""
-            out.print(f"         {edits}  ({EFFORTS[row.effort]}{proof})")
+            block = f"({EFFORTS[row.effort]}{proof})"
+            fits = not out.is_terminal or len(_INDENT) + len(edits) + 2 + len(block) <= out.width
+            out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 
 
 def _print_how(shown: Sequence[Prediction], run: Run) -> None:

@@ -22,7 +22,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, NO_SPAN, Graph
 from dpro.replay.steps import host_facts
 from dpro.replay.timeline import Timeline
 from dpro.replay.whatif.edits.host import NoLaunch
@@ -154,7 +154,8 @@ def _spent(baseline: Baseline, num_steps: int) -> list[str]:
         .sort(["ns", "cause"], descending=[True, False])
     )
     return [
-        f"{format_duration(ns / num_steps)} in {what} (most in {name[:80]})"
+        f"{format_duration(ns / num_steps)} in {what}"
+        + (f" (most in {name[:80]})" if name != NO_SPAN else "")
         for what, ns, name in parts.head(MAX_PARTS).iter_rows()
     ]
 

@@ -417,7 +417,8 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
         low, high = (facts.gain_of_faster(older, factor) for factor in NEWER_ATTENTION)
         yield Advice(
             "attention",
-            f"FlashAttention 3: {short_kernel(older[0])} is 2, {facts.share_of(older):.0%} of compute",
+            f"FlashAttention 3: {short_kernel(older[0])} is of version 2, "
+            f"{facts.share_of(older):.0%} of compute",
             low,
             high,
             "a line of code",

@@ -24,7 +24,6 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
-from dpro.selection import ranges_of, ranges_text
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, first_of, without_tensor_cores, worth_after
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
@@ -40,7 +39,7 @@ from dpro.verdict.limits import (
     PART_OF_HOST,
     SYNCHRONISATION,
 )
-from dpro.words import counted, shortened
+from dpro.words import counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
@@ -110,6 +109,16 @@ class Explanation(Document, frozen=True, kw_only=True):
     then: Advice | None = None
     tempting: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
+
+
+class ComparedRuns(Document, frozen=True, kw_only=True):
+    """What limits each of several runs.
+
+    Attributes:
+        runs: as they were given.
+    """
+
+    runs: list[Explanation]
 
 
 def explain(analysis: Analysis) -> Explanation:
@@ -301,7 +310,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
-        f"no step is known of ranks {ranges_text(ranges_of(stepless))}": len(stepless) > 0,
+        f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         "one step: whether it persists is not known": usual == 1,
         f"{counted(left_out, 'unusual step')} left out": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "

@@ -34,6 +34,8 @@ from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import (
+    NO_SPAN,
+    OF_RENDEZVOUS,
     EdgeKind,
     Edges,
     Graph,
@@ -142,7 +144,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         place, calls = (view.rank, view.window), positions.get(view.rank, {})
         rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), by_code, calls))
         done()
-    labels = (*names.to_list(), "(no span)", "(rendezvous)")
+    labels = (*names.to_list(), NO_SPAN, OF_RENDEZVOUS)
     graph = _join(rank_graphs, moved, labels)
     done()
     graph = dataclasses.replace(graph, messages=messages, places=places_of(workers), run=run)

@@ -31,6 +31,22 @@ BEYOND = """
 return [...document.querySelectorAll(".dash-graph")].filter(figure =>
   figure.getBoundingClientRect().right > document.documentElement.clientWidth).map(figure => figure.id);
 """
+# Titles of axes that lie over the numbers of their axis, and texts of figures that are cut or nearly unseen.
+UNREADABLE = r"""
+const shown = (each) => each.getBoundingClientRect();
+const meet = (a, b) => a.width && b.width
+  && a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom;
+const found = [];
+for (const figure of document.querySelectorAll(".dash-graph .main-svg")) {
+  for (const title of figure.querySelectorAll(".xtitle"))
+    for (const tick of document.querySelectorAll(".xtick text"))
+      if (meet(shown(title), shown(tick))) found.push(`${title.textContent} over ${tick.textContent}`);
+  const { left, right } = shown(figure);
+  for (const text of figure.querySelectorAll(".cbaxis text, .legendtext"))
+    if (shown(text).right > right + 1 || shown(text).left < left - 1) found.push(`cut: ${text.textContent}`);
+}
+return found;
+"""
 SCROLLS = ("matrix", "hang")  # within a panel: below some width their figures cannot be read
 
 
@@ -55,3 +71,23 @@ def test_a_view_fits_a_phone_and_no_heading_is_broken_into_letters(opened, view)
     beyond = browser.execute_script(BEYOND)
     assert not beyond or view in SCROLLS
     assert browser.execute_script(BROKEN) == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("view", ["heatmap", "collectives", "layout", "breakdown", "whatif"])
+def test_texts_of_figures_are_whole_and_none_lies_over_another(opened, view, width):
+    browser, address, place = opened
+    show(browser, view, width, "dark", address, place)
+    assert browser.execute_script(UNREADABLE) == []
+
+
+@pytest.mark.parametrize("view", ["heatmap", "kernels"])
+def test_the_same_holds_of_eight_ranks_on_gpus(traces, view):
+    browser = start_browser()
+    loaded = Loaded(open_path(traces / "multirank" / "nanogpt_h100_8r_rs_ag"))
+    try:
+        with tempfile.TemporaryDirectory() as place, served(loaded) as address:
+            show(browser, view, 1440, "light", address, Path(place))
+            assert browser.execute_script(UNREADABLE) == []
+    finally:
+        browser.quit()

@@ -33,6 +33,7 @@ from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
+from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
@@ -222,6 +223,7 @@ def prediction_document(
 
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
+Explorer = Callable[[Analysis, int, Progress, Trust, pl.DataFrame], SearchResult]
 
 
 class TrustedDocument(Document, frozen=True, kw_only=True):
@@ -321,7 +323,7 @@ def what_if(
     budget: int | None = None,
     *,
     calibrate: Calibrate,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: Progress = ignore,
     selection: Selection = ALL,
 ) -> WhatIf:
     """Predict edits together, or search where there are none.
@@ -338,13 +340,11 @@ def what_if(
     whole = analysis
     analysis = _looked_at(whole, edits)
     trust, baseline = of_steps(analysis, selection)
-    budget = BUDGET if budget is None else budget
     if edits:
         result = _predicted(analysis, edits, trust, baseline)
+        result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
     else:
-        search = partial(explored, analysis, budget, progress, trust, baseline)
-        result = searched(analysis, selection, budget, search)
-    result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
+        result = search_of_all(analysis, budget, progress, selection)
     predictions, widened = calibrate(result.predictions)
     samples_per_s = inputs_per_s(analysis)
     document = WhatIfDocument(
@@ -368,6 +368,26 @@ def what_if(
         selection=selection_document(selection),
     )
     return WhatIf(document, predictions)
+
+
+def search_of_all(
+    analysis: Analysis,
+    budget: int | None = None,
+    progress: Progress = ignore,
+    selection: Selection = ALL,
+    by: Explorer | None = None,
+) -> SearchResult:
+    """What would help a run, of all that could; other arguments and errors as of `what_if`.
+
+    Args:
+        by: makes the search, where no earlier one was kept; None for `explored`.
+    """
+    analysis = _looked_at(analysis, ())
+    trust, baseline = of_steps(analysis, selection)
+    budget = BUDGET if budget is None else budget
+    search = partial(by or explored, analysis, budget, progress, trust, baseline)
+    result = searched(analysis, selection, budget, search)
+    return dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
 
 
 def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
@@ -437,7 +457,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
 def explored(
     analysis: Analysis,
     budget: int,
-    progress: Callable[[int, int], None],
+    progress: Progress,
     trust: Trust,
     baseline: pl.DataFrame,
 ) -> SearchResult:

@@ -34,3 +34,28 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_allowance_that_is_no_share_is_refused():
     assert CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--fail-on", "much"]).exit_code == 2
+
+
+def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
+    head, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    assert head.startswith("A healthy 88.7 ms -> B slow_rank 133 ms a step: +44.6 ms")
+    assert columns.split()[:3] == ["step", "A", "B"]
+    assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")
+    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 1
+
+
+def test_many_runs_have_a_line_each_with_step_limit_and_what_to_do_first():
+    columns, first, second, third = (
+        CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, HEALTHY]).stdout.splitlines()
+    )
+    assert columns.split() == ["run", "step", "to", "first", "limit", "first", "to", "do"]
+    assert (first.split()[:4], first) == (["healthy", "88.7", "ms", "+0.0%"], third)
+    assert second.split()[:4] == ["slow_rank", "133", "ms", "+50.3%"]
+    found = json.loads(CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, HEALTHY, "--json"]).stdout)["runs"]
+    assert [each["limit"]["kind"] for each in found] == ["compute", "imbalance", "compute"]
+
+
+@pytest.mark.parametrize("given", [[HEALTHY], [HEALTHY, HEALTHY, HEALTHY, "--fail-on", "3%"]])
+def test_one_run_and_an_allowance_for_many_are_refused(given):
+    done = CliRunner().invoke(diff, given)
+    assert "give two runs, or more without" in str(done.exception)

@@ -18,6 +18,7 @@ from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
 from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import MAX_ROWS, table
 from dpro.dashboards.runs import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
@@ -367,3 +368,9 @@ def test_a_selection_that_the_run_does_not_have_is_answered(loaded):
     assert "No selected rank was recorded" in outside(loaded, Link(ranks=(900,)))
     assert "No selected step was recorded" in outside(loaded, Link(steps=((900, 901),)))
     assert outside(loaded, Link(steps=((1, 1), (900, 901)), ranks=(0, 900))) == ""
+
+
+def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_leaves_out():
+    body = table(["name", "count"], [[f"kernel {number}", number] for number in range(1000)]).children[1]
+    assert len(body.children) == MAX_ROWS + 1
+    assert body.children[-1].children.children == f"{1000 - MAX_ROWS} more: the CSV has them"

@@ -24,7 +24,7 @@ from tests.fabrics import crossing_pairs
 
 TABLES = [
     *(collectives.VIEW.tables[name] for name in ("transfers", "last")),
-    *(matrix.VIEW.tables[name] for name in ("pairs", "hosts", "late", "speeds")),
+    *(matrix.VIEW.tables[name] for name in ("pairs", "hosts", "late")),
 ]
 
 

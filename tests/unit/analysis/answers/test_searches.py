@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import polars as pl
@@ -10,6 +11,8 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import whatif
+from dpro.cache import cache_folder
+from dpro.dashboards.loaded import Loaded
 from dpro.replay.cost.tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
@@ -65,6 +68,14 @@ def test_a_second_search_of_an_unchanged_run_reads_what_the_first_found(run, mad
     assert first.predictions
 
 
+def test_pages_and_reports_show_what_the_command_finds_of_the_usual_steps(run, made):
+    analysis = Analysis(open_run(run))
+    predictions, refused = analysis.search
+    assert (predictions, [*map(str, refused)]) == (ask(run).predictions, [*map(str, FOUND.refused)])
+    (made_with,) = made
+    assert any(words is analysis.baseline for words in made_with)
+
+
 def test_another_budget_other_steps_and_a_measured_network_are_searched_anew(run, made, tmp_path):
     (tmp_path / "network.csv").write_text(
         "op,num_ranks,bytes,time_ns\n" + "".join(f"all_reduce,2,{1 << at},{9 << at}\n" for at in range(8, 26))
@@ -108,3 +119,14 @@ def test_the_searches_used_last_are_kept(run, made, tmp_path, monkeypatch):
         for at, file in enumerate((tmp_path / "cache" / "searches").glob("*.json")):
             os.utime(file, (at, at)) if budget < 3 else None
     assert len(list((tmp_path / "cache" / "searches").glob("*.json"))) == 2
+
+
+def test_a_page_has_the_search_of_many_spans_made_by_a_process_that_ends(run):
+    here, apart = Loaded(open_run(run)), Loaded(open_run(run))
+    apart.apart_from = 0
+    predictions, refused = apart.search
+    assert not multiprocessing.active_children()
+    for kept in cache_folder("searches").glob("*.json"):
+        kept.unlink()
+    assert (predictions, refused) == here.search
+    assert predictions

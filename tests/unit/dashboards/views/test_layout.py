@@ -51,14 +51,28 @@ def test_a_rank_is_coloured_by_its_wait_by_its_own_time_or_by_what_was_found_of_
 def test_a_cell_without_a_value_is_empty_and_the_selected_rank_outlined(grid):
     values = pl.DataFrame({"rank": [0, 5], "value_ms": [1.0, 2.0]})
     figure = layout_figure(place_info(grid), values, "own time", Link(ranks=(5,)))
-    (heat,) = figure.data
+    heat, bare = figure.data
     assert np.isnan(heat.z).sum() == 6
+    assert list(bare.text) == ["1", "2", "3", "4", "6"]  # in the page's ink: it has no colour below it
     assert figure.layout.meta["ranks"] == [[0, 1, 2, 3], [4, 5, 6, -1]]
     assert heat.text[1][3] == ""
     assert heat.customdata[1][1] == "rank 5 (dp 1, pp 0, tp 1): 2.000 ms"
     (outline,) = figure.layout.shapes
     assert (outline.x0, outline.y0) == (0.5, 0.5)
     assert list(figure.layout.xaxis.ticktext) == ["pp 0, tp 0", "pp 0, tp 1", "pp 1, tp 0", "pp 1, tp 1"]
+
+
+def test_of_ranks_at_fault_in_a_hang_no_amount_is_said(grid):
+    values = pl.DataFrame({"rank": [5], "value_ms": [3.7e10]})
+    heat = layout_figure(place_info(grid), values, "cost of findings", Link(), at_fault=True).data[0]
+    assert heat.customdata[1][1] == "rank 5 (dp 1, pp 0, tp 1): at fault"
+    assert not heat.showscale
+
+
+def test_values_that_are_all_zero_have_a_scale_that_begins_there(grid):
+    values = pl.DataFrame({"rank": range(7), "value_ms": [0.0] * 7})
+    heat = layout_figure(place_info(grid), values, "waiting", Link()).data[0]
+    assert (heat.zmin, heat.zmax, *heat.colorbar.tickvals) == (0, 1, 0, 0.5, 1)
 
 
 def test_the_view_names_the_layout_and_says_where_none_is_known(tmp_path):

@@ -21,8 +21,6 @@ from dpro.dashboards.views.matrix import (
     pair_figure,
     pair_info,
     slow_in_words,
-    speed_figure,
-    speed_info,
     square_figure,
 )
 from dpro.store import open_run
@@ -96,32 +94,6 @@ def test_hosts_are_compared_like_ranks(linked):
     figure = filled[0].children.figure
     assert list(figure.layout.xaxis.ticktext) == ["a", "b", "c", "d"]
     assert figure.data[0].z[1][2] == pytest.approx(2, rel=0.02)
-
-
-def test_pairs_that_are_slower_than_the_line_are_named():
-    pairs = list(permutations(range(4), 2))
-    sizes = [
-        transfers(pairs, lambda a, b: 3.0 if (a, b) == (0, 3) else 1.0, base_ns=s, size=s)
-        for s in (10**5, 10**6)
-    ]
-    speeds = speed_info(pl.concat(sizes))
-    assert speeds.filter(members="1,2")["payload_gbps"].to_list() == pytest.approx([1.0, 1.0], rel=0.01)
-    assert speeds["line_gbps"].to_list() == pytest.approx([1.0] * 24, rel=0.01)
-    points, line = speed_figure(speeds, "light").data
-    assert {text for text in points.text if text} == {"0 → 3"}
-    assert list(line.x) == [10**5, 10**6]
-    assert speed_info(sizes[0].clear()).is_empty()
-
-
-def test_of_fewer_pairs_than_three_none_is_named_as_slow():
-    times = (1.0, 1.0, 3.0, 1.0, 1.0)
-    sizes = [
-        transfers([(0, 1)], lambda a, b, t=t: t, base_ns=(n + 1) * 1e5, size=(n + 1) * 10**5)
-        for n, t in enumerate(times)
-    ]
-    points = speed_figure(speed_info(pl.concat(sizes)), "light").data[0]
-    assert len(points.x) == 5
-    assert not any(points.text)
 
 
 def test_waits_for_each_rank_add_up_to_what_each_rank_waited(linked):

@@ -48,9 +48,15 @@ def test_what_would_be_above_the_roof_is_left_out(tmp_path):
 def test_points_are_below_their_roof(graph):
     gpu = gpu_of(graph)
     roof, points = roofline_figure(roofline_info(graph, gpu, Link()), gpu, "dark").data
-    assert max(roof.y) == pytest.approx(989)
+    assert max(roof.y) == pytest.approx(989e12)
     for x, y in zip(points.x, points.y):
-        assert y < min(989, x * gpu.gbps / 1e3)
+        assert y < min(989e12, x * gpu.gbps * 1e9)
+
+
+def test_throughput_has_the_units_of_data_sheets(graph):
+    gpu = gpu_of(graph)
+    axis = roofline_figure(roofline_info(graph, gpu, Link()), gpu, "dark").layout.yaxis
+    assert dict(zip(axis.tickvals, axis.ticktext))[10**14] == "100 TFLOP/s"
 
 
 def test_only_selected_ranks_and_steps_count(graph):

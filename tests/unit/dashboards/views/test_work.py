@@ -80,7 +80,7 @@ def test_transfers_lie_on_the_line_that_is_drawn_through_them(sized):
     assert transfers.height == 12
     figure = transfer_figure(transfers, sized.costs, "light")
     points, line = figure.data
-    assert line.name.startswith("fitted curve: latency 20 us, up to 1 GB/s")
+    assert points.name.endswith("<br>latency 20 us, up to 1 GB/s")
     assert np.allclose(np.interp(points.x, line.x, line.y), points.y, rtol=0.05)
     assert transfer_info(sized.built.graph, parse_link("?ranks=1&steps=2-3")).height == 2
 
@@ -160,7 +160,7 @@ def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
     shown, folded, *_ = VIEW.sections["whatif-ranked"](loaded, Link())
     assert [row.children[0].children.children for row in shown.children[1].children] == clear
     summary, rest = folded.children
-    assert summary.children.startswith(f"{len(hidden)} more of ×1.00")
+    assert summary.children.startswith(f"{len(hidden)} more of x1.00")
     assert [row.children[0].children.children for row in rest.children[1].children] == hidden
 
 
