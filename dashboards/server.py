@@ -85,7 +85,7 @@ def serve(
 
 
 def _answered(app: Any) -> threading.Event:
-    """Is set once a page was told what it consists of."""
+    """Is set once a page has been sent what it consists of."""
     answered = threading.Event()
 
     @app.after_request  # type: ignore[untyped-decorator]

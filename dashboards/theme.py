@@ -19,7 +19,7 @@ from dpro.words import shortened
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
-LEAST_DIVIDED = 0.7  # decades: at least two of their ticks are seen
+MIN_DIVIDED = 0.7  # decades: at least two of their ticks are seen
 MAX_DIVIDED, FEW_POWERS = 3, 10  # decades that are divided; powers of ten along an axis
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
@@ -139,7 +139,7 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     """Tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only."""
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
-    if decades < LEAST_DIVIDED:
+    if decades < MIN_DIVIDED:
         return {}
     return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges, RankChoice
 
 ROWS, MAX_RANKS = 15, 8
-MOST_OF_RUN, MOST_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a name, of what limits it, of what to do
+MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a name, of what limits it, of what to do
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
 _BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns; of a name
 MIN_SHARE = 0.005  # of the step: what contributes less is not printed
@@ -131,10 +131,10 @@ def _compare(runs: Sequence[str], as_json: bool) -> None:
         step_ms, limit, advice = explanation.step_ms, explanation.limit, explanation.advice
         rows.append(
             (
-                shortened(_named(explanation.run), MOST_OF_RUN),
+                shortened(_named(explanation.run), MAX_OF_RUN),
                 format_ms(step_ms) if step_ms else "",
                 f"{step_ms / first_ms - 1:+.1%}" if step_ms and first_ms else "",
-                limit.kind if limit else shortened(explanation.fault, MOST_OF_LIMIT),
+                limit.kind if limit else shortened(explanation.fault, MAX_OF_LIMIT),
                 f"{advice[0].do}{worth_in_words(advice[0])}" if advice else "",
             )
         )

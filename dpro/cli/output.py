@@ -42,6 +42,9 @@ _COPIED = "--edit "  # in lines that a user copies to the command line
 
 _WITH_UNIT = re.compile(r"(\d) (?=(?:[nmu]?s|[kMGT]?B(?:/s)?|%)\b)")
 
+# What colorama writes to a terminal as a process ends; numba imports it where it is installed.
+_RESET = "\x1b[0m"
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # on the disk that is written to
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,7 +58,7 @@ class _Printable:
         self.buffer = _Decoded(self)
 
     def write(self, text: str) -> int:
-        self.stream.write(printable(text))
+        self.stream.write(text if text == _RESET else printable(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -128,6 +128,10 @@ def test_tables_and_progress_keep_their_own_colours_and_movements_and_nothing_of
         assert harmful(said) - set("\x1b\r") == set()
 
 
+def test_the_reset_of_colours_that_colorama_writes_at_the_end_is_not_spelt_out(monkeypatch):
+    assert said_by(lambda: print("\x1b[0m", end=""), monkeypatch)[0] == "\x1b[0m"
+
+
 def test_json_is_exact_and_ascii(monkeypatch):
     said, _ = said_by(lambda: print_json(Named(EVIL)), monkeypatch)
     assert said.isascii()
