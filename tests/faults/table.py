@@ -110,7 +110,7 @@ def _of_hosts() -> Iterator[FaultJob]:
         ("quota", "quota", 2, 1, f"{work} --share 0.15", LATE, "cgroup|limit of CPU", 2),
         ("quota of four", "quota", 4, 2, f"{work} --share 0.15 --step-ms 80", LATE, "cgroup|limit of CPU", 2),
         ("shared core", "shared-core", 2, 1, f"{work} --share 3", LATE, "core", 2),
-        ("child process", "child-process", 2, 0, "--ms 100", both, "process that it starts", 4),
+        ("child process", "child-process", 2, 0, "--ms 100", both, "processes that it starts", 4),
         (
             "child process of four",
             "child-process",
@@ -118,7 +118,7 @@ def _of_hosts() -> Iterator[FaultJob]:
             0,
             "--ms 100 --since 20",
             both,
-            "process that it starts",
+            "processes that it starts",
             4,
         ),
         ("interpreter", "interpreter", 2, 1, work, both, "thread|interpreter", 11),
