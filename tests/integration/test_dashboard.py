@@ -145,6 +145,7 @@ def test_nothing_is_cut_off_in_a_narrow_window(browser, offered):
             left, _, right, _ = box(browser, "#nav a.current")
             assert box(browser, "#nav")[0] <= left < right <= box(browser, "#nav")[2] + 1
         browser.find_element("id", "menu").click()
+        wait(browser, "return document.getElementById('more').getBoundingClientRect().height > 0")
         left, top, right, bottom = box(browser, "#more")
         assert left >= 0
         assert right <= 390
