@@ -54,8 +54,8 @@ INTERNALS = (
     Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", "the documented size is taken"),
     Internal("torch.distributed._compute_bucket_assignment_by_size", "some buckets have no parameters"),
     Internal("torch._C._cuda_hasPrimaryContext", "only the current GPU is asked", build="cuda"),
-    Internal("torch._C._cuda_attachOutOfMemoryObserver", "only memory that ends the job is", build="cuda"),
-    Internal("torch.cuda._lazy_call", "as `_cuda_attachOutOfMemoryObserver`"),
+    Internal("torch._C._cuda_attach_out_of_memory_observer", "only where it ends the job", build="cuda"),
+    Internal("torch.cuda._lazy_call", "as `_cuda_attach_out_of_memory_observer`"),
     Internal("torch._C._profiler._add_execution_trace_observer", "no execution traces"),
     Internal("torch._C._profiler._enable_execution_trace_observer", "no execution traces"),
     Internal("torch._C._profiler._disable_execution_trace_observer", "no execution traces"),
@@ -282,7 +282,7 @@ def on_refused_allocation(observe: Callable[..., None], call: Callable[..., None
             thread that asked, which holds no lock of the allocator's. Must not raise.
         call: runs what must not fail, as `Recorder.call`.
     """
-    attach = internal("torch._C._cuda_attachOutOfMemoryObserver")
+    attach = internal("torch._C._cuda_attach_out_of_memory_observer")
     at_start = internal("torch.cuda._lazy_call")
     if attach is not None and at_start is not None:
         at_start(lambda: call(_attached, attach, observe))

@@ -130,7 +130,7 @@ def test_an_error_that_is_caught_is_seen_by_the_allocators_observer_and_written_
     started: list[Any] = []
     observers: list[Any] = []
     internals = {
-        "torch._C._cuda_attachOutOfMemoryObserver": observers.append,
+        "torch._C._cuda_attach_out_of_memory_observer": observers.append,
         "torch.cuda._lazy_call": started.append,
     }
     monkeypatch.setattr(torch_internals, "internal", internals.get)
