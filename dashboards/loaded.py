@@ -86,12 +86,12 @@ class Loaded(Analysis):
     """A run, with cached results.
 
     Attributes:
-        apart_from: spans from which on a process of its own searches.
+        min_searched_elsewhere: spans of a run from which on another process searches.
         others: returns another run of the page by its name.
         offered: returns all runs that the page offers.
     """
 
-    apart_from: float = 200_000
+    min_searched_elsewhere: float = 200_000
 
     def __init__(self, run: Run, as_tried: Tried = lambda predictions: (list(predictions), [])) -> None:
         """Make an analysis; it reads the run when it is first asked for something."""
@@ -120,8 +120,8 @@ class Loaded(Analysis):
     @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
         """As of `Analysis`; of many spans a process makes it that ends, and with it what it took."""
-        apart = self.condensed is None and self.num_rows[SPANS.name] >= self.apart_from
-        result = search_of_all(self, by=_explored_apart if apart else None)
+        elsewhere = self.condensed is None and self.num_rows[SPANS.name] >= self.min_searched_elsewhere
+        result = search_of_all(self, by=_explored_elsewhere if elsewhere else None)
         return result.predictions, result.refused
 
     @cached
@@ -309,10 +309,10 @@ def _no_other(name: str) -> Loaded:
     raise UsageError(f"no run {quoted(name)} is offered here: give it to `dpro dashboard`, too")
 
 
-def _explored_apart(
+def _explored_elsewhere(
     analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
-    """As of `explored`.
+    """As of `explored`, in another process.
 
     Raises:
         DproError: the process was killed.
@@ -336,7 +336,7 @@ def _explored(
 class RecordingCopy(Loaded):
     """A copy of a run that is being recorded: its graph is not cached on disk, since it is soon outdated."""
 
-    apart_from = math.inf
+    min_searched_elsewhere = math.inf
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:

@@ -108,9 +108,7 @@ def work_of(spans: pl.DataFrame, at: pl.DataFrame) -> pl.DataFrame:
     asked = asked.select(*number, asked_by=_taken(modules["name"], innermost(modules, asked)))
     backward = numbered.filter(pl.col("forward_thread") > 0).join(asked, on=number, how="left")
     operator, of_backward = innermost(operators, at), innermost(backward, at)
-    inside = _taken(
-        modules["name"], innermost(modules, at)
-    )  # what a backward computes again is in its module
+    inside = _taken(modules["name"], innermost(modules, at))  # recomputation in a backward is in its module
     asked_by = _taken(backward["asked_by"].fill_null(""), of_backward)
     return pl.DataFrame(
         {

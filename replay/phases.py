@@ -29,9 +29,8 @@ NAMES = {
     ROLLOUT: r"gen|generat\w+|rollouts?|prepare_inputs",  # the last of TRL: it generates and scores
 }
 OF_UPDATE = r"^dpro::backward$|^Optimizer\.step"  # ranges of PyTorch and the recorder
-OF_LOSS = (
-    r"(^|\.)_?((compute_)?loss|update_(actor|critic|policy))$"  # within it, log probabilities are training
-)
+# Within these, log probabilities are training.
+OF_LOSS = r"(^|\.)_?((compute_)?loss|update_(actor|critic|policy))$"
 MIN_SHARE = 0.5  # of a step: a phase that takes more is said to dominate it
 MIN_WAIT = 0.05  # of a phase: waiting that is worth a rank
 PARTS = {

@@ -342,14 +342,13 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
     """How evenly work is spread that is sent to ranks or experts, and what that costs where it is known."""
     from dpro.replay.experts import EXCHANGE, member_in_words
 
-    cells = []
+    cells, room = [], max(console().width - _BESIDE_LAYER, _MIN_NAME)
     for row in layers.head(top).iter_rows(named=True):
         sizes = [row["mean"], row["most"]]
         amounts = (
             map(format_bytes, sizes) if row["source"] == EXCHANGE else (f"{size:,.0f}" for size in sizes)
         )
         on = f"{member_in_words(**row)} of {row['members']}"
-        room = max(console().width - _BESIDE_LAYER, _MIN_NAME)
         cells.append([shortened(row["layer"], room), row["source"], *amounts, on, f"x{row['imbalance']:.2f}"])
     costs = []
     with suppress(DproError):  # it cannot be replayed

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from ..patching import patch
+from ..patching import patch, wrap
 from ..recorder import Recorder
 
 MODULE = "trl.extras.profiling"
@@ -39,13 +39,12 @@ def install(recorder: Recorder) -> None:
             patch(context, "__enter__", before=functools.partial(recorder.call, enter))
             patch(context, "__exit__", before=functools.partial(recorder.call, leave))
         if hasattr(trainer, "training_step"):
-            trainer.training_step = _ranged(trainer.training_step)
+            wrap(trainer, "training_step", _ranged)
 
     recorder.on_import(MODULE, look)
 
 
 def _ranged(original: Any) -> Any:
-    @functools.wraps(original)
     def ranged(*args: Any, **kwargs: Any) -> Any:
         with record_function(TRAINING):
             return original(*args, **kwargs)

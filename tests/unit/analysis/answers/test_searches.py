@@ -122,9 +122,9 @@ def test_the_searches_used_last_are_kept(run, made, tmp_path, monkeypatch):
 
 
 def test_a_page_has_the_search_of_many_spans_made_by_a_process_that_ends(run):
-    here, apart = Loaded(open_run(run)), Loaded(open_run(run))
-    apart.apart_from = 0
-    predictions, refused = apart.search
+    here, elsewhere = Loaded(open_run(run)), Loaded(open_run(run))
+    elsewhere.min_searched_elsewhere = 0
+    predictions, refused = elsewhere.search
     assert not multiprocessing.active_children()
     for kept in cache_folder("searches").glob("*.json"):
         kept.unlink()
