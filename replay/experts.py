@@ -32,7 +32,7 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
         else rows, in a step), `busiest` (which member has `most`), `imbalance` (the most loaded over the
         mean, of each step, averaged), the most uneven first. All-to-alls are there if one layer's are uneven.
     """
-    stretches = recorded_steps(spans, steps).select("rank", "window", "step", "end_ns", begin="start_ns")
+    stretches = stretches_of(recorded_steps(spans, steps))
     found = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]
     loads = pl.concat(found).group_by(LOADS[:-1]).agg(pl.col("load").sum())
     place = LOADS[:2]
@@ -50,8 +50,7 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
 
 def loads_of_ranks(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `step`, `workload`: the bytes by which all-to-alls load each rank in each step of a window."""
-    stretches = steps.select("rank", "window", "step", begin="start_ns", end_ns=END)
-    loads = _exchanged(collectives, stretches)
+    loads = _exchanged(collectives, stretches_of(steps.with_columns(END)))
     return loads.group_by("rank", "step").agg(workload=pl.col("load").sum())
 
 
@@ -74,8 +73,17 @@ def member_in_words(source: str, busiest: int, **_: object) -> str:
     return f"{'expert' if source == PRODUCTS else 'rank'} {busiest}"
 
 
-def _placed(rows: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """Rows that begin in a step, with it."""
+def stretches_of(steps: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `window`, `step`, `begin` and `end_ns` of steps that have `end_ns`."""
+    return steps.select("rank", "window", "step", "end_ns", begin="start_ns")
+
+
+def within_steps(rows: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+    """Rows that begin in a step, with it.
+
+    Args:
+        stretches: as of `stretches_of`.
+    """
     placed = rows.sort("start_ns").join_asof(
         stretches.sort("begin"),
         left_on="start_ns",
@@ -99,7 +107,7 @@ def _exchanged(collectives: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFra
     calls_of = ["step", "group_ranks"]
     call = [*calls_of, "number"]
     number = pl.col("start_ns").rank("ordinal").over("rank", *calls_of)
-    placed = _placed(calls, stretches).with_columns(number=number)
+    placed = within_steps(calls, stretches).with_columns(number=number)
     placed = placed.filter(pl.len().over(call) == pl.col("rank").n_unique().over("group_ranks"))
     got, gave = (
         pl.col(name).max().over(call) / pl.col(name).mean().over(call) for name in ("bytes_out", "bytes_in")
@@ -129,7 +137,7 @@ def _multiplied(spans: pl.DataFrame, stretches: pl.DataFrame) -> list[pl.DataFra
     sizes = sizes.with_columns(load=pl.Series(loads, dtype=pl.Float64)).filter(pl.col("load") >= 0)
     work = work_of(spans, operators)
     operators = operators.with_columns(work["module"]).filter(~work["backward"])
-    placed = _placed(operators.join(sizes, on=["name", "shapes"]), stretches)
+    placed = within_steps(operators.join(sizes, on=["name", "shapes"]), stretches)
     grouped, single = placed.filter(is_grouped), placed.filter(~is_grouped)
     expert = pl.col("module").str.extract(EXPERT, 2).cast(pl.Int64)
     single = single.with_columns(layer=pl.col("module").str.extract(EXPERT, 1), member=expert)

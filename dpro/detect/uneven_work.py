@@ -28,9 +28,10 @@ from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
-from dpro.replay.experts import imbalances, loads_of_ranks, uneven_layers
+from dpro.replay.experts import imbalances, loads_of_ranks, stretches_of, uneven_layers, within_steps
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
+from dpro.replay.steps import END
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import format_duration
@@ -189,11 +190,7 @@ def _elements(shapes: Any) -> int:
 
 def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `step` and `workload`: the sum of those rows that begin in the step."""
-    joined = rows.sort("start_ns").join_asof(
-        steps.rename({"start_ns": "begun_ns"}), left_on="start_ns", right_on="begun_ns",
-        by=["rank", "window"], check_sortedness=False,
-    )  # fmt: skip
-    inside = joined.filter(pl.col("start_ns") < pl.col("begun_ns") + pl.col("duration_ns"))
+    inside = within_steps(rows, stretches_of(steps.with_columns(END)))
     return inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64))
 
 
