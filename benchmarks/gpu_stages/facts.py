@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,9 +157,9 @@ def a_step(device: FirstGpu | Rehearsal, bound: str, dry: bool) -> Callable[[], 
     return computes
 
 
-def window_costs(bench: Bench, bound: str, graph: bool, teardown: bool, sync_events: bool) -> None:
+def window_costs(bench: Bench, bound: str, graph: bool, sync_events: bool) -> None:
     """Start and stop Kineto three times, with training steps before, between and after."""
-    os.environ["TEARDOWN_CUPTI"] = str(int(teardown))
+    os.environ["TEARDOWN_CUPTI"] = "0"
     from gpu_stages.device import device_of, timed
 
     device = device_of(bench.dry)
@@ -179,12 +180,78 @@ def window_costs(bench: Bench, bound: str, graph: bool, teardown: bool, sync_eve
             after_to_before_event=ratios[0], after_to_before_wall=ratios[1], noise=noise,
             bar=f"steps after a window ≤ {bar:.3f} of those before", holds=max(ratios) <= bar,
         )  # fmt: skip
-    if not teardown:
-        costs = _window(bench.folder / "window.json", device, step, sync_events, busy=True)
-        bench.say(
-            "stopped while the GPU is busy", **costs, bar="the stop waits for no work of 500 ms",
-            holds=costs["stop_ms"] < 250,
-        )  # fmt: skip
+    costs = _window(bench.folder / "window.json", device, step, sync_events, busy=True)
+    bench.say(
+        "stopped while the GPU is busy", **costs, bar="the stop waits for no work of 500 ms",
+        holds=costs["stop_ms"] < 250,
+    )  # fmt: skip
+
+
+def detaching(bench: Bench, bound: str, graph: bool) -> None:
+    """Steps after windows that tear CUPTI down, against those before the first one."""
+    os.environ["TEARDOWN_CUPTI"] = "1"
+    from gpu_stages.device import device_of, timed
+
+    device = device_of(bench.dry)
+    step = a_step(device, bound, bench.dry)
+    if graph:
+        step = device.captured(step)
+    steps, rounds = bench.few(60 if bound == "gpu" else 2000 if graph else 400, 3), bench.few(12, 2)
+    timed(device, step, steps)
+    before = [timed(device, step, steps)[0] for _ in range(rounds)]
+    usual_ms, costs, after = statistics.median(before), [], []
+    for _ in range(rounds):
+        costs.append(_window(bench.folder / "window.json", device, step, sync=True))
+        timed(device, step, max(steps // 10, 1))  # CUPTI is torn down within a call that follows
+        after.append(timed(device, step, steps)[0] / usual_ms)
+    parts = {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
+    bench.say(
+        "steps after a window", n=rounds, before_ms=usual_ms, to_before=statistics.median(after),
+        least=min(after), most=max(after), noise=max(abs(each / usual_ms - 1) for each in before), **parts,
+        bar="≤ 1.01 of those before", holds=statistics.median(after) <= 1.01,
+    )  # fmt: skip
+
+
+def detaching_often(bench: Bench) -> None:
+    """Tear CUPTI down after many windows, ever closer together, while two other threads use the GPU."""
+    import torch
+    from gpu_stages.device import device_of
+
+    os.environ["TEARDOWN_CUPTI"] = "1"
+    device, path, ended = device_of(bench.dry), bench.folder / "window.json", threading.Event()
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20))).to(device.name)
+    batch = torch.ones(8, 64, device=device.name)
+
+    def train_step() -> None:
+        model(batch).sum().backward()  # in a thread of autograd
+
+    def copy() -> None:
+        stream = device.stream()
+        while not ended.is_set():
+            with device.on(stream):
+                torch.ones(1000).to(device.name, non_blocking=True)
+            stream.synchronize()
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    try:
+        for steps_between in (20, 5, 2, 1, 0):
+            begun, windows = time.perf_counter(), bench.few(40, 2)
+            kernels = []
+            for _ in range(windows):
+                kernels.append(_window(path, device, train_step, sync=True)["kernels"])
+                for _step in range(steps_between):
+                    train_step()
+            took_ms = 1e3 * (time.perf_counter() - begun) / windows
+            bench.say(
+                f"{steps_between} steps between two windows", n=windows, fewest=min(kernels),
+                kernels=statistics.median(kernels), most=max(kernels), window_and_steps_ms=took_ms,
+                bar="each window has nine tenths of the usual kernels",
+                holds=min(kernels) >= 0.9 * statistics.median(kernels) > 0,
+            )  # fmt: skip
+    finally:
+        ended.set()
+        copying.join()
 
 
 def _window(
@@ -374,18 +441,21 @@ def step_events(bench: Bench) -> None:
 def _window_checks() -> list[Check]:
     variants = [
         # First what jobs get today, then what could be changed.
-        ("launch", False, False, True), ("gpu", False, False, True), ("launch", True, False, True),
-        ("launch", False, True, True), ("launch", True, True, True), ("launch", False, False, False),
-        ("gpu", False, True, True), ("gpu", True, False, True),
+        ("launch", False, True), ("gpu", False, True), ("launch", True, True), ("launch", False, False),
+        ("gpu", True, True),
     ]  # fmt: skip
     checks = []
-    for bound, graph, teardown, sync in variants:
-        words = [bound, "graph" if graph else "eager", *(["teardown"] if teardown else [])]
-        words += [] if sync else ["no-sync-events"]
+    for bound, graph, sync in variants:
+        words = [bound, "graph" if graph else "eager", *([] if sync else ["no-sync-events"])]
         asks = "what do the parts of a window cost, and are steps slower after it?"
-        run = functools.partial(window_costs, bound=bound, graph=graph, teardown=teardown, sync_events=sync)
+        run = functools.partial(window_costs, bound=bound, graph=graph, sync_events=sync)
         checks.append(Check("facts", "-".join(["window", *words]), asks, run, 45))
-    return checks
+    for bound, graph in (("launch", False), ("launch", True), ("gpu", False)):
+        name = f"detach-{bound}-{'graph' if graph else 'eager'}"
+        asks = "are steps after a window as those before where CUPTI is torn down?"
+        checks.append(Check("facts", name, asks, functools.partial(detaching, bound=bound, graph=graph), 70))
+    asks = "does a process live through many teardowns of CUPTI beside threads that use the GPU?"
+    return [*checks, Check("facts", "detach-often", asks, detaching_often, 60)]
 
 
 CHECKS = (

@@ -1,4 +1,6 @@
-"""What recording costs a job on a GPU: whole jobs in turns, plain, plain again and recorded.
+"""What recording costs a job on a GPU: in one process, and by whole jobs in turns, plain, again and recorded.
+
+In one process the recorder is turned off and on by turns, which leaves out what differs between processes.
 
 The script times itself by its own events on the GPU and by the host's clock. Each round runs every way
 once, in an order of its own; a ratio is that of a way to the mean of the round's two plain jobs. The two
@@ -89,6 +91,36 @@ def one_job(bench: Bench, way: str, options: list[Any] | None, arguments: list[o
     return figures | {"windows": windows.get("count", 0), "recorded_steps": facts.get("steps", 0)}
 
 
+def switched(bench: Bench, job: str, steps: int, turn: int) -> None:
+    """Turn the recorder of one process off and on: what its work in the training thread adds to a step."""
+    turn = bench.few(turn, 6)
+    arguments: list[object] = [job, "--steps", bench.few(steps, 60), "--switch-every", turn]
+    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    run, done = bench.record("run", bench.job("train.py", *arguments), ["--no-windows"])
+    figures = done.ensure().last_json()
+    ratio, error = figures["ratio"], figures["ratio_error"]
+    bench.say(
+        "on to off", n=figures["turns"], ratio=ratio, low=ratio - 2 * error, high=ratio + 2 * error,
+        added_us=figures["added_us"], off_ms=figures["off_ms"],
+        steps=bench.ask("info", run).get("steps"), settled=abs(ratio - 1.005) >= 2 * error,
+        bar="≤ 1.005", holds=ratio <= 1.005,
+    )  # fmt: skip
+
+
+def by_action(bench: Bench, job: str, steps: int) -> None:
+    """Time each action of the recorder in the training thread."""
+    arguments: list[object] = [job, "--steps", bench.few(steps, 60), "--probes"]
+    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    _, done = bench.record("run", bench.job("train.py", *arguments), ["--no-windows"])
+    figures = done.ensure().last_json()
+    actions = figures["probes_us"]
+    added_us, step_us = actions.pop("all"), 1e3 * figures["event_median_ms"]
+    bench.say(
+        "us of a step", n=int(figures["steps"]), added_us=added_us, step_us=step_us, share=added_us / step_us,
+        actions=dict(list(actions.items())[:16]), bar="≤ 0.5% of a step", holds=added_us <= 0.005 * step_us,
+    )  # fmt: skip
+
+
 def report(bench: Bench, measured: dict[str, list[dict[str, float]]]) -> None:
     """A line per way and clock of the rounds so far."""
     plain, again = measured["plain"], measured["plain again"]
@@ -129,4 +161,21 @@ def _check(name: str, job: str, steps: int, rounds: int, limit_s: float) -> Chec
     return Check("overhead", name, "what do always-on recording and windows cost a step?", run, limit_s)
 
 
-CHECKS = (_check("small-launches", "small", 1000, 6, 150), _check("gpt", "gpt", 150, 4, 330))
+def _switched(name: str, job: str, steps: int, turn: int) -> Check:
+    run: Callable[[Bench], None] = functools.partial(switched, job=job, steps=steps, turn=turn)
+    return Check("overhead", name, "what does the recorder add to a step of one process?", run, 90)
+
+
+def _by_action(name: str, job: str, steps: int) -> Check:
+    run: Callable[[Bench], None] = functools.partial(by_action, job=job, steps=steps)
+    return Check("overhead", name, "what does each action of the recorder take of a step?", run, 60)
+
+
+CHECKS = (
+    _by_action("small-actions", "small", 500),
+    _by_action("gpt-actions", "gpt", 200),
+    _switched("small-switched", "small", 2000, 10),
+    _switched("gpt-switched", "gpt", 1000, 10),
+    _check("small-launches", "small", 1000, 6, 150),
+    _check("gpt", "gpt", 150, 4, 330),
+)

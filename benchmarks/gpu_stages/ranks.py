@@ -136,6 +136,27 @@ def scheduled(bench: Bench) -> None:
         )  # fmt: skip
 
 
+def torn_down(bench: Bench) -> None:
+    """Windows and profilers that end with the job, where CUPTI is torn down after each: does the job end?
+
+    Kineto does that within the next call of CUDA, and there is none.
+    """
+    variables = {"TEARDOWN_CUPTI": 1}
+    own = bench.job("scheduled.py")
+    window = bench.job("scheduled.py", "--no-profiler", "--steps", 16)  # ends within one
+    done = bench.run(own, 25, variables)
+    bench.say("the user's profiler, not recorded", exit_code=done.code, wall_s=done.wall_s)
+    for name, command in (("the user's profiler", own), ("a window", window)):
+        run, done = bench.record(
+            "run", command, ["--skip", 3, "--every", 6, "--window-steps", 2], 40, variables
+        )
+        info = bench.ask("info", run)
+        bench.say(
+            f"{name}, recorded", exit_code=done.code, wall_s=done.wall_s, windows=info.get("windows"),
+            warnings=info.get("warnings"), bar="the job ends with 0", holds=done.code == 0,
+        )  # fmt: skip
+
+
 def held(bench: Bench, *words: str) -> None:
     """A job that drops its privileges, or whose CUPTI another profiler holds, ends as it would."""
     command = bench.job("held.py", "--steps", bench.few(120, 60), *words)
@@ -216,6 +237,7 @@ def _capture(warmups: int) -> Check:
 CHECKS = (
     _capture(3),
     _capture(6),
+    Check("ranks", "torn-down", "does a job whose last window tears CUPTI down end?", torn_down, 110),
     Check("ranks", "profiler-schedule", "does the user's profiler with a warm-up live beside windows?",
           scheduled, 150),
     Check("ranks", "privileges-dropped", "does a job that becomes another user live beside windows?",

@@ -23,16 +23,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from benchmarks.by_hand import profiled_by_hand
+from benchmarks.recorder_cost import timed_actions
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
@@ -103,28 +101,9 @@ def probes_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
 
     It is the median call of each action, times its calls per step: other work on the machine does not show.
     """
-    core = next(sys.modules[name] for name in sys.modules if name.endswith(".recorder"))
-    took_ns: dict[Callable[..., object], array[int]] = defaultdict(lambda: array("q"))
-    here = threading.get_ident()
-
-    def timing(method: Callable[..., None]) -> Callable[..., None]:
-        def timed_call(recorder: object, action: Any, *arguments: object) -> None:
-            begun_ns = time.perf_counter_ns()
-            method(recorder, action, *arguments)
-            if threading.get_ident() == here:
-                took_ns[getattr(action, "__func__", action)].append(time.perf_counter_ns() - begun_ns)
-
-        return timed_call
-
-    core.Recorder.call, core.Recorder.run = timing(core.Recorder.call), timing(core.Recorder.run)
+    us_per_step = timed_actions()
     tiny_job(steps, device, profiled)
-    us: dict[str, float] = defaultdict(float)
-    for action, times_ns in took_ns.items():
-        name = f"{action.__module__.partition('.')[2]}.{action.__name__}"
-        us[name] += 1e-3 * statistics.median(times_ns) * len(times_ns) / (steps + WARM_UP)
-    return {
-        name: spent_us for name, spent_us in sorted(us.items(), key=lambda part: -part[1]) if spent_us > 0.05
-    }
+    return us_per_step(steps + WARM_UP)
 
 
 JOBS: dict[str, Callable[[int, str, bool], dict[str, float]]] = {

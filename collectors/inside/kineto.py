@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .files import written_whole
 from .torch_internals import experimental_config, observe_execution, start_profiler
+
+TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
 
 _running: list[Recording] = []
 
@@ -107,6 +111,20 @@ def stop_left() -> None:
                 recording.stop(None)
     if _running:  # of another thread, which alone could stop it
         leave_out_destructors()
+
+
+def finish_teardown() -> None:
+    """Called before the interpreter exits: let Kineto tear CUPTI down, where the environment has it do so.
+
+    It does that within the next call of CUDA, whoever's profiler has stopped. If none came, a destructor of
+    C++ would wait for it for ever.
+    """
+    if os.environ.get("TEARDOWN_CUPTI") != "1" or not torch.cuda.is_initialized():
+        return
+    with suppress(RuntimeError):  # the GPU has failed, which the job has seen
+        for _ in range(TEARDOWN_CALLS):
+            torch.cuda.current_stream().query()
+            time.sleep(TEARDOWN_S)
 
 
 def start_in_main_thread() -> None:

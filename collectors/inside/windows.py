@@ -27,7 +27,14 @@ from torch.autograd.profiler import profile, record_function
 
 from . import captures, records
 from .files import write_whole
-from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
+from .kineto import (
+    OwnProfile,
+    Recording,
+    finish_teardown,
+    leave_out_destructors,
+    start_in_main_thread,
+    stop_left,
+)
 from .main_thread import MainThreadCall
 from .patching import patch
 from .recorder import Recorder, identity
@@ -346,6 +353,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("second", windows.on_second)
     recorder.listen("request", windows.on_request)
     recorder.listen("end", windows.on_end)
+    recorder.listen("exit", finish_teardown)
     recorder.listen("fork", windows.on_fork)
     windows.ranges.install()
     _install_backward(windows)

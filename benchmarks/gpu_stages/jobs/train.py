@@ -1,10 +1,11 @@
-"""A training job on one GPU, or on the CPU when tiny, that times itself: it knows nothing of dpro.
+"""A training job on one GPU, or on the CPU when tiny, that times itself.
 
 python train.py MODEL [--device cuda] [--steps 150] [--tiny] …
 
 It prints one line of JSON in the end: milliseconds per step by events that it records itself on the GPU,
-and by the host's clock. MODEL is one of gpt, resnet, embeddings and small, which launches much and computes
-little.
+and by the host's clock. With --switch-every it turns the recorder of its process off and on by turns;
+with --probes it times each of the recorder's actions.
+MODEL is one of gpt, resnet, embeddings and small, which launches much and computes little.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.by_hand import profiled_by_hand
+from benchmarks.recorder_cost import recorder_switch, step_times_by_turn, timed_actions
 
 
 class Attention(nn.Module):
@@ -200,6 +202,13 @@ class Clock:
             self.events.append(event)
         self.ends_s.append(time.perf_counter())
 
+    def steps_ms(self) -> list[float]:
+        """Milliseconds from the end of each step to that of the next, on the GPU where there is one."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            return [begin.elapsed_time(end) for begin, end in pairwise(self.events)]
+        return [1e3 * (end - begin) for begin, end in pairwise(self.ends_s)]
+
     def figures(self, skip: int) -> dict[str, float]:
         """Milliseconds per step, without the first ones: by events, and by the host from end to idle."""
         if self.on_gpu:
@@ -230,7 +239,11 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     if options.bf16:
         precision = lambda: torch.autocast(options.device, torch.bfloat16)  # noqa: E731
+    us_per_step = timed_actions() if options.probes else None
+    turns, switch = options.switch_every, recorder_switch() if options.switch_every else None
     for number, batch in zip(range(options.steps), batches(options, make)):
+        if switch is not None and number % turns == 0:
+            switch(number // turns % 2 == 1)
         if channels_last:
             batch = batch.to(memory_format=torch.channels_last)
         optimizer.zero_grad(set_to_none=True)
@@ -245,7 +258,10 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         if end_step is not None:
             end_step()
         clock.tick()
-    return clock.figures(min(options.skip, options.steps // 3)) | {"objects": len(kept)}
+    own = step_times_by_turn(clock.steps_ms(), turns) if turns else {}
+    if us_per_step is not None:
+        own["probes_us"] = us_per_step(options.steps)
+    return clock.figures(min(options.skip, options.steps // 3)) | {"objects": len(kept), **own}
 
 
 def main() -> None:
@@ -268,6 +284,10 @@ def main() -> None:
     parser.add_argument("--item-every", type=int, default=0, help="steps from one .item() to the next")
     parser.add_argument("--objects", type=int, default=0, help="that the script keeps, for the collector")
     parser.add_argument("--by-hand", action="store_true", help="torch.profiler where windows would be")
+    parser.add_argument(
+        "--switch-every", type=int, default=0, help="so many steps the recorder is off, then on"
+    )
+    parser.add_argument("--probes", action="store_true", help="time each action of the recorder")
     figures = train(parser.parse_args())
     print(json.dumps(figures))
     sys.stdout.flush()

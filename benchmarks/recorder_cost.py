@@ -1,0 +1,120 @@
+"""What the recorder takes of the thread that trains, asked of a job that is recorded, from within.
+
+Whole jobs differ by more than what is looked for. Here the recorder of one process is turned off and on by
+turns, or each of its actions is timed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import fmean, median, stdev
+from typing import Any
+
+SETTLING = 2  # steps at the beginning of a turn that still have something of the one before
+
+
+def _recorder_module() -> Any:
+    """That of the recorder in this process.
+
+    Raises:
+        StopIteration: the job is not recorded.
+    """
+    return next(module for name, module in sys.modules.items() if name.endswith(".recorder"))
+
+
+def recorder_switch() -> Callable[[bool], None]:
+    """What turns the recorder's work in the calling thread off and on; its own threads go on."""
+    recorder_class, thread, is_on = _recorder_module().Recorder, threading.get_ident(), True
+    guarded = recorder_class.guarded
+
+    def if_on(recorder: object, action: Callable[..., None], *arguments: Any) -> None:
+        if is_on or threading.get_ident() != thread:
+            guarded(recorder, action, *arguments)
+
+    def switch(on: bool) -> None:
+        nonlocal is_on
+        is_on = on
+
+    recorder_class.guarded = if_on
+    return switch
+
+
+def step_times_by_turn(steps_ms: list[float], turn: int) -> dict[str, float]:
+    """Steps with the recorder to the steps of the turns around them without.
+
+    Args:
+        steps_ms: from the end of each step to that of the next: one less than steps.
+        turn: steps of each turn; the first is without.
+
+    Returns:
+        `on_ms` and `off_ms`, the median of the turns' medians, and `added_us` between a turn and those around
+        it; the mean of `ratio` over `turns` turns, and its standard error.
+    """
+    last = len(steps_ms) + 1 - turn
+    # The first turn warms up, so that they begin with one that is on.
+    medians = [
+        median(steps_ms[begin + SETTLING - 1 : begin + turn - 1]) for begin in range(turn, last + 1, turn)
+    ]
+    pairs = [(medians[at], (medians[at - 1] + medians[at + 1]) / 2) for at in range(2, len(medians) - 1, 2)]
+    ratios = [on / off for on, off in pairs]
+    return {
+        "on_ms": median(on for on, _ in pairs),
+        "off_ms": median(off for _, off in pairs),
+        "added_us": 1e3 * median(on - off for on, off in pairs),
+        "ratio": fmean(ratios),
+        "ratio_error": stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0,
+        "turns": len(ratios),
+    }
+
+
+def timed_actions() -> Callable[[int], dict[str, float]]:
+    """Time each action of the recorder in this thread from now on.
+
+    Returns:
+        What says, for a number of steps, the us of a step that each action takes: its median call times its
+        calls per step, so that other work on the machine does not show. An action that calls others has their
+        time, too; `all` is that of those which none of them calls.
+    """
+    core = _recorder_module()
+    took_ns: dict[Callable[..., object], array[int]] = defaultdict(lambda: array("q"))
+    outermost: set[Callable[..., object]] = set()
+    here, depth = threading.get_ident(), 0
+
+    def timing(method: Callable[..., None]) -> Callable[..., None]:
+        def timed_call(recorder: object, action: Any, *arguments: object) -> None:
+            nonlocal depth
+            if threading.get_ident() != here:
+                return method(recorder, action, *arguments)
+            function = getattr(action, "__func__", action)
+            if not depth:
+                outermost.add(function)
+            depth += 1
+            begun_ns = time.perf_counter_ns()
+            try:
+                return method(recorder, action, *arguments)
+            finally:
+                took_ns[function].append(time.perf_counter_ns() - begun_ns)
+                depth -= 1
+
+        return timed_call
+
+    core.Recorder.call, core.Recorder.run = timing(core.Recorder.call), timing(core.Recorder.run)
+
+    def us_per_step(steps: int) -> dict[str, float]:
+        us: dict[str, float] = defaultdict(float)
+        for action, times_ns in took_ns.items():
+            spent_us = 1e-3 * median(times_ns) * len(times_ns) / steps
+            us[f"{action.__module__.partition('.')[2]}.{action.__name__}"] += spent_us
+            us["all"] += spent_us if action in outermost else 0.0
+        return {
+            name: spent_us
+            for name, spent_us in sorted(us.items(), key=lambda part: -part[1])
+            if spent_us > 0.05
+        }
+
+    return us_per_step
