@@ -356,12 +356,13 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     has_launch, has_before = np.zeros(work.size, np.bool_), np.zeros(work.size, np.bool_)
     has_launch[leads_to[launch]] = True
     has_before[leads_to[stream]] = True
-    # [rank] when the GPU of each first did anything; ranks may begin below 0 (of a rendezvous).
-    rank, on_gpu = nodes.rank[work], np.isin(nodes.kind[work], GPU_KINDS)
-    rank = rank - rank.min(initial=0)
-    first_work = np.full(int(rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_work, rank[on_gpu], began[on_gpu])
-    first = late & ~has_before & ~on_worker & (ready < first_work[rank])
+    # When the GPU of each rank first did anything in a window.
+    rank_windows = np.stack([nodes.rank[work], nodes.window[work]], 1)
+    of_window = np.unique(rank_windows, axis=0, return_inverse=True)[1].ravel()
+    on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
+    first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])
+    first = late & ~has_before & ~on_worker & (ready < first_work[of_window])
     # Tie the rest to what it had waited for: an edge whose lag is what was measured.
     fitted = stream & (late & ~has_launch)[leads_to]
     fitted |= without_core[leads_to] & (ended == ready[leads_to])
