@@ -9,8 +9,7 @@ many short steps, and at a regular distance a long one, which waits for all that
 the mean over such a cycle is known.
 
 Where it went: a **step** of a rank is split without remainder: duration = compute + exposed communication +
-copies + host bound + idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so
-the first kernels of a step may have been launched in the step before.
+copies + host bound + idle. Work is counted in the step in whose time it *ran*.
 
 On a rank with GPU work the split is the GPU's view, all streams together:
 
@@ -20,6 +19,9 @@ On a rank with GPU work the split is the GPU's view, all streams together:
   exposed communication is wait until all members of the collective have arrived, and transfer after that;
 - host bound: the GPU idles until a span whose launch call returned only after the GPU had become idle, so
   it waited for the CPU; idle: the rest (the launch came in time, or is not recorded).
+
+A step ends there when the work has ended that was launched until the host's end of it: a host that runs ahead
+has its steps long before its GPU.
 
 On a rank without, it is the view of the main thread, the one that computes among those that launch
 collectives:
@@ -357,7 +359,9 @@ def _lost(longer: Floats, paused: Bools, noise: Floats) -> Floats:
 
 
 NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
-LANE = ["rank", "window", "pid", "tid"]
+OF_WINDOW = ["rank", "window"]
+LANE = [*OF_WINDOW, "pid", "tid"]
+QUEUED_NS = 50_000  # work that begins so much later than it was launched waited for other work
 END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
 IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
 MAX_UNSPLIT = 0.05  # of exposed communication whose rendezvous is not known, which then counts as transfer
@@ -412,7 +416,7 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     ready = ready_times(collectives, spans)
     spans = spans.join(ready, on=["rank", "span_id"], how="left", maintain_order="left")
     on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
-    stretches = recorded_steps(spans, steps).partition_by("rank", "window", as_dict=True)
+    stretches = device_steps(spans, recorded_steps(spans, steps)).partition_by("rank", "window", as_dict=True)
     parts = [pl.DataFrame(schema=STEP_SCHEMA)]
     for key, inside in spans.partition_by("rank", "window", as_dict=True).items():
         if key in stretches:
@@ -457,6 +461,61 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     whole = (windows.clear() if stepped else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
+
+
+def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+    """When the GPU of each rank went through its steps: the work launched in one step after that of another.
+
+    Work that was queued before a window is not recorded. Where the first that is recorded began long after
+    it was launched, the GPU had such work until then, and the first step begins there.
+
+    Args:
+        stretches: as from `recorded_steps`.
+
+    Returns:
+        The same rows; those of ranks without GPU work, or without its launches, as they are.
+    """
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    launches = calls.group_by(*OF_WINDOW, "correlation").agg(
+        called_ns=pl.col("start_ns").min(), launched_ns=(pl.col("start_ns") + pl.col("duration_ns")).max()
+    )
+    timed = IS_GPU & (pl.col("duration_ns") >= 0)
+    work = spans.filter(timed).join(launches, on=[*OF_WINDOW, "correlation"], how="inner")
+    if work.is_empty():
+        return stretches
+    work = work.sort("called_ns").select(
+        *OF_WINDOW, "called_ns", "launched_ns", began_ns="start_ns", done_ns=END.cum_max().over(OF_WINDOW)
+    )
+    first = work.sort("began_ns").group_by(OF_WINDOW).first()
+    queued = pl.col("began_ns") - pl.col("launched_ns") > QUEUED_NS
+    backlog = first.filter(queued).select(*OF_WINDOW, until_ns="began_ns")
+    placed = stretches.with_row_index("row").join(backlog, on=OF_WINDOW, how="left", maintain_order="left")
+    for column in ("start_ns", "end_ns"):
+        done = placed.select("row", *OF_WINDOW, at=column).sort("at")
+        done = done.join_asof(
+            work, left_on="at", right_on="called_ns", by=OF_WINDOW, allow_exact_matches=False,
+            check_sortedness=False,
+        )  # fmt: skip
+        placed = placed.join(done.select("row", "done_ns"), on="row", how="left", maintain_order="left")
+        placed = placed.with_columns(pl.max_horizontal(column, "done_ns", "until_ns").alias(column))
+        placed = placed.drop("done_ns")
+    return placed.select(stretches.columns)
+
+
+def within_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+    """Keep the spans that begin within steps: of the host by its steps, of GPUs by theirs.
+
+    Args:
+        stretches: as from `recorded_steps`, all or some of them.
+
+    Returns:
+        The rows, in their order.
+    """
+    numbered = spans.with_row_index("place")
+    on_gpu = within_stretches(numbered.filter(IS_GPU), device_steps(spans, stretches))
+    return (
+        pl.concat([within_stretches(numbered.filter(~IS_GPU), stretches), on_gpu]).sort("place").drop("place")
+    )
 
 
 def within_stretches(

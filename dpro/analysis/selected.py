@@ -16,7 +16,7 @@ from dpro.analysis.cached import cached
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
-from dpro.replay.steps import collective_totals, recorded_steps, within_stretches
+from dpro.replay.steps import collective_totals, recorded_steps, within_steps, within_stretches
 from dpro.selection import (
     ALL,
     Ranges,
@@ -67,7 +67,8 @@ class SelectedRun(Analysis):
     @cached
     def spans(self) -> pl.DataFrame:
         """Table `spans`, of the selection."""
-        return self._inside(self._whole.spans)
+        chosen = Selection(ranks=self._selection.ranks).keep(self._whole.spans)
+        return chosen if self._all_steps else within_steps(chosen, self._stretches)
 
     @cached
     def collectives(self) -> pl.DataFrame:

@@ -31,7 +31,7 @@ from dpro.errors import DproError
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.graph import Graph, NodeKind, is_of
-from dpro.replay.steps import recorded_steps, within_stretches
+from dpro.replay.steps import recorded_steps, within_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
@@ -261,8 +261,8 @@ class JobFacts:
         """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
         counted = self.usual.select("window", "step")
         stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
-        stretches = stretches.with_columns(pl.col("window").cast(pl.Int64), pl.col("step").cast(pl.Int64))
-        usual = stretches.join(counted.cast(pl.Int64), on=["window", "step"], how="semi")
+        counted = counted.cast({name: stretches.schema[name] for name in counted.columns})
+        usual = stretches.join(counted, on=["window", "step"], how="semi")
         return usual if usual.height else stretches
 
     @property
@@ -273,7 +273,7 @@ class JobFacts:
     @cached_property
     def spans(self) -> pl.DataFrame:
         """Table `spans`, as far as they began in usual steps."""
-        return within_stretches(self.analysis.spans, self.stretches)
+        return within_steps(self.analysis.spans, self.stretches)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
