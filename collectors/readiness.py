@@ -175,7 +175,7 @@ def attached(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator
         "CUPTI",
         LIMITED,
         "a deep window leaves it attached: jobs bound by launches are slower from then on (docs/gpu.md)",
-        "--no-windows, or TEARDOWN_CUPTI=1 in the job's environment (CUDA 12.6 or newer)",
+        "--no-windows, or TEARDOWN_CUPTI=1 before the job starts (CUDA 12.6 or newer; docs/gpu.md)",
     )
 
 

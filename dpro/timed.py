@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
+AHEAD = 0.8  # of what its device takes of a step: a host that takes less does not wait for it there
 MIN_TIMED = 5  # steps of a rank that its device timed, and their share, for these alone to count
 SHARE = 0.1
 
@@ -34,6 +35,17 @@ def with_times(steps: pl.DataFrame) -> pl.DataFrame:
         by_device=enough,
         cycle=pl.lit(1, pl.Int64),
     )
+
+
+def ranks_ahead(steps: pl.DataFrame) -> set[int]:
+    """Ranks whose host is done with most steps long before their device is: nothing in these waits for it.
+
+    Args:
+        steps: rows of that table; only those count that a device timed.
+    """
+    timed = with_times(steps).filter(pl.col("by_device") & (pl.col("time_ns") > 0) & (pl.col("window") < 0))
+    is_ahead = (pl.col("duration_ns") < AHEAD * pl.col("time_ns")).mean() > 1 / 2
+    return set(timed.group_by("rank").agg(is_ahead.alias("ahead")).filter("ahead")["rank"])
 
 
 def disturbed(steps: pl.DataFrame) -> pl.Expr:

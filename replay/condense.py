@@ -20,7 +20,7 @@ from dpro.arrays import Bools, Ints
 from dpro.compiled import inlined
 from dpro.replay.engine import compiled
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
-from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS
+from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS, behind_older_work
 
 # Rounds after the first, each of which leaves out nodes at which paths merge where that needs no more edges.
 ROUNDS = 3
@@ -185,6 +185,7 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     nodes, size = graph.nodes, cut.order.size
     least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
     flags = cut.joins * np.uint8(MUST_STAY) + cut.free * np.uint8(ANY_DURATION)
+    flags[behind_older_work(graph)] |= MUST_STAY
     last, first, early, sizes = (np.empty(length, np.int64) for length in (size, size, size, 3))
     sizes[:] = 0
     _mark(
@@ -297,6 +298,8 @@ def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> 
         columns[name][ends] = value
     for name in ("rank", "window", "step"):
         columns[name][ends] = getattr(skeletons, name)[order[ends]]
+    # Others that are tied to the trace by a lag may have an earliest time here, as all that was condensed.
+    columns["anchored"] &= np.isin(node, behind_older_work(graph))
     columns["duration"] = skeletons.duration[order, scenario]
     columns["earliest"] = skeletons.earliest[order, scenario]
     return Nodes(**columns)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
 
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 FEW = 5  # steps: of fewer any may be unusual
@@ -88,7 +88,9 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
     Returns:
         One row per window and step: `window`, `step`, `finish_ns`, and `begin_ns`: when the window's first
-        step began, which is the end of the work before it or, without any, the window's beginning.
+        step began, which is the end of the work before it or, without any, the window's beginning; where
+        GPUs still had older work then, which is not recorded, the end of that. Where some had, `queued` says
+        which steps waited for much of it: a change would have shortened that, too.
     """
     return _ends_of_steps(graph, start, end, ["window"])
 
@@ -98,7 +100,7 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
     extents = extents_of(graph, [*by, "step"], start, end)
     ends = extents.filter(pl.col("step") != AFTER_STEPS).sort(*by, "step")
     before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
-    return (
+    ends = (
         ends.with_columns(
             finish_ns=pl.col("end").cum_max().over(by),
             begin_ns=pl.coalesce(before, pl.col("start").min().over(by)),
@@ -106,6 +108,34 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
         .filter(pl.col("step") >= 0)
         .select(*by, "step", "finish_ns", "begin_ns")
     )
+    late = behind_older_work(graph)
+    if not late.size:
+        return ends
+    moments = pl.DataFrame({name: getattr(graph.nodes, name)[late] for name in ("rank", "window")})
+    first = moments.with_columns(began_ns=start[late]).group_by("rank", "window").min()
+    last = first.group_by(by).agg(pl.col("began_ns").max())
+    finish = pl.col("finish_ns")
+    waited = (finish - pl.col("begin_ns")) > USUAL * (finish - pl.col("began_ns"))
+    return (
+        ends.join(last, on=by, how="left", maintain_order="left")
+        .with_columns(
+            begin_ns=pl.max_horizontal("begin_ns", "began_ns"),
+            queued=waited.fill_null(False) & (pl.int_range(pl.len()).over(by) == 0),
+        )
+        .drop("began_ns")
+    )
+
+
+def behind_older_work(graph: Graph) -> Ints:
+    """Nodes that waited on their GPU for work that was launched before the window, and is not recorded."""
+    nodes = graph.nodes
+
+    def compute() -> Ints:
+        tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
+        return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))
+
+    columns = (nodes.anchored, nodes.earliest, nodes.kind, nodes.step)
+    return once(graph, "behind older work", columns, compute)
 
 
 def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
@@ -197,6 +227,8 @@ def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
         The same; with `counted` where some are unusual.
     """
     usual = are_usual(step_lengths(ends))
+    if "queued" in ends.columns and not ends["queued"].all():
+        usual &= ~ends["queued"].to_numpy()
     return ends if usual.all() else ends.with_columns(counted=usual)
 
 

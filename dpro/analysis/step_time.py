@@ -151,7 +151,7 @@ def after_window_in_words(document: AfterWindow) -> str:
     """
     low, high = sorted(map(abs, document.between))
     longer = "longer" if document.change > 0 else "less time"
-    why = "; CUPTI stays attached once there was a window: TEARDOWN_CUPTI=1 or --no-windows avoids that"
+    why = "; CUPTI stays attached once there was a window: --no-windows or TEARDOWN_CUPTI=1 avoids that"
     return (
         f"steps after the first deep window take {abs(document.change):.0%} {longer} "
         f"({low:.0%} to {high:.0%}; medians of {document.steps_before} steps before "

@@ -21,14 +21,22 @@ from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
-from dpro.detect.stragglers.from_calls import find_late_ranks, find_turns, messages_unseen, on_gpus
+from dpro.detect.stragglers.from_calls import (
+    NONE_AHEAD,
+    AheadHosts,
+    find_late_ranks,
+    find_turns,
+    messages_unseen,
+    on_gpus,
+)
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
-from dpro.replay.steps import job_steps, steps_of
+from dpro.replay.steps import job_steps, step_series, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
+from dpro.timed import ranks_ahead
 
 
 class Need(Enum):
@@ -215,8 +223,16 @@ class Context:
         if self.calls.is_empty() or aligned.steps.is_empty():
             return []
         return find_late_ranks(
-            self.usual_own_times, self.calls, aligned.counters, aligned.workers, doubtful=self.messages_unseen
-        )
+            self.usual_own_times, self.calls, aligned.counters, aligned.workers,
+            doubtful=self.messages_unseen, ahead=self.ahead,
+        )  # fmt: skip
+
+    @cached_property
+    def ahead(self) -> AheadHosts:
+        """Hosts that are done with most steps long before their GPUs are."""
+        ranks = ranks_ahead(self.steps)
+        series = step_series(self.steps) if ranks else None
+        return AheadHosts(ranks, self.pauses.kept_waiting, series.typical_ns) if series else NONE_AHEAD
 
     @cached_property
     def turns(self) -> list[Finding]:

@@ -8,8 +8,8 @@ that is slower for good has none by that; nor has one of which single steps are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.replay.steps import StepSeries, host_facts, step_series
+from dpro.timed import ranks_ahead
 from dpro.units import NS_PER_S, format_bytes, format_duration
 from dpro.words import few, ordinal, ranks_in_words
 
@@ -98,6 +99,7 @@ LOOK_BACK = 3  # steps: a host that runs ahead of its GPU waits for another rank
 CHECKPOINT, COMPILATION, COLLECTION = "checkpoint", "compilation", "garbage collection"
 VALIDATION, RESTART, EPOCH, DATA = "validation", "loader restart", "epoch start", "waiting for data"
 CONTENTION, BUSY, IDLE = "CPU contention", "other work", "unknown wait"
+EMPTY_QUEUE = "empty queue"  # hosts waited for their GPUs, which then wait for the next step to be enqueued
 # What explains a pause, the most specific first: validation may cause a collection, not vice versa.
 _ORDER = {
     "checkpoint_ns": CHECKPOINT,
@@ -146,6 +148,11 @@ def pauses_of(
     lost = {int(series.steps[row]): float(series.lost[row]) for row in paused}
     more = _counted(series, host_facts(steps, counters))
     explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
+    explained |= {
+        step: cause
+        for step, (kind, *_) in explained.items()
+        if not kind and (cause := _empty_queue(step, times[step], series, steps)) is not None
+    }
     if not all(kind for kind, *_ in explained.values()):
         more_of_own = _more_of_own(series, read_own())
         explained |= {
@@ -248,6 +255,33 @@ def _explained(more: dict[int, dict[str, float]], longer: float) -> tuple[str, f
     return (VALIDATION, min(max(validating.values()) / longer, 1.0), ranks) if ranks else ("", 0.0, ())
 
 
+ENQUEUED = 1.5  # times a host's usual step: what a GPU without work waits for at most
+
+
+def _empty_queue(
+    step: int, longer: float, series: StepSeries, steps: pl.DataFrame
+) -> tuple[str, float, tuple[int, ...]] | None:
+    """Whether GPUs waited for a step to be enqueued, and on which ranks that takes longer than on others.
+
+    Hosts that are far ahead of their GPUs, and wait for them now and then, begin the next step with nothing
+    queued. None where it is another pause.
+    """
+    if not series.by_device:
+        return None
+    hosts = steps.filter(pl.col("rank").is_in(ranks_ahead(steps)) & (pl.col("window") < 0))
+    usual = hosts.group_by("rank").agg(usual_ns=pl.col("duration_ns").median()).sort("rank")
+    near = hosts.filter(pl.col("step").is_between(step - 1, step))
+    near = near.group_by("rank").agg(pl.col("duration_ns").max())
+    waited = near.filter(pl.col("duration_ns") >= series.typical_ns).height
+    if usual.is_empty() or waited < steps["rank"].n_unique():
+        return None
+    most, least = usual["usual_ns"].to_numpy().max(), usual["usual_ns"].to_numpy().min()
+    if longer > ENQUEUED * most:
+        return None
+    slow = usual.filter(pl.col("usual_ns") >= least + EXPLAINED * longer)
+    return EMPTY_QUEUE, min(float(most) / longer, 1.0), tuple(slow["rank"].to_list())
+
+
 def _unexplained(
     more: dict[int, dict[str, float]], more_of_own: dict[int, float], longer: float
 ) -> tuple[str, float, tuple[int, ...]]:
@@ -291,6 +325,7 @@ _DOES = {  # of one rank, of several
     DATA: ("waits for its data", "wait for their data"),
     BUSY: ("does work that is no training step", "do work that is no training step"),
     IDLE: ("stands still, computing nothing", "stand still, computing nothing"),
+    EMPTY_QUEUE: ("keeps GPUs waiting for new work", "keep GPUs waiting for new work"),
 }
 _DO = {
     CHECKPOINT: "save in the background (torch.distributed.checkpoint.async_save), shards on all ranks, or "
@@ -305,6 +340,8 @@ _DO = {
     DATA: "more workers, a larger prefetch_factor, or faster storage",
     BUSY: "see what the training loop does there: logging, metrics, validation with gradients",
     IDLE: "see what the training loop does there: files, locks, the network, time.sleep",
+    EMPTY_QUEUE: "wait for the GPU less often (`.item()`, `.cpu()`, a loss that is printed): after each wait "
+    "nothing is queued",
 }
 _ONE_VALIDATES = "validate on all ranks, a part of the data on each; or less often"
 _UNEXPLAINED = (BUSY, IDLE)
@@ -318,11 +355,13 @@ class LostTime:
         findings: costliest first.
         steps: the steps whose time they explain: no other detector has to.
         described: what is no fault, a sentence each.
+        kept_waiting: of each rank that keeps GPUs waiting for new work, in which steps, and ns per step.
     """
 
     findings: list[Finding]
     steps: list[int]
     described: list[str]
+    kept_waiting: Mapping[int, tuple[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -378,6 +417,12 @@ def find_pauses(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
         [_describe(group, series, num_ranks) for group in wanted],
+        {
+            rank: (_length(group), group.lost_ns / series.times.size)
+            for group in groups
+            if group.kind == EMPTY_QUEUE and len(group.ranks) < num_ranks
+            for rank in group.ranks
+        },
     )
 
 
@@ -389,10 +434,13 @@ def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
 def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> str:
     """A sentence on pauses that are no fault."""
     share = group.lost_ns / float(series.times.sum())
+    return f"{_who(group, num_ranks)} for {_length(group)}: {share:.0%} of the wall time"
+
+
+def _length(group: PauseGroup) -> str:
+    """How long pauses are, and how often they come: `20 ms in every 10th step`."""
     length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
-    return (
-        f"{_who(group, num_ranks)} for {length} {group.recurrence.in_words()}: {share:.0%} of the wall time"
-    )
+    return f"{length} {group.recurrence.in_words()}"
 
 
 def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
@@ -452,11 +500,10 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more_lines: 
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
     share = lost / float(series.times.sum())
-    length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
     do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
     wait = ", the others wait" if of_one else ""
     evidence = (
-        f"{_who(group, num_ranks)} for {length} {group.recurrence.in_words()}{wait}; do: {do}",
+        f"{_who(group, num_ranks)} for {_length(group)}{wait}; do: {do}",
         f"{group.recurrence.named()}: {times} of {series.times.size} steps, {share:.0%} of the wall time; "
         "the cost is the mean over all steps",
         *more_lines,

@@ -31,6 +31,7 @@ from dpro.detect.machine.oversubscribed import (
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
+from dpro.detect.pauses import EMPTY_QUEUE
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE, excess_by_cause
@@ -273,6 +274,14 @@ def not_beside_a_larger_slowdown(context: Context, _: ByDetector, new: list[Find
     ]
 
 
+def not_the_empty_queue_of_a_late_host(
+    _: Context, by_detector: ByDetector, new: list[Finding]
+) -> list[Finding]:
+    """Without GPUs that wait for new work of a rank whose host is named, at that cost."""
+    late = ranks_of(by_detector.get("late ranks", []))
+    return [finding for finding in new if finding.cause != EMPTY_QUEUE or not late & {*finding.ranks}]
+
+
 # Conditions under which a detector is not run, given the same.
 
 
@@ -414,7 +423,10 @@ FROM_CALLS = (
         "jitter", _jitter, _ALWAYS_ON,
         rules=(not_late_by_calls, not_found_in_windows, not_late_by_messages),
     ),
-    Detector("pauses", lambda context, _: context.pauses.findings, _ALWAYS_ON),
+    Detector(
+        "pauses", lambda context, _: context.pauses.findings, _ALWAYS_ON,
+        rules=(not_the_empty_queue_of_a_late_host,),
+    ),
 )  # fmt: skip
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)
 OF_THE_JOB = (Detector("regression", _regression, frozenset({Need.STEPS})),)

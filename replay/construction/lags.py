@@ -363,6 +363,8 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])
     first = late & ~has_before & ~on_worker & (ready < first_work[of_window])
+    # A call that returns later still worked on it: on pageable memory a copy waits for its call alone.
+    first[leads_to[launch & started.inferred]] = False
     # Tie the rest to what it had waited for: an edge whose lag is what was measured.
     fitted = stream & (late & ~has_launch)[leads_to]
     fitted |= without_core[leads_to] & (ended == ready[leads_to])

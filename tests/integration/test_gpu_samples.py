@@ -9,7 +9,7 @@ from dpro.detect.hang.evidence import MIN_SURE
 from dpro.detect.hang.records import make_records
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.store import open_run
-from dpro.verdict.limits import HOST, INPUT
+from dpro.verdict.limits import COMPUTE, HOST, INPUT
 from dpro.verdict.verdict import explain
 
 
@@ -43,7 +43,27 @@ def test_steps_that_wait_for_their_input_by_turns_are_all_usual(sample):
     assert "pin_memory" in verdict.advice[1].do
 
 
-@pytest.mark.parametrize("name", ["h200_gpt", "h200_input"])
+def test_a_host_that_runs_ahead_of_its_gpu_does_not_limit_the_job(sample):
+    analysis = sample("h200_graphs")
+    verdict = explain(analysis)
+    # The host enqueues a step in 4.1 ms; kernels take 4.9 of the 5.1 ms of each, up to 49 ms later.
+    assert verdict.limit.kind == COMPUTE
+    assert verdict.shares["compute"] == pytest.approx(0.9, abs=0.03)
+    assert analysis.mean_step.gpu_busy == pytest.approx(0.92, abs=0.03)
+
+
+def test_a_slow_host_that_the_queue_hides_is_named_at_what_it_costs_when_that_is_empty(sample):
+    analysis = sample("h200_slow_host")
+    # Rank 1 sleeps for 20 ms in each step of 72 ms; only after each fifth step, when all wait for a loss,
+    # has its GPU nothing queued: there the step takes 94 to 97 ms.
+    [finding] = analysis.verdict[0]
+    assert (finding.class_, finding.ranks) == ("slow.host", (1,))
+    assert finding.cost_ns == pytest.approx(22e6 / 5, rel=0.1)
+    assert finding.confidence > 0.9
+    assert "in every 5th step" in finding.evidence[1]
+
+
+@pytest.mark.parametrize("name", ["h200_gpt", "h200_input", "h200_graphs", "h200_slow_host"])
 def test_replays_of_gpu_recordings_fit(sample, name):
     trust = sample(name).trust
     assert trust.error_pct < 1

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=0, help="that the script keeps, for the collector")
     parser.add_argument("--by-hand", action="store_true", help="torch.profiler where windows would be")
     parser.add_argument(
-        "--switch-every", type=int, default=0, help="so many steps the recorder is off, then on"
+        "--switch-every", type=int, default=0, help="steps for which the recorder is off, then on"
     )
     parser.add_argument("--probes", action="store_true", help="time each action of the recorder")
     figures = train(parser.parse_args())

@@ -13,7 +13,9 @@ blamed.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -55,6 +57,26 @@ HOST_OR_GPU = (
     "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's"
 )
 HOST_OR_GPU_SURE = 0.5  # factor of the confidence then
+IS_HOST = (
+    "it is its host: that is done with most steps before its GPU is, and so does not wait for it in these"
+)
+
+
+class AheadHosts(NamedTuple):
+    """Hosts that enqueue steps long before their GPUs go through them.
+
+    Attributes:
+        ranks: whose they are.
+        kept_waiting: of ranks that keep GPUs waiting all the same, in which steps, and ns per step.
+        step_ns: what a step takes on the GPUs.
+    """
+
+    ranks: Collection[int]
+    kept_waiting: Mapping[int, tuple[str, float]]
+    step_ns: float
+
+
+NONE_AHEAD = AheadHosts((), {}, 0.0)
 HOSTS_ONLY = (
     "a GPU that computes slowly shows in the times of calls only where the host waits for it: deep "
     "windows, or `dpro record --nccl-timing`, would show it"
@@ -68,6 +90,7 @@ def find_late_ranks(
     workers: pl.DataFrame,
     *,
     doubtful: bool,
+    ahead: AheadHosts = NONE_AHEAD,
 ) -> list[Finding]:
     """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
 
@@ -75,6 +98,7 @@ def find_late_ranks(
         own_times: as `own_time` gives it.
         calls: as `calls_of` gives them; for which ranks belong together.
         doubtful: whether ranks may also have waited for what calls do not show.
+        ahead: hosts whose own times are theirs alone.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     by_excess: list[tuple[Team, Excess, Finding]] = []
@@ -88,7 +112,7 @@ def find_late_ranks(
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
             late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
-        found = [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
+        found = [(team, excess, finding_of(team, excess, counters, workers, ahead)) for excess in late]
         # Several ranks that wait for a message that calls do not show would look as late as its sender, and
         # those of a group of their own where that is slow.
         ambiguous = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
@@ -242,7 +266,9 @@ def team_of(own_times: pl.DataFrame, ranks: list[int]) -> Team:
     return Team(ranks, step[:, 0], own_ns.astype(float), waited.astype(float), start)
 
 
-def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
+def finding_of(
+    team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame, ahead: AheadHosts = NONE_AHEAD
+) -> Finding:
     """Return the finding of a rank that is late for its team."""
     column, latest = excess.column, slice(-excess.num_steps, None)
     own_ns, waited_ns = team.own[latest], team.waited[latest]
@@ -253,15 +279,22 @@ def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.D
     # By the level: a median of differences may have another sign than one of ratios.
     longer = float(np.median(own_ns[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
-    class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
+    class_, cause, how, sure = _cause(team, excess, longer, counters, workers, ahead)
     waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
     itself = f"it waits {format_duration(float(np.median(waited_ns[:, column])))}"
-    if cost < NEGLIGIBLE * cycle:
+    if rank in ahead.ranks:
+        often, cost = ahead.kept_waiting.get(rank, ("", 0.0))
+        cycle = ahead.step_ns
+        hidden = "work that is queued on the GPUs hides that"
+        waits_for_it = (
+            f"{hidden}, but for {often}: they wait then" if often else f"{hidden}: it costs nothing now"
+        )
+    elif cost < NEGLIGIBLE * cycle:
         waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
     else:
         waits_for_it = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
     evidence = [*_slower(team, excess, longer), waits_for_it, how]
-    if cost < longer / 2:
+    if cost < longer / 2 and rank not in ahead.ranks:
         evidence.append(NEARLY_AS_LATE)
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
     if cost < NEGLIGIBLE * cycle:
@@ -294,13 +327,20 @@ def _percent(log_ratio: float) -> str:
 
 
 def _cause(
-    team: Team, excess: Excess, longer: float, counters: pl.DataFrame, workers: pl.DataFrame
+    team: Team,
+    excess: Excess,
+    longer: float,
+    counters: pl.DataFrame,
+    workers: pl.DataFrame,
+    ahead: AheadHosts,
 ) -> tuple[str, str, str, float]:
     """Class, cause within the rank, evidence of it, and by how much less sure that makes."""
     more = _counted(team, excess, counters)
     counted = host_cause(more, longer)
     if counted is not None:
         return "slow.host", counted.cause, counted.evidence, 1.0
+    if team.ranks[excess.column] in ahead.ranks:
+        return "slow.host", "", IS_HOST, 1.0
     if on_gpus(workers):
         return "slow.compute", "", HOST_OR_GPU, HOST_OR_GPU_SURE
     idle = idle_cause(more, longer)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.pauses import Pause, find_pauses, merged
+from dpro.detect.pauses import EMPTY_QUEUE, LostTime, Pause, find_pauses, merged
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
@@ -41,6 +41,7 @@ def lost(job: Job, more: pl.DataFrame | None = None):
     return find_pauses(steps, counters, lambda: own_time_of_all(calls_of(collectives), steps))
 
 
+OWN = pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int64, "own_ns": pl.Int64})
 EVERY_TENTH = np.arange(9, 100, 10)
 QUIET = noisy(data_parallel(4, 100), 1, 0.01)
 
@@ -342,3 +343,57 @@ def test_a_validation_of_all_ranks_is_described_and_no_fault(short, share):
     assert found.described[0].startswith(f"all ranks validate (work without gradients) for {short:.0f}")
     assert found.described[0].endswith(f"in every 10th step: {share} of the wall time")
     assert set(EVERY_TENTH) <= {*found.steps}
+
+
+def enqueued(host_ms, extra_ms: float, waits: bool = True) -> LostTime:
+    """Steps of 72 ms on two GPUs, whose hosts enqueue them in less, and wait for them in every fifth step.
+
+    Args:
+        host_ms: of a step, by rank.
+        extra_ms: by which the GPUs' step after a wait is longer.
+    """
+    number = np.arange(100)
+    after_wait = (number % 5 == 1) & (number > 1)
+    device_ms = np.where(after_wait, 72 + extra_ms, 72.0)
+    rows = []
+    for rank, enqueues_ms in enumerate(host_ms):
+        host = np.where(after_wait, 5 * 72 - 4 * enqueues_ms if waits else enqueues_ms, enqueues_ms)
+        begin = np.cumsum(np.append(0, host))[:-1]
+        rows += [
+            {
+                "rank": rank,
+                "step": step,
+                "start_ns": int(begin[step] * MS),
+                "duration_ns": int(host[step] * MS),
+                "gpu_step_ns": int(device_ms[step] * MS),
+            }
+            for step in number
+        ]
+    steps = conform(STEPS, pl.DataFrame(rows))
+    return find_pauses(steps, conform(COUNTERS, pl.DataFrame()), lambda: OWN)
+
+
+def test_gpus_that_wait_for_new_work_after_their_hosts_have_waited_for_them_are_a_pause_of_its_own():
+    (finding,) = (found := enqueued([30, 30], 29)).findings
+    assert finding.component_id == EMPTY_QUEUE
+    assert "the job keeps GPUs waiting for new work for 29 ms in every 5th step" in finding.evidence[0]
+    assert "`.item()`" in finding.evidence[0]
+    assert not found.kept_waiting  # no rank more than the other
+
+
+def test_the_rank_whose_host_takes_longest_to_enqueue_a_step_is_named_with_what_that_costs():
+    found = enqueued([3, 24], 22)
+    (finding,) = found.findings
+    assert (finding.cause, finding.ranks) == (EMPTY_QUEUE, (1,))
+    often, cost_ns = found.kept_waiting[1]
+    assert often == "22 ms in every 5th step"
+    assert cost_ns == pytest.approx(22 / 5 * MS, rel=0.1)
+
+
+@pytest.mark.parametrize(("extra_ms", "waits"), [(60, True), (22, False)])
+def test_gpus_that_wait_for_longer_than_a_step_is_enqueued_in_or_without_a_wait_before_are_no_such_pause(
+    extra_ms, waits
+):
+    found = enqueued([3, 24], extra_ms, waits)
+    assert all(finding.cause != EMPTY_QUEUE != finding.component_id for finding in found.findings)
+    assert not found.kept_waiting

@@ -8,7 +8,10 @@ from dpro.replay.fidelity.accuracy import StreamPairs, count_starts, in_shares, 
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     replay,
+    step_ends,
+    step_lengths,
     step_times,
+    usual_steps,
 )
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
@@ -471,3 +474,23 @@ def test_a_launch_waits_for_room_in_a_queue_that_is_full(tmp_path, outstanding, 
     seen = Seen(_full_queue(outstanding).build(tmp_path / "r").graph)
     faster = seen.lasting("first", -200)
     assert faster.start("after") == pytest.approx(starts, abs=5)
+
+
+def test_the_first_work_of_each_window_waits_for_what_was_queued_before_it(tmp_path):
+    run = TinyRun()
+    for window, begin in enumerate((0, 100_000)):
+        for step in range(2):
+            called = begin + 100 * step
+            for number in range(2):
+                correlation = 10 * window + 2 * step + number
+                run.call(called + 10 * number, called + 10 * number + 5, correlation, window=window)
+                behind = begin + 5000 + 600 * step + 300 * number  # the GPU is 5 ms behind
+                run.kernel("gemm", behind, behind + 300, correlation, window=window)
+            run.step(10 * window + step, called, called + 100)
+            run.rows["steps"][-1]["window"] = window
+    seen = replayed(run, tmp_path)
+    assert seen.misses() == pytest.approx(0, abs=1)
+    ends = step_ends(seen.graph, seen.timeline.start, seen.timeline.end)
+    assert ends["queued"].to_list() == [True, False, True, False]
+    assert step_lengths(ends).tolist() == [600 * US] * 4  # without the 5 ms of older work
+    assert usual_steps(ends)["counted"].to_list() == [False, True, False, True]

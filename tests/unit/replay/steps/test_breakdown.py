@@ -365,3 +365,34 @@ def test_a_rank_without_steps_is_left_out_where_others_have_some_and_each_window
     assert of_both.select("rank", "step", "duration_ns").rows() == [(0, 4, 80)]
     of_none = _split(spans, [], [_step(4, 0, 80, rank=2)])  # which has no spans
     assert of_none.select("rank", "step", "duration_ns").rows() == [(0, -1, 100), (1, -1, 100)]
+
+
+def _ahead(backlog: int) -> list[dict[str, Any]]:
+    """A host that enqueues steps of 100 us, and a GPU that works on each for 300, or waits for 100 more.
+
+    It had older work until `backlog`, in us; the gap of 100 us is in the second step.
+    """
+    spans, free = [], backlog
+    for number in range(3):
+        called = 1000 * (100 * number + 10)
+        spans.append(_span(2 * number + 1, "runtime", called, called + 5000, correlation=number))
+        begin = free + (100 if number == 1 else 0)
+        free = begin + 300
+        spans.append(_kernel(2 * number + 2, 1000 * begin, 1000 * free, correlation=number))
+    return spans
+
+
+def test_work_of_a_gpu_that_is_behind_its_host_counts_in_the_step_that_it_was_launched_in():
+    steps = [_step(number, 100_000 * number, 100_000 * (number + 1)) for number in range(3)]
+    frame = _split(_ahead(1000), [], steps)
+    # Until 1,000 us the GPU has work that is not recorded; the host's three steps are over by 300.
+    assert frame["duration_ns"].to_list() == [300_000, 400_000, 300_000]
+    assert frame["compute_ns"].to_list() == [300_000] * 3
+    assert frame["idle_ns"].to_list() == [0, 100_000, 0]
+
+
+def test_a_gpu_that_has_no_older_work_begins_with_its_host():
+    steps = [_step(number, 100_000 * number, 100_000 * (number + 1)) for number in range(3)]
+    frame = _split(_ahead(20), [], steps)  # begins 5 us after its launch has returned
+    assert frame["duration_ns"].to_list() == [320_000, 400_000, 300_000]
+    assert frame["host_bound_ns"].to_list() == [20_000, 0, 0]

@@ -16,6 +16,7 @@ from dpro.collectors.inside import (  # noqa: E402
     records,
     windows,
 )
+from dpro.collectors.inside.kineto import TEARDOWN_CALLS, finish_teardown  # noqa: E402
 from dpro.collectors.inside.windows import PATIENCE, Windows  # noqa: E402
 from dpro.errors import InputError  # noqa: E402
 
@@ -307,3 +308,25 @@ def test_steps_recorded_beside_a_window_count_as_its_cost(tmp_path, kineto, gpu)
     job.steps(30)
     assert kineto.spans == [[4, 11]]
     assert len(job.windows._budget._inside) == 11 - 4 + 1  # and the step after it
+
+
+@pytest.mark.parametrize(
+    ("teardown", "on_gpu", "fails", "asked"),
+    [
+        ("1", True, False, TEARDOWN_CALLS),
+        ("1", True, True, 1),
+        ("0", True, False, 0),
+        ("1", False, False, 0),
+    ],
+)
+def test_the_exit_calls_cuda_where_kineto_has_cupti_to_tear_down_within_a_call(
+    monkeypatch, teardown, on_gpu, fails, asked
+):
+    gpu = Gpu()
+    gpu.at, gpu.fails = 0, fails
+    monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
+    monkeypatch.setattr("dpro.collectors.inside.kineto.TEARDOWN_S", 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
+    monkeypatch.setattr(torch.cuda, "current_stream", gpu.event)
+    finish_teardown()
+    assert gpu.asked == asked
