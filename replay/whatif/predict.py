@@ -31,7 +31,7 @@ from dpro.markup import table
 from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.graph import Graph
+from dpro.replay.graph import CPU_KINDS, Graph, is_of
 from dpro.replay.timeline import (
     Timeline,
     changed_durations,
@@ -54,7 +54,14 @@ PROVEN_DOUBT = 0.7
 # By how much two recordings of one and the same job differ, of its step: the median of sleeping jobs over
 # links of a fixed speed, which nothing disturbs (docs/reference/accuracy-predictions.md). A gain that is
 # measured is between two.
+RECORDED_HOST = (
+    1.7  # times as long a host takes up to while operators and launches are recorded (docs/gpu.md)
+)
 RECORDINGS = 0.004
+# How many times as long a host takes while its operators and launches are recorded: at most, on an H200
+# (docs/gpu.md).
+RECORDED_HOST = 1.7
+AT_PACE = 1.05  # times the pace of hosts: steps that take no more are limited by these
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
@@ -314,7 +321,44 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
         ]
         for alternatives in (lambda change: change.ends(), lambda change: change.limits())
     )
+    unrecorded_ns = _step_of_unrecorded_hosts(baseline, applied, after_ns, slowdowns)
+    if unrecorded_ns is not None:
+        ends_ns, limits_ns = [*ends_ns, unrecorded_ns], [min(limit, unrecorded_ns) for limit in limits_ns]
     return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
+
+
+@dataclass(frozen=True)
+class UnrecordedHost:
+    """What hosts do takes as much less time as recording it may cost."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        duration = graph.nodes.duration
+        on_host = is_of(graph.nodes.kind, CPU_KINDS)
+        return graph.with_durations(
+            np.where(on_host, np.rint(duration / RECORDED_HOST), duration).astype(np.int64)
+        )
+
+
+def _step_of_unrecorded_hosts(
+    baseline: pl.DataFrame, applied: Applied[J], after_ns: Ints, slowdowns: tuple[float, ...]
+) -> float | None:
+    """Ns of the mean step under edits where hosts limit it, if recording had not slowed these down.
+
+    By how much it does shows in steps outside deep windows, but not where devices limit these. What recording
+    cost the step without the edits is none of their gain.
+    """
+    before, after = applied.before, applied.after
+    base_ns, pace_ns = float(step_lengths(baseline).mean()), after.pace_ns
+    if not applied.edits or not pace_ns or float(after_ns.mean()) > AT_PACE * pace_ns:
+        return None
+    unrecorded_ns = []
+    for recorded in (before, after):
+        job = recorded.with_change(UnrecordedHost())
+        timeline = next(before.replays(job, slowdowns[:1]))
+        unrecorded_ns.append(float(steps_under(baseline, before, job, timeline).mean()))
+    least_ns, changed_ns = unrecorded_ns
+    return changed_ns * base_ns / least_ns if least_ns else None
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:
