@@ -489,7 +489,9 @@ def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     first = work.sort("began_ns").group_by(OF_WINDOW).first()
     queued = pl.col("began_ns") - pl.col("launched_ns") > QUEUED_NS
     backlog = first.filter(queued).select(*OF_WINDOW, until_ns="began_ns")
-    placed = stretches.with_row_index("row").join(backlog, on=OF_WINDOW, how="left", maintain_order="left")
+    keys = [pl.col(name).cast(spans.schema[name]) for name in OF_WINDOW]
+    placed = stretches.with_row_index("row").with_columns(keys)
+    placed = placed.join(backlog, on=OF_WINDOW, how="left", maintain_order="left")
     for column in ("start_ns", "end_ns"):
         done = placed.select("row", *OF_WINDOW, at=column).sort("at")
         done = done.join_asof(
@@ -499,7 +501,7 @@ def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         placed = placed.join(done.select("row", "done_ns"), on="row", how="left", maintain_order="left")
         placed = placed.with_columns(pl.max_horizontal(column, "done_ns", "until_ns").alias(column))
         placed = placed.drop("done_ns")
-    return placed.select(stretches.columns)
+    return stretches.with_columns(placed["start_ns"], placed["end_ns"])
 
 
 def within_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:

@@ -25,6 +25,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import MATMULS, gpu_named, matmul_of, model_named, stored_as
+from dpro.replay.steps import device_steps
 
 BACKWARD_CALLS = "step_backward_calls"
 EMBEDDING, CONVOLUTION = "aten::embedding", "aten::convolution"
@@ -217,7 +218,8 @@ def find_mfu(
         operations, basis = by_parameters, PARAMETERS
     if operations <= 0:
         raise Unanswerable("no shapes: record operators with their shapes (record_shapes=True)")
-    mean_ns = float((stretches["end_ns"] - stretches["start_ns"]).sum()) / stretches.height
+    took = device_steps(spans, stretches)
+    mean_ns = float((took["end_ns"] - took["start_ns"]).sum()) / took.height
     share = operations / (mean_ns * gpu.tflops[dtype] * 1e3)  # 1e12 operations per second are 1e3 per ns
     return Mfu(share, operations, dtype, gpu.tflops[dtype], model_named(gpus[0]), basis)
 

@@ -45,6 +45,26 @@ def test_operations_over_time_and_peak():
     assert mfu.operations == pytest.approx(2e9)
 
 
+def test_time_is_that_of_the_gpu_where_the_host_is_ahead_of_it():
+    calls = [
+        {
+            "kind": "runtime",
+            "name": "cudaLaunchKernel",
+            "start_ns": begin,
+            "duration_ns": 10,
+            "correlation": begin,
+        }
+        for begin in (150, 1150)
+    ]
+    kernels = [
+        KERNEL | {"start_ns": begin, "duration_ns": 4000, "correlation": call["start_ns"]}
+        for begin, call in zip((100_000, 104_000), calls)
+    ]
+    # The host's steps take 1,000 ns each, those of the GPU, 100 us later, 4,000.
+    mfu = find_mfu(_spans(*calls, *kernels, MATMUL, MATMUL | {"start_ns": 1100}), STEPS, H100)
+    assert mfu.share == pytest.approx(500 / 989)
+
+
 def test_operators_outside_of_steps_do_not_count():
     inside, after = MATMUL, MATMUL | {"start_ns": 2000}
     assert find_mfu(_spans(KERNEL, inside, after), STEPS, H100).operations == pytest.approx(1e9)
