@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.steps import StepSeries, step_series, steps_of
+from dpro.replay.steps import StepSeries, step_series, steps_of, undisturbed
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
@@ -38,7 +38,7 @@ from dpro.replay.timeline import (
 )
 from dpro.schema import STEPS
 from dpro.store import Manifest
-from dpro.timed import with_times
+from dpro.timed import ranks_ahead, with_times
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.words import ranks_in_words
 
@@ -172,6 +172,22 @@ def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
     low_ns, high_ns = np.percentile(usual.times[~usual.paused], (25, 75))
     slowed = deep_ns / usual.typical_ns
     return slowed if slowed > SLOWED and high_ns - low_ns < NARROW * usual.typical_ns else 1.0
+
+
+def pace_outside_windows(steps: pl.DataFrame) -> float:
+    """Ns that the slowest host takes to enqueue a step; 0 where one waits for its device in most steps.
+
+    Deep windows do not tell: recording operators and launches slows hosts down.
+
+    Args:
+        steps: as from `with_times`.
+    """
+    ranks = ranks_ahead(steps)
+    if not ranks or len(ranks) < steps["rank"].n_unique():
+        return 0.0
+    plain = undisturbed(steps).filter(pl.col("window") < 0)
+    medians = plain.group_by("rank").agg(pl.col("duration_ns").median())["duration_ns"].to_numpy()
+    return float(medians.max(initial=0.0))
 
 
 def score_of(figures: Sequence[Criterion]) -> float:
@@ -397,6 +413,7 @@ class Trust:
         figures: all that predictions stand or fall with, each with its bars, worst first.
         doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
         slowed: as from `slowed_by_recording`.
+        host_ns: as from `pace_outside_windows`.
     """
 
     steps: pl.DataFrame
@@ -414,6 +431,7 @@ class Trust:
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
     slowed: float = 1.0
+    host_ns: float = 0.0
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -492,6 +510,7 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         rendezvous=missing.rendezvous,
         figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(table)),
         slowed=slowed_by_recording(built.graph, table),
+        host_ns=pace_outside_windows(table),
     )
 
 

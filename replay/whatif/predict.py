@@ -321,44 +321,50 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
         ]
         for alternatives in (lambda change: change.ends(), lambda change: change.limits())
     )
-    unrecorded_ns = _step_of_unrecorded_hosts(baseline, applied, after_ns, slowdowns)
-    if unrecorded_ns is not None:
-        ends_ns, limits_ns = [*ends_ns, unrecorded_ns], [min(limit, unrecorded_ns) for limit in limits_ns]
+    pace_ns = after.pace_ns
+    if applied.edits and pace_ns and float(after_ns.mean()) <= AT_PACE * pace_ns:  # hosts limit it
+        is_known = 0 < trust.host_ns < before.pace_ns
+        factor = trust.host_ns / before.pace_ns if is_known else 1 / RECORDED_HOST
+        unrecorded_ns = _step_of_unrecorded_hosts(baseline, applied, factor, slowdowns)
+        if unrecorded_ns is not None:
+            limits_ns = [min(limit, unrecorded_ns) for limit in limits_ns]
+            if is_known:
+                after_ns = np.rint(after_ns * (unrecorded_ns / after_ns.mean())).astype(np.int64)
+            else:
+                ends_ns = [*ends_ns, unrecorded_ns]
     return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
 
 
 @dataclass(frozen=True)
 class UnrecordedHost:
-    """What hosts do takes as much less time as recording it may cost."""
+    """What hosts do takes a part of its time."""
+
+    factor: float
 
     def apply(self, graph: Graph) -> Graph:
         """As of `RankChange`."""
         duration = graph.nodes.duration
-        on_host = is_of(graph.nodes.kind, CPU_KINDS)
-        return graph.with_durations(
-            np.where(on_host, np.rint(duration / RECORDED_HOST), duration).astype(np.int64)
-        )
+        faster = np.rint(duration * self.factor).astype(np.int64)
+        return graph.with_durations(np.where(is_of(graph.nodes.kind, CPU_KINDS), faster, duration))
 
 
 def _step_of_unrecorded_hosts(
-    baseline: pl.DataFrame, applied: Applied[J], after_ns: Ints, slowdowns: tuple[float, ...]
+    baseline: pl.DataFrame, applied: Applied[J], factor: float, slowdowns: tuple[float, ...]
 ) -> float | None:
-    """Ns of the mean step under edits where hosts limit it, if recording had not slowed these down.
+    """Ns of the mean step under edits where hosts that recording does not slow down limit it.
 
-    By how much it does shows in steps outside deep windows, but not where devices limit these. What recording
-    cost the step without the edits is none of their gain.
+    What recording cost the step without the edits is none of their gain. None where that is all of it.
+
+    Args:
+        factor: what hosts then take of their time.
     """
-    before, after = applied.before, applied.after
-    base_ns, pace_ns = float(step_lengths(baseline).mean()), after.pace_ns
-    if not applied.edits or not pace_ns or float(after_ns.mean()) > AT_PACE * pace_ns:
-        return None
-    unrecorded_ns = []
-    for recorded in (before, after):
-        job = recorded.with_change(UnrecordedHost())
+    before, unrecorded_ns = applied.before, []
+    for recorded in (before, applied.after):
+        job = recorded.with_change(UnrecordedHost(factor))
         timeline = next(before.replays(job, slowdowns[:1]))
         unrecorded_ns.append(float(steps_under(baseline, before, job, timeline).mean()))
     least_ns, changed_ns = unrecorded_ns
-    return changed_ns * base_ns / least_ns if least_ns else None
+    return changed_ns * float(step_lengths(baseline).mean()) / least_ns if least_ns else None
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:

@@ -178,7 +178,8 @@ def of_pickle(random: Random, content: bytes) -> bytes:
         if random.random() < 0.1:
             value = _shared(random, value)
         return pickle.dumps(value, random.choice((2, 2, 3, 4, 5)))
-    except (ValueError, RecursionError, pickle.PickleError, UnicodeError):
+    # `load` of damaged content raises whatever its opcodes meet, such as the end of it.
+    except (ValueError, LookupError, RecursionError, EOFError, AttributeError, pickle.PickleError):
         return of_bytes(random, content)
 
 

@@ -7,6 +7,9 @@ import pytest
 from dpro.cli.analysis import analyse
 from dpro.detect.hang.evidence import MIN_SURE
 from dpro.detect.hang.records import make_records
+from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.store import open_run
 from dpro.verdict.limits import COMPUTE, HOST, INPUT
@@ -50,6 +53,19 @@ def test_a_host_that_runs_ahead_of_its_gpu_does_not_limit_the_job(sample):
     assert verdict.limit.kind == COMPUTE
     assert verdict.shares["compute"] == pytest.approx(0.9, abs=0.03)
     assert analysis.mean_step.gpu_busy == pytest.approx(0.92, abs=0.03)
+
+
+def test_hosts_that_limit_a_changed_job_take_what_they_do_outside_deep_windows(sample):
+    analysis = sample("h200_graphs")
+    # Enqueueing takes the host 3.8 ms outside deep windows, and 5.5 in them: with kernels of next to no
+    # time the step of 5.1 ms would be limited by that.
+    assert analysis.trust.host_ns == pytest.approx(3.84e6, rel=0.03)
+    job = ReplayedJob(analysis.graph_and_trust[0].graph)
+    edits = [parse_edit("scale:kind=kernel,factor=0.2")]
+    prediction = predict(job, baseline_steps(job.graph), edits, analysis.trust)
+    low, high = (base / prediction.base_ns for base in (prediction.low_ns, prediction.high_ns))
+    assert low < 3.84 / 5.1 < high
+    assert prediction.gain_low_ns > 0
 
 
 def test_a_slow_host_that_the_queue_hides_is_named_at_what_it_costs_when_that_is_empty(sample):
