@@ -177,7 +177,7 @@ def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
 def pace_outside_windows(steps: pl.DataFrame) -> float:
     """Ns that the slowest host takes to enqueue a step; 0 where one waits for its device in most steps.
 
-    Deep windows do not tell: recording operators and launches slows hosts down.
+    Deep windows do not show it: recording operators and launches slows hosts down.
 
     Args:
         steps: as from `with_times`.

@@ -77,6 +77,7 @@ PARTS = (
     "accuracy.orders",
     "accuracy.pairs",
     "by_hand",
+    "recorder_cost",
     "campaigns.campaign",
     "campaigns.compared",
     "campaigns.design",

@@ -85,6 +85,7 @@ def test_tabs_are_the_views_with_data_and_the_menu_says_why_others_have_none(bro
     tabs = browser.execute_script(TABS)
     assert {"Verdict", "Timeline", "Kernels"} <= set(tabs)
     browser.find_element("id", "menu").click()
+    wait(browser, "return document.getElementById('more').getClientRects().length")
     listed = browser.execute_script(NAMES.format("#more"))
     assert sorted(tabs + listed) == sorted(view.title for view in VIEWS)
     reasons = [each.text for each in browser.find_elements("css selector", "#more dd")]
