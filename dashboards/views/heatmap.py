@@ -140,7 +140,11 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
     draw_groups(figure, ranks.tolist(), order, link.theme)
     shown = "recorded steps" if every == 1 else f"recorded steps ({every} to a column)"
-    figure.update_xaxes(title_text=shown, showgrid=False, **_ticks(names))
+    figure.add_annotation(  # as a title of the axis Plotly draws it across the numbers of few columns
+        text=shown, x=0.5, y=0, xref="paper", yref="paper", yshift=-24, yanchor="top", showarrow=False,
+        font={"color": colour("soft", link.theme)},
+    )  # fmt: skip
+    figure.update_xaxes(showgrid=False, **_ticks(names))
     labels = _ticks([order.label(rank) for rank in ranks.tolist()])
     figure.update_yaxes(title_text="rank", showgrid=False, autorange="reversed", **labels)
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))

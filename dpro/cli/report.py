@@ -28,7 +28,7 @@ from dpro.cli.output import (
     write_text,
 )
 from dpro.errors import DproError, UsageError, needs_extra
-from dpro.units import NS_PER_MS, format_bytes
+from dpro.units import NS_PER_MS, format_bytes, sizes_told_apart
 from dpro.words import counted, short_name, shortened
 
 if TYPE_CHECKING:
@@ -359,9 +359,10 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
 
 
 def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:
+    shown = collectives.head(top)
     numbers = [
         [
-            format_bytes(row["bytes"]),
+            size,
             "?" if row["hosts"] is None else str(row["hosts"]),
             str(row["count"]),
             _ms(row["total_ns"]),
@@ -370,7 +371,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
             _share(row["matched"], row["count"]),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
-        for row in collectives.head(top).iter_rows(named=True)
+        for size, row in zip(sizes_told_apart(shown["bytes"].to_list()), shown.iter_rows(named=True))
     ]
     header = [
         "\nbytes",
@@ -387,7 +388,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
     ]  # what is said of none, or of all, says nothing
     taken = sum(2 + max(map(len, (*name.split("\n"), *column))) for name, column in columns)
     room = max(console().width - taken - 1, _MIN_NAME)
-    names = (shortened(short_name(row["op"] or "?"), room) for row in collectives.iter_rows(named=True))
+    names = (shortened(short_name(row["op"] or "?"), room) for row in shown.iter_rows(named=True))
     title = f"Collectives, {ranks}: {min(top, collectives.height)} of {collectives.height}"
     cells = [list(line) for line in zip(names, *(column for _, column in columns))]
     return _table(title, ["\nop", *(name for name, _ in columns)], cells)
