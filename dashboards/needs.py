@@ -78,10 +78,10 @@ def windows(loaded: Loaded, _link: Link) -> str:
     return f"No deep window was recorded, and this view is made of them: {why}."
 
 
-def calls(loaded: Loaded, _link: Link) -> str:
-    """Need collective calls."""
+def calls(loaded: Loaded, link: Link) -> str:
+    """Need collective calls in deep windows."""
     if loaded.num_rows[COLLECTIVES.name]:
-        return ""
+        return windows(loaded, link)
     ranks = len(loaded.run.manifest.ranks)
     return "No collective was recorded: " + (
         "one rank was, which may have no others." if ranks == 1 else "the traces of its ranks hold none."
@@ -114,7 +114,7 @@ def pairs(loaded: Loaded, link: Link) -> str:
     """Need calls of several ranks in deep windows."""
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
-    return windows(loaded, link) or calls(loaded, link)
+    return calls(loaded, link)
 
 
 def products(loaded: Loaded, link: Link) -> str:

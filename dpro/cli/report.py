@@ -45,6 +45,7 @@ _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pat
 
 BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
+_NOT_KNOWN, _LITTLE = "not known", 0.01  # work of no known operator; a share of time that fills no table
 _BESIDE_LAYER = 62
 _BESIDE_NAME, _MIN_NAME = 30, 24  # characters of the other columns of the table of kernels; of a name
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
@@ -321,11 +322,11 @@ def _phase_table(phases: pl.DataFrame) -> RenderableType:
 
 
 def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
-    """GPU time by module, or by operator where no module was recorded, and how many kernels that is."""
+    """GPU time by module, or by operator where no module was recorded; a line if nearly all is unknown."""
     import polars as pl
 
     what = "module" if (tables.modules["module"] != "").any() else "operator"
-    names = pl.col(what).replace("", "not known").alias("name")
+    names = pl.col(what).replace("", _NOT_KNOWN).alias("name")
     sums = tables.modules.group_by(names).agg(pl.col("count", "total_ns").sum())
     sums = sums.sort("total_ns", "name", descending=[True, False])
     title, by = f"GPU time by {what}, {ranks}", tables.attribution
@@ -335,6 +336,10 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
         title += f"{ambiguous:,} ambiguous"
     if unknown:
         title += f"; of {counted(unknown, 'kernel')} no operator is known"
+    of_none = sums.filter(name=_NOT_KNOWN)["total_ns"].sum() / (sums["total_ns"].sum() or 1)
+    if of_none > 1 - _LITTLE:
+        share = f"{of_none:.1%} of it ({counted(unknown, 'kernel')})"
+        return f"GPU time by {what}, {ranks}: not known for {share}\n"
     return _kernel_table(sums, top, title)
 
 

@@ -141,6 +141,6 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
     assert "Hang" in said["without states of calls"]
     assert "Hang" not in said["dumps"]
     assert "Collectives" not in said["without states of calls"]
-    assert {*of_windows, "Steps × ranks"} <= set(said["dumps"])
+    assert {*of_windows, "Steps × ranks", "Collectives"} <= set(said["dumps"])
     assert "Verdict" in said["nothing"]
     assert len(said["nothing"]) == len(VIEWS)
