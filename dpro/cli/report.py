@@ -336,7 +336,7 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
         title += f"{ambiguous:,} ambiguous"
     if unknown:
         title += f"; of {counted(unknown, 'kernel')} no operator is known"
-    of_none = sums.filter(name=_NOT_KNOWN)["total_ns"].sum() / (sums["total_ns"].sum() or 1)
+    of_none = sum(sums.filter(name=_NOT_KNOWN)["total_ns"]) / max(sum(sums["total_ns"]), 1)
     if of_none > 1 - _LITTLE:
         share = f"{of_none:.1%} of it ({counted(unknown, 'kernel')})"
         return f"GPU time by {what}, {ranks}: not known for {share}\n"
