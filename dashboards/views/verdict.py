@@ -169,11 +169,11 @@ def _finding(finding: Finding, link: Link) -> Component:
     hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
-    cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
-    what = verdict_in_words(finding) if hangs else finding.component
-    head = [html.Strong(finding.class_), html.Span(what)]
-    head += [html.Span(cost), html.Span(f"confidence {finding.confidence:.2f}"), look]
-    return html.Article([html.H3(head), html.Ul([html.Li(line) for line in finding.evidence])])
+    said = [verdict_in_words(finding) if hangs else finding.component]
+    said += [f"{format_duration(finding.cost_ns)} per step"] if finding.cost_ns > 0 and not hangs else []
+    said.append(f"confidence {finding.confidence:.2f}")
+    head = html.H3([html.Strong(finding.class_), *map(html.Span, said), look], className="health bad")
+    return html.Article([head, html.Ul([html.Li(line) for line in finding.evidence])])
 
 
 def _helpful(loaded: Loaded) -> Gains:
