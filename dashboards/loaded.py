@@ -238,10 +238,10 @@ class Loaded(Analysis):
 
     @cached
     def has_products(self) -> bool:
-        """Whether operators multiply, forward and backward: only then layers can be found."""
-        multiplies = pl.col("name").is_in(list(MATMULS))
+        """Whether operators of known shapes multiply, forward and backward: only then layers can be found."""
+        multiplies = pl.col("name").is_in(list(MATMULS)) & (pl.col("shapes") != "")
         backward = pl.col("forward_thread") > 0
-        parts = self.run.part_by_part(SPANS, ["name", "forward_thread"])
+        parts = self.run.part_by_part(SPANS, ["name", "forward_thread", "shapes"])
         said = [part.select(multiplies.any(), backward=backward.any()).row(0) for part in parts]
         return any(one for one, _ in said) and any(other for _, other in said)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
+from dpro.errors import Unanswerable
+from dpro.replay.layouts.recorded_job import own_degrees
 from dpro.schema import COLLECTIVES, COUNTERS, ITERATIONS, REQUESTS, SPANS, STARTS, STEPS
 from dpro.topology.file import FILE
 from dpro.words import few
@@ -26,9 +28,10 @@ NO_CALL_STATES = (
     "No call of this run says whether it has finished: `dpro record` keeps that, "
     "and so do dumps of the flight recorder."
 )
+NO_HANG = "Nothing hangs that the calls of this run can show."
 _NO_PRODUCTS = (
-    "No matrix products, forward and backward, were recorded: other layouts are computed of a model whose "
-    "equal layers show in them."
+    "No matrix products with their shapes, forward and backward, were recorded, as `dpro record --shapes` "
+    "does: other layouts are computed of a model whose equal layers show in them."
 )
 _NO_TOPOLOGY = (
     "What this job ran over is not known: `dpro record --topology FILE` keeps it, "
@@ -75,10 +78,10 @@ def windows(loaded: Loaded, _link: Link) -> str:
     return f"No deep window was recorded, and this view is made of them: {why}."
 
 
-def calls(loaded: Loaded, _link: Link) -> str:
-    """Need collective calls."""
+def calls(loaded: Loaded, link: Link) -> str:
+    """Need collective calls in deep windows."""
     if loaded.num_rows[COLLECTIVES.name]:
-        return ""
+        return windows(loaded, link)
     ranks = len(loaded.run.manifest.ranks)
     return "No collective was recorded: " + (
         "one rank was, which may have no others." if ranks == 1 else "the traces of its ranks hold none."
@@ -86,10 +89,13 @@ def calls(loaded: Loaded, _link: Link) -> str:
 
 
 def call_states(loaded: Loaded, _link: Link) -> str:
-    """Need calls that say whether they have finished, or the stacks of ranks that stood still."""
+    """Need a hang, or the stacks of ranks that stood still."""
     stood = loaded.workers["stack"] != ""
-    kept = any(loaded.run.path.glob("findings/hang-*"))
-    return "" if loaded.has_call_states or stood.any() or kept else NO_CALL_STATES
+    if stood.any() or any(loaded.run.path.glob("findings/hang-*")):
+        return ""
+    if not loaded.has_call_states:
+        return NO_CALL_STATES
+    return "" if loaded.hangs else NO_HANG
 
 
 def fabric(loaded: Loaded, link: Link) -> str:
@@ -105,17 +111,23 @@ def layout(loaded: Loaded, _link: Link) -> str:
 
 
 def pairs(loaded: Loaded, link: Link) -> str:
-    """Need several ranks in deep windows."""
+    """Need calls of several ranks in deep windows."""
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
-    return windows(loaded, link)
+    return calls(loaded, link)
 
 
 def products(loaded: Loaded, link: Link) -> str:
-    """Need products, forward and backward, in deep windows."""
+    """Need products, forward and backward, in deep windows, and the layout of the ranks."""
     if why := windows(loaded, link):
         return why
-    return "" if loaded.has_products else _NO_PRODUCTS
+    if not loaded.has_products:
+        return _NO_PRODUCTS
+    try:
+        own_degrees(loaded.mesh, loaded.run.manifest.world_size)
+    except Unanswerable as error:
+        return f"{str(error)[:1].upper()}{str(error)[1:]}."
+    return ""
 
 
 def operations(loaded: Loaded, _link: Link) -> str:

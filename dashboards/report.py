@@ -112,7 +112,7 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     yield "Where the mean step of each rank in deep windows goes", draw.breakdown
     if report.gains:
         best = report.gains[0]
-        yield f"If {best.what()}", lambda: draw.whatif(*map(str, best.edits))
+        yield f"Predicted: {best.what()}", lambda: draw.whatif(*map(str, best.edits))
     yield "Step time of each rank", draw.heatmap
     yield "Which rank comes last to collectives", draw.waiting
     yield "Transfers by size, and the fitted lines", draw.collectives

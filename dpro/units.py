@@ -1,5 +1,7 @@
 """Times are int64 nanoseconds everywhere inside; these turn them into what people read."""
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 NS_PER_US = 1_000
@@ -69,3 +71,9 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def sizes_told_apart(counts: Sequence[int]) -> list[str]:
+    """Sizes as of `format_bytes`; different ones that would read the same are given to the byte."""
+    read_as = Counter(map(format_bytes, set(counts)))
+    return [f"{count:,} B" if read_as[format_bytes(count)] > 1 else format_bytes(count) for count in counts]

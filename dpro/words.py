@@ -89,7 +89,7 @@ def short_name(name: str) -> str:
         return f"{method[2]}.{method[1]}" if method[2] else method[1]
     if not _IN_CPP.search(name):
         return name
-    plain = _QUALIFIED.sub("", _UNNAMED.sub("", name).removeprefix("void ").strip())
+    plain = _QUALIFIED.sub("", _UNNAMED.sub("", name).replace("void ", "").strip())
     depth = 0
     for place, sign in enumerate(plain):
         depth += {"<": 1, ">": -1}.get(sign, 0)

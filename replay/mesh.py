@@ -32,7 +32,7 @@ from dpro.replay.job_kind import is_backward, kind_of
 from dpro.replay.kept import kept
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from dpro.words import few, whole_number
+from dpro.words import few, short_name, whole_number
 
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
 STATED, MESH, DESCRIPTIONS, ALGEBRA = "stated", "mesh", "descriptions", "algebra"
@@ -314,9 +314,10 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
         if family.ops == {_NO_GROUP}:
             said.append(f"No group shows the axis of {axis.size}: ranks in order of their numbers are taken.")
         elif not family.name and GRADIENTS not in family.ops:
-            use = ", ".join(sorted(family.ops)) or "no recorded call"
+            use = f"whose calls are {', '.join(map(short_name, sorted(family.ops)))}"
+            use = use if family.ops else "of which no call was recorded"
             kind = f"by its use alone it is {axis.name}" if axis.name else "its kind is unknown"
-            said.append(f"The axis of {axis.size} has no description, only {use}: {kind}.")
+            said.append(f"Nothing names the axis of {axis.size}, {use}: {kind}.")
     unnamed = [axis.size for axis in axes if not axis.name]
     if len(set(unnamed)) < len(unnamed):
         said.append("Unnamed axes of the same size can be distinguished only by the ranks of their groups.")

@@ -38,7 +38,8 @@ _TRACES = (
 )
 DRAWN = """
 return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))
-  && (!document.querySelector('#timeline') || / spans of /.test(document.querySelector('main').innerText));
+  && (!document.querySelector('#timeline')
+    || / spans of .*(The replay|No replay|replay it)/.test(document.querySelector('main').innerText));
 """
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 

@@ -18,6 +18,7 @@ from dpro.dashboards.report import html_of
 from dpro.opening import open_path
 from tests.browser import served, settle, start_browser, wait
 from tests.conftest import REPOSITORY
+from tests.gallery import DRAWN
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 SAMPLE = REPOSITORY / "sample_traces" / "slow_rank"
@@ -51,6 +52,7 @@ def main(folder: Path) -> None:
 def _take(browser: Any, address: str, file: Path) -> None:
     browser.get(address)
     settle(browser)
+    wait(browser, DRAWN)
     _shoot(browser, file)
 
 

@@ -74,14 +74,16 @@
   T.heightAt = (y) => y - AXIS + (y - AXIS < T.pinned ? 0 : T.frame.scrollTop);
   T.timeAt = (x) => T.view.begin + (x - T.gutter()) / T.width() * (T.view.end - T.view.begin);
 
-  // Shorten a kernel's name by the parts that most kernels' names share.
+  // As `short_name` of dpro/words.py: C++ without namespaces and arguments.
   T.short = (name) => {
-    let text = name.replace(/^void /, "").replace(/\(anonymous namespace\)::/g, "");
-    const opens = text.search(/[<(]/);
-    if (opens > 0 && text.includes("::") && !text.includes(": ")) {
-      text = text.slice(0, opens).split("::").pop() + text.slice(opens);
+    if (!/^void |^nccl\w+\(|\w::.*[<(]|\(anonymous namespace\)/.test(name)) return name;
+    const plain = name.replace(/\(anonymous namespace\)::|<unnamed>::|void /g, "").replace(/\b(?:\w+::)+(?=\w)/g, "");
+    let depth = 0;
+    for (let place = 0; place < plain.length; place++) {
+      depth += { "<": 1, ">": -1 }[plain[place]] || 0;
+      if (plain[place] === "(" && depth <= 0 && place) return plain.slice(0, place);
     }
-    return text;
+    return plain;
   };
 
   T.duration = (ns) => {

@@ -317,7 +317,7 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
         orientation="h",
         marker=markers_of(classes["class"].to_list(), theme),
         text=[f"{percent:.2g}%, {lasts}" for percent, lasts in zip(share, lasting, strict=True)],
-        textposition="outside",
+        textposition="auto",  # beside the longest bar there is no room
         cliponaxis=False,
         customdata=lasting,
         hovertemplate="%{y}: %{x:.2f} %, %{customdata}<extra></extra>",

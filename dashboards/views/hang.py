@@ -239,7 +239,7 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
         return message(needs.NO_CALL_STATES)
     findings = _hangs(loaded)
     if not findings:
-        return html.P("Nothing hangs that the calls of this run can show.", className="health good")
+        return html.P(needs.NO_HANG, className="health good")
     return [part for finding in findings for part in _finding(finding, loaded.workers)]
 
 

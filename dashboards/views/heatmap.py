@@ -139,8 +139,8 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
     draw_groups(figure, ranks.tolist(), order, link.theme)
-    shown = "recorded steps" if every == 1 else f"recorded steps ({every} to a column)"
-    figure.update_xaxes(title_text=shown, showgrid=False, **_ticks(names))
+    # Plotly draws a title of this axis across the numbers of few columns.
+    figure.update_xaxes(showgrid=False, **_ticks([f"step {names[0]}", *names[1:]]))
     labels = _ticks([order.label(rank) for rank in ranks.tolist()])
     figure.update_yaxes(title_text="rank", showgrid=False, autorange="reversed", **labels)
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))

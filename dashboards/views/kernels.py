@@ -125,7 +125,8 @@ def _table(loaded: Loaded, link: Link) -> Any:
         ]
         for row in rows.iter_rows(named=True)
     ]
-    header = [_header(link, column, title) for column, title in COLUMNS.items()]
+    named = "kernel" if (loaded.spans["kind"] == "kernel").any() else "operator, by its own time"
+    header = [_header(link, column, title) for column, title in (COLUMNS | {"name": named}).items()]
     return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
 
 
@@ -181,7 +182,7 @@ def _layout() -> Component:
     return html.Div(
         [
             panel(
-                "GPU kernels, or operators by their own time where no GPU was used",
+                "",
                 section("kernels-filter", "filter"),
                 section("kernels-table", "adding up"),
             ),
@@ -273,7 +274,7 @@ def gpu_of(graph: Graph) -> GpuModel:
         Unanswerable: the model is not known, or the run has several.
     """
     if graph.run is None or not graph.run.manifest.gpus:
-        raise Unanswerable("no GPU was used, or its model is not known")
+        raise Unanswerable("No GPU was used, or its model is not known.")
     return gpu_named(graph.run.manifest.gpus)
 
 

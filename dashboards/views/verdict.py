@@ -33,6 +33,7 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, message, table, 
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
+from dpro.detect.hang.evidence import verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
@@ -148,27 +149,31 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
     trust, unrecorded = loaded.trust if replayed else None, loaded.run.manifest.unrecorded
-    state, sentence = health_info(findings, unknown, trust, loaded.end, limit_of_run(loaded), unrecorded)
-    open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
+    state, sentence = health_info(findings, unknown, trust, unrecorded=unrecorded)
+    diagnosed = trust is None or trust.answerable
+    said_in_short = findings or loaded.end.early or (diagnosed and limit_of_run(loaded))
+    said_of_trust = _doubts(loaded) if replayed else []
+    open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    listed = [
-        *(_finding(finding, link) for finding in findings),
-        html.Ul(open_questions, className="unknown"),
-    ]
+    listed: list[Any] = [_finding(finding, link) for finding in findings]
+    listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
+    listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [html.P(sentence, className=f"health {state}"), *listed, csv_link(NAME, "findings", link)]
+    nothing = f"No finding. {'What is not known is said beside.' if unknown else 'No question is open.'}"
+    return [*(listed or [message(nothing)]), csv_link(NAME, "findings", link)]
 
 
 def _finding(finding: Finding, link: Link) -> Component:
     hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
-    cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
-    head = [html.Strong(finding.class_), html.Span(finding.component)]
-    head += [html.Span(cost), html.Span(f"confidence {finding.confidence:.2f}"), look]
-    return html.Article([html.H3(head), html.Ul([html.Li(line) for line in finding.evidence])])
+    said = [verdict_in_words(finding) if hangs else finding.component]
+    said += [f"{format_duration(finding.cost_ns)} per step"] if finding.cost_ns > 0 and not hangs else []
+    said.append(f"confidence {finding.confidence:.2f}")
+    head = html.H3([html.Strong(finding.class_), *map(html.Span, said), look], className="health bad")
+    return html.Article([head, html.Ul([html.Li(line) for line in finding.evidence])])
 
 
 def _helpful(loaded: Loaded) -> Gains:
@@ -183,7 +188,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     drawn = (
         [table(header, rows, numbers_to=4)]
         if rows
-        else [message("Nothing that was tried beats the noise of the steps.")]
+        else [message("Nothing else that was tried beats the noise of the steps.")]
     )
     within = [
         html.Li([_edit_link(gain, link), f": x{gain.speedup:.2f}, {_interval(gain)}"])
@@ -193,7 +198,8 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
     if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
         note += " A speed-up is of samples per second: a longer step may work on more of them."
-    doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
+    doubtful = [message("Take none of these at its word: the replay fits poorly.")]
+    doubtful = doubtful if loaded.trust.grade == "poor" else []
     more = [html.Details(folded)] if within else []
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
 
@@ -218,10 +224,15 @@ def _interval(gain: Prediction) -> str:
     return f"{format_duration(gain.low_ns)} to {format_duration(gain.high_ns)}"
 
 
+def _doubts(loaded: Loaded) -> list[str]:
+    """What makes the replay doubtful."""
+    return [*loaded.trust.reasons, *loaded.trust.doubts, *loaded.trust.assumed]
+
+
 def _trust(loaded: Loaded, _link: Link) -> Any:
     trust = loaded.trust
     doubts = interval_doubts(trust, _helpful(loaded).clear[:BEST])
-    said = [*trust.reasons, *doubts, *trust.doubts, *trust.assumed]
+    said = [*doubts, *_doubts(loaded)]
     return [
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         facts(trust_info(trust)),
@@ -287,7 +298,7 @@ VIEW = view(
         _mean,
         wide=True,
     ),
-    Panel("Is it healthy?", "verdict-findings", "looking for what is slow", _findings),
+    Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
     Panel("How far to believe it", "verdict-trust", "replaying", _trust),
     Panel("What would help?", "verdict-gains", "predicting what would help", _gains, wide=True),
     Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),

@@ -31,7 +31,7 @@ _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
     signal.SIGHUP: "SIGHUP, as a terminal that is closed sends it",
-    signal.SIGKILL: "SIGKILL, as sent to ranks that do not go when they are asked to",
+    signal.SIGKILL: "SIGKILL, as is sent to processes that SIGTERM does not end",
 }
 
 

@@ -37,7 +37,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
-from dpro.words import printable, shortened
+from dpro.words import printable, short_name, shortened
 
 MAX_PREDICTIONS = 5
 MAX_KERNELS = 10
@@ -208,7 +208,7 @@ def _kernels(analysis: Analysis) -> list[ReportTable]:
     whole = float(kernels["total_ns"].sum())
     rows = [
         [
-            shortened(row["name"], LONGEST_NAME),
+            shortened(short_name(row["name"]), LONGEST_NAME),
             f"{row['count']:,}",
             f"{ms(row['total_ns']):.2f}",
             f"{row['total_ns'] / whole:.1%}",

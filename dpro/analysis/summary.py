@@ -84,8 +84,8 @@ def health_info(
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
     """The surest cause of a hang in words, and how many more there are."""
-    more = len(findings) - 1
-    return verdict_in_words(findings[0]) + (f"; {more} more below" if more else "")
+    more, words = len(findings) - 1, verdict_in_words(findings[0])
+    return words[:1].upper() + words[1:] + (f"; {more} more below" if more else "")
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:

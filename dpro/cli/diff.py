@@ -99,7 +99,7 @@ def _print(document: DifferenceDocument) -> None:
     for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
         rows += [(rest_ms, "", "", words)] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
     if rows:
-        table = Table("step", "A", "B", "by, with how much of it per rank and step", box=None, pad_edge=False)
+        table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
         for column in table.columns[:3]:
             column.justify, column.no_wrap = "right", True
         room = max(out.width - _BESIDE_NAME, _MIN_NAME)

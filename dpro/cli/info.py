@@ -8,7 +8,7 @@ import click
 
 from dpro.cli.analysis import layout_option
 from dpro.cli.output import console, json_option, print_end, print_json
-from dpro.words import counted, few, short_name, shortened
+from dpro.words import counted, ranks_in_words, short_name, shortened
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.info import (
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         WindowCosts,
     )
 
-_RANKS_NAMED = 8
 _LONGEST = 60  # characters of a kernel's name
 
 
@@ -98,8 +97,8 @@ def in_words(document: InfoDocument) -> list[str]:
     if document.after_first_window:
         lines.append(f"windows    {after_window_in_words(document.after_first_window)}")
     shares = {
-        "collectives with bytes known": coverage.collective_bytes_known,
-        "collectives with group known": coverage.collective_group_known,
+        "of collectives have a known size": coverage.collective_bytes_known,
+        "of collectives have a known process group": coverage.collective_group_known,
     }
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
     lines += [f"skipped    {count} {reason}" for reason, count in document.skipped.items()]
@@ -119,18 +118,15 @@ def _ended_in_words(document: InfoDocument) -> list[str]:
     same: dict[str, list[int]] = {}
     for end in document.ended:
         same.setdefault(end.how, []).append(end.rank)
-    ends = [f"{_ranks_of(ranks)}: {how}" for how, ranks in sorted(same.items(), key=lambda item: item[1])]
+    ends = [
+        f"{ranks_in_words(ranks)}: {how}" for how, ranks in sorted(same.items(), key=lambda item: item[1])
+    ]
     status = document.exit_status
     if ends and status is not None:
         ends.append(f"the job: {how_ended(status if status >= 0 else -1, -status if status < 0 else -1)}")
     return ([f"ended      {'; '.join(ends)}"] if ends else []) + [
         f"attempt    before this one: {path}" for path in document.attempts
     ]
-
-
-def _ranks_of(ranks: list[int]) -> str:
-    named = few(ranks, _RANKS_NAMED)
-    return f"rank {named}" if len(ranks) == 1 else f"{len(ranks)} ranks ({named})"
 
 
 def _windows_in_words(windows: WindowCosts) -> list[str]:

@@ -28,7 +28,7 @@ from dpro.cli.output import (
     write_text,
 )
 from dpro.errors import DproError, UsageError, needs_extra
-from dpro.units import NS_PER_MS, format_bytes
+from dpro.units import NS_PER_MS, format_bytes, sizes_told_apart
 from dpro.words import counted, short_name, shortened
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pat
 
 BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
+_NOT_KNOWN, _LITTLE = "not known", 0.01  # work of no known operator; a share of time that fills no table
 _BESIDE_LAYER = 62
 _BESIDE_NAME, _MIN_NAME = 30, 24  # characters of the other columns of the table of kernels; of a name
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
@@ -321,11 +322,11 @@ def _phase_table(phases: pl.DataFrame) -> RenderableType:
 
 
 def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
-    """GPU time by module, or by operator where no module was recorded, and how many kernels that is."""
+    """GPU time by module, or by operator where no module was recorded; a line if nearly all is unknown."""
     import polars as pl
 
     what = "module" if (tables.modules["module"] != "").any() else "operator"
-    names = pl.col(what).replace("", "not known").alias("name")
+    names = pl.col(what).replace("", _NOT_KNOWN).alias("name")
     sums = tables.modules.group_by(names).agg(pl.col("count", "total_ns").sum())
     sums = sums.sort("total_ns", "name", descending=[True, False])
     title, by = f"GPU time by {what}, {ranks}", tables.attribution
@@ -335,6 +336,10 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
         title += f"{ambiguous:,} ambiguous"
     if unknown:
         title += f"; of {counted(unknown, 'kernel')} no operator is known"
+    of_none = sum(sums.filter(name=_NOT_KNOWN)["total_ns"]) / max(sum(sums["total_ns"]), 1)
+    if of_none > 1 - _LITTLE:
+        share = f"{of_none:.1%} of it ({counted(unknown, 'kernel')})"
+        return f"GPU time by {what}, {ranks}: not known for {share}\n"
     return _kernel_table(sums, top, title)
 
 
@@ -359,9 +364,10 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
 
 
 def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:
+    shown = collectives.head(top)
     numbers = [
         [
-            format_bytes(row["bytes"]),
+            size,
             "?" if row["hosts"] is None else str(row["hosts"]),
             str(row["count"]),
             _ms(row["total_ns"]),
@@ -370,7 +376,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
             _share(row["matched"], row["count"]),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
-        for row in collectives.head(top).iter_rows(named=True)
+        for size, row in zip(sizes_told_apart(shown["bytes"].to_list()), shown.iter_rows(named=True))
     ]
     header = [
         "\nbytes",
@@ -387,7 +393,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
     ]  # what is said of none, or of all, says nothing
     taken = sum(2 + max(map(len, (*name.split("\n"), *column))) for name, column in columns)
     room = max(console().width - taken - 1, _MIN_NAME)
-    names = (shortened(short_name(row["op"] or "?"), room) for row in collectives.iter_rows(named=True))
+    names = (shortened(short_name(row["op"] or "?"), room) for row in shown.iter_rows(named=True))
     title = f"Collectives, {ranks}: {min(top, collectives.height)} of {collectives.height}"
     cells = [list(line) for line in zip(names, *(column for _, column in columns))]
     return _table(title, ["\nop", *(name for name, _ in columns)], cells)

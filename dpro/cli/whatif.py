@@ -34,9 +34,9 @@ ROWS = 12  # of each block that are listed where all are asked for
 _INDENT = 9 * " "  # of edits
 MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
 HEADINGS = {
-    "faster": "Faster beyond doubt",
+    "faster": "Faster at both ends of the interval",
     "unclear": "May gain nothing",
-    "slower": "Slower beyond doubt",
+    "slower": "Slower at both ends of the interval",
     "bound": "What parts are worth: bounds and suppositions, no advice",
 }
 
@@ -363,7 +363,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool) -> None:
             step = f"{ms(row.predicted_ns):.2f} ms" + (
                 "" if row.samples == 1 else f" for x{row.samples:.3g} the samples"
             )
-            out.print(f"  x{row.speedup:.2f} ({low:.2f} to {high:.2f})  {step}, if {row.what()}")
+            out.print(f"  x{row.speedup:.2f} ({low:.2f} to {high:.2f})  {step}: {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
             proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(row.block, "")
             proof += "; changes the training" if row.training and row.is_advice else ""

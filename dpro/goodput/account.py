@@ -72,7 +72,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
         if attempt.starts.is_empty() and attempt.steps.height
     ]
     if displaced:
-        notes.append(f"{counted(displaced, 'moment')} out of order, as where a clock is set back: moved")
+        notes.append(f"{counted(displaced, 'time stamp')} out of order, as after a clock was set back: moved")
     if pieces.is_empty():
         return pieces.rename({"doing": "class"}), [*notes, "no moment of any rank was recorded"]
     typical_steps = [attempt.typical_ns for attempt in attempts if attempt.typical_ns]

@@ -334,7 +334,7 @@ def _longest_names(prepared: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{short_place(name)} {format_duration(took_ns / rank_steps)}"
+        f"{short_place(name)} takes {format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
     return f": {shown}" if shown else ""

@@ -61,6 +61,7 @@ MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 DEAR_NS = 500_000  # host time before one launch
 DEAR = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
+_LONGEST_PLACE = 64  # characters: has room for a DataLoader's `__next__`
 _LIBRARIES = r"(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
 _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
@@ -457,7 +458,7 @@ def short_place(name: str) -> str:
     function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
     if function:
         return f"{function[3]} ({function[1]}:{function[2]})"
-    return re.sub(r"\.\d+\b", ".*", short_name(name)).strip("# ")[:50]
+    return shortened(re.sub(r"\.\d+\b", ".*", short_name(name)).strip("# "), _LONGEST_PLACE)
 
 
 @contextmanager

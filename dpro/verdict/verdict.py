@@ -191,12 +191,13 @@ def _by_calls(analysis: Analysis) -> Explanation:
     else:
         fault, advice = fault_in_words(findings), []
     end = analysis.end
+    first = f"{end.sentence} {fault[:1].upper()}{fault[1:]}"
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
         step_ms=series.typical_ms if series else None,
         steps=series.steps if series else 0,
-        fault=f"{end.sentence} {fault}" if end.early and end.sentence else fault,
+        fault=first if end.early and end.sentence else fault,
         faulty_ranks=_ranks_of(findings),
         advice=advice,
         unsure=list(unknown),
@@ -312,7 +313,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         "one step: whether it persists is not known": usual == 1,
-        f"{counted(left_out, 'unusual step')} left out": left_out > 0,
+        f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
         "Python stacks were recorded, which slow the host": facts.has_stacks,

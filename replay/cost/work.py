@@ -30,6 +30,7 @@ from dpro.replay.steps import device_steps
 BACKWARD_CALLS = "step_backward_calls"
 EMBEDDING, CONVOLUTION = "aten::embedding", "aten::convolution"
 IMAGE_CHANNELS = (1, 3)
+NO_SHAPES = "operators were recorded without their shapes (`dpro record --shapes`, or record_shapes=True)"
 _NEEDED = "an embedding of [batch, sequence] or a convolution of images"
 _INTEGERS = ("int64", "int32")
 
@@ -59,7 +60,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     )
     with_shapes = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
     if with_shapes.is_empty():
-        raise Unanswerable("no shapes: record operators with their shapes (record_shapes=True)")
+        raise Unanswerable(NO_SHAPES)
     counted = (
         with_shapes.filter(pl.col("name").is_in([EMBEDDING, CONVOLUTION]))
         .join(windows, on=["rank", "window"])
@@ -217,7 +218,7 @@ def find_mfu(
     if operations <= 0:
         operations, basis = by_parameters, PARAMETERS
     if operations <= 0:
-        raise Unanswerable("no shapes: record operators with their shapes (record_shapes=True)")
+        raise Unanswerable(NO_SHAPES)
     took = device_steps(spans, stretches)
     mean_ns = float((took["end_ns"] - took["start_ns"]).sum()) / took.height
     share = operations / (mean_ns * gpu.tflops[dtype] * 1e3)  # 1e12 operations per second are 1e3 per ns

@@ -140,7 +140,8 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     if graph.run is None:
         raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
     timeline = replay(graph)
-    mesh, degrees = _own_degrees(graph.run, given)
+    mesh = mesh_of_run(graph.run)
+    degrees = own_degrees(mesh, graph.run.manifest.world_size, given)
     by_stage = a_rank_of_each_stage(graph, mesh, degrees["pp"])
     stages = list(by_stage.values())
     count = 0 if degrees["pp"] == 1 else degrees.get("micro_batches") or micro_batches_of(graph, stages[0])
@@ -191,14 +192,13 @@ def _found_line(stack: Stack, layers: int) -> str:
     )
 
 
-def _own_degrees(run: Run, given: GivenJob) -> tuple[Mesh, dict[str, int]]:
-    """The degrees of the run's own layout: as given, else by its mesh.
+def own_degrees(mesh: Mesh, world_size: int, given: GivenJob | None = None) -> dict[str, int]:
+    """The degrees of a run's own layout: as given, else by its mesh.
 
     Raises:
         Unanswerable: neither says it.
     """
-    mesh = mesh_of_run(run)
-    world = max(run.manifest.world_size, 1)
+    given, world = given or GivenJob(), max(world_size, 1)
     said = {axis.name: axis.size for axis in mesh.axes if axis.name}
     degrees = (
         dict.fromkeys(AXES, 1) | said | {axis: given.layout[axis] for axis in AXES if axis in given.layout}
@@ -208,7 +208,7 @@ def _own_degrees(run: Run, given: GivenJob) -> tuple[Mesh, dict[str, int]]:
         raise Unanswerable(
             f"the layout of its {world} ranks is not known ({shown}): `dpro plan` takes --layout dp={world}"
         )
-    return mesh, degrees | {key: value for key, value in given.layout.items() if key not in AXES}
+    return degrees | {key: value for key, value in given.layout.items() if key not in AXES}
 
 
 def _zero(graph: Graph, stack: Stack) -> int:

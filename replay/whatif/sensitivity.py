@@ -145,4 +145,4 @@ def curve_sentence(curve: Curve) -> str:
         return f"{part}: limits nothing; as fast as it may be, the step hardly changes"
     most = curve.base_ms / curve.step_ms[-1]
     then = PART_WORDS[curve.then]
-    return f"{part}: x{most:.2f} at most; {curve.break_even:.1f} times as fast, and the limit is {then}"
+    return f"{part}: x{most:.2f} at most; beyond {curve.break_even:.1f} times as fast the limit is {then}"

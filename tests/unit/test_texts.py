@@ -36,6 +36,7 @@ def test_a_whole_number_has_digits_alone_and_fits_into_64_bits(text, number):
             "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
             "ncclDevKernel_AllGather_RING_LL",
         ),
+        ("void at::vec<4, void at::impl<at::Half>, at::f>(int)", "vec<4, impl<Half>, f>"),
         ("<built-in method astype of numpy.ndarray object at 0x7cbf780f01b0>", "numpy.ndarray.astype"),
         ("<built-in function array>", "array"),
         ("aten::mm", "aten::mm"),

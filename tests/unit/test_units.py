@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.units import format_bytes, format_duration
+from dpro.units import format_bytes, format_duration, sizes_told_apart
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,8 @@ def test_sizes_are_decimal_as_bandwidths_are():
     assert [format_bytes(each) for each in (-1, 999, 1000, 2.5e6, 80e9, 3e15)] == [
         "unknown", "999 B", "1.0 kB", "2.5 MB", "80.0 GB", "3000.0 TB",
     ]  # fmt: skip
+
+
+def test_sizes_that_would_read_the_same_are_given_to_the_byte():
+    sizes = [1_058_304, 1_057_280, 131_072, 131_072, -1]
+    assert sizes_told_apart(sizes) == ["1,058,304 B", "1,057,280 B", "131.1 kB", "131.1 kB", "unknown"]

@@ -20,7 +20,7 @@ from dpro.replay.mesh import AXES, BY, axes_of_messages
 from dpro.replay.whatif.grammar import check, key, nearest, text_of
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS
-from dpro.words import few
+from dpro.words import few, short_name
 
 # What users call the kinds of work, and the kinds of nodes of each.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
@@ -64,8 +64,8 @@ class NodeSelection:
 
     def describe(self) -> str:
         """The conditions in words."""
-        words = [self.name or (f"{self.kind} work" if self.kind else "all work")]
-        words += [f"within {self.within}"] if self.within else []
+        words = [short_name(self.name) or (f"{self.kind} work" if self.kind else "all work")]
+        words += [f"within {short_name(self.within)}"] if self.within else []
         words += [f"of module {self.module}"] if self.module else []
         words += [f"of {self.op}"] if self.op else []
         words += [f"in group {self.group}"] if self.group else []

@@ -113,7 +113,8 @@ def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(15, "SIGTERM, as schedulers"), (9, "SIGKILL, as sent to ranks"), (1, "SIGHUP")]
+    ("number", "said"),
+    [(15, "SIGTERM, as schedulers"), (9, "SIGKILL, as is sent"), (1, "SIGHUP")],
 )
 def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
     end = end_of(written(tmp_path, {"exit_signal": number}, {"exit_signal": number}, calls=(0,)))
@@ -194,4 +195,4 @@ def test_the_verdict_of_reports_begins_with_the_end(tmp_path):
     state, sentence = health_info(*analysis.verdict, None, analysis.end)
     assert state == "bad"
     assert sentence.startswith("The job hung at step 3")
-    assert "rank 1: its host code is stuck" in sentence
+    assert "Rank 1: its host code is stuck" in sentence

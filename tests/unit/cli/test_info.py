@@ -49,7 +49,7 @@ def line(run: Run, begin: str) -> str:
 def test_ranks_that_ended_the_same_way_are_named_together(tmp_path):
     run = recorded(tmp_path, [(0, -1), (0, -1), (-1, signal.SIGKILL), (-1, -1)])
     assert line(run, "ended") == (
-        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: not known; "
+        "ended      ranks 0-1: exit code 0; rank 2: killed by SIGKILL; rank 3: not known; "
         "the job: exit code 1"
     )
 

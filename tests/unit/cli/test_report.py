@@ -96,3 +96,13 @@ def import_dumps(folder):
     dumps_of_a_stuck_host(dumps)
     import_sources([dumps], folder / "run")
     return folder / "run"
+
+
+def test_time_by_operator_is_a_line_where_hardly_any_operator_is_known(tmp_path):
+    job = TinyRun()
+    for step in range(3):
+        job.kernel("gemm", 1000 * step, 1000 * step + 900, step)
+        job.step(step, 1000 * step, 1000 * step + 990)
+    text = CliRunner().invoke(report, [str(job.write(tmp_path / "job").path)]).output
+    assert "GPU time by operator, all ranks: not known for 100.0% of it (3 kernels)\n" in text
+    assert "no operator is known" not in text

@@ -125,6 +125,7 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
     of_windows = ["Timeline", "Kernels", "What if"]
     assert not set(said["without telemetry, CPU only"]) - {
         "Telemetry",
+        "Hang",
         "Difference",
         "Layout",
         "Plan",
@@ -136,8 +137,10 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
     assert {"Steps × ranks"} <= set(said["without steps"])
     assert {*of_windows, "Breakdown"} <= set(said["without deep windows"])
     assert {"Matrix", "Collectives", "Hang"} <= set(said["one GPU"])
+    assert "Matrix" in said["without collectives"]
     assert "Hang" in said["without states of calls"]
+    assert "Hang" not in said["dumps"]
     assert "Collectives" not in said["without states of calls"]
-    assert {*of_windows, "Steps × ranks"} <= set(said["dumps"])
+    assert {*of_windows, "Steps × ranks", "Collectives"} <= set(said["dumps"])
     assert "Verdict" in said["nothing"]
     assert len(said["nothing"]) == len(VIEWS)

@@ -94,7 +94,7 @@ def test_ranks_that_sum_activations_hold_parts_of_a_layer(tmp_path, backward):
     assert built.graph.run is not None
     mesh = mesh_of_run(built.graph.run)
     assert [(axis.name, axis.size) for axis in mesh.axes] == [("tp", 2)]
-    assert mesh.ambiguity == ("The axis of 2 has no description, only activations, all_reduce: "
+    assert mesh.ambiguity == ("Nothing names the axis of 2, whose calls are activations, all_reduce: "
                               "by its use alone it is tp.",)  # fmt: skip
     if backward:
         with pytest.raises(Unanswerable, match="no group in the run is data-parallel"):

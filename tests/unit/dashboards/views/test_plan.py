@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,10 +13,10 @@ import pytest
 
 from dpro.cli.dashboard import load
 from dpro.dashboards.app import make_app
-from dpro.dashboards.links import parse_link
+from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.plan import VIEW, _best, layouts_figure, layouts_info
-from dpro.store import Run
+from dpro.store import Run, open_run, write_manifest
 from tests.unit.dashboards.test_app import ask, dimmed, navigate
 
 
@@ -62,3 +65,16 @@ def test_all_rows_have_an_interval_around_their_step(loaded: Loaded) -> None:
     assert rows.filter(
         (pl.col("low_ms") > pl.col("step_ms")) | (pl.col("high_ms") < pl.col("step_ms"))
     ).is_empty()
+
+
+def test_layouts_are_not_offered_where_shapes_or_the_layout_are_not_known(
+    layered: Run, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(layered.path, tmp_path / "copy"))
+    write_manifest(copy, dataclasses.replace(layered.manifest, world_size=6))
+    why = VIEW.missing(Loaded(open_run(copy)), Link())
+    assert why.startswith("The layout of its 6 ranks is not known")
+    assert why.endswith(".")
+    for part in (copy / "spans").glob("*.parquet"):
+        pl.read_parquet(part).with_columns(shapes=pl.lit("")).write_parquet(part)
+    assert "`dpro record --shapes`" in VIEW.missing(Loaded(open_run(copy)), Link())

@@ -68,7 +68,7 @@ def test_only_selected_ranks_and_steps_count(graph):
 
 def test_the_view_says_what_is_missing(tmp_path):
     fill, link = VIEW.sections["kernels-roofline"], Link(view="kernels")
-    with pytest.raises(Unanswerable, match="no GPU was used"):
+    with pytest.raises(Unanswerable, match="No GPU was used"):
         fill(Loaded(cpu_job().write(tmp_path / "cpu")), link)
     run = matmuls([("aten::mm", BIG, BF16, 200.0)], shaped=False).write(tmp_path / "unshaped")
     run = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, gpus=[H100]))

@@ -32,7 +32,7 @@ def test_a_value_per_rank_and_step_becomes_a_cell(loaded):
     scale, _ = time_unit(cells.max())
     assert np.allclose(np.asarray(heat.customdata)[:, :, 0].astype(float), cells / scale)
     assert np.allclose(np.asarray(heat.z), (cells - np.median(cells, axis=0)) / scale)
-    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("recorded steps", "rank")
+    assert (figure.layout.xaxis.ticktext[0], figure.layout.yaxis.title.text) == ("step 0", "rank")
     (outline,) = figure.layout.shapes
     assert (outline.x0, outline.x1, outline.y0, outline.y1) == (0.5, 2.5, -0.5, 0.5)
 

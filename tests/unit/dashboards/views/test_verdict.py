@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import plotly.graph_objects as go
 import polars as pl
 import pytest
+from dash import html
+from plotly.utils import PlotlyJSONEncoder
 
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.cli.dashboard import load
@@ -19,6 +22,7 @@ from dpro.dashboards.views.verdict import (
     step_info,
 )
 from dpro.schema import STEPS, conform
+from dpro.verdict.words import limit_of_run
 from tests.builders import cpu_job
 
 
@@ -67,6 +71,28 @@ def test_a_slow_rank_is_the_first_thing_that_is_said(slow):
     table = finding_info(slow.verdict[0])
     assert table.row(0, named=True)["ranks"] == [1]
     assert table["cost_ms_per_step"][0] > 0
+
+
+def test_what_was_found_does_not_say_again_what_is_said_in_short_and_of_the_replay(slow, even, monkeypatch):
+    fill = VIEW.sections["verdict-findings"]
+
+    def said(loaded: Loaded) -> str:
+        return json.dumps(html.Div(fill(loaded, Link())), cls=PlotlyJSONEncoder)
+
+    assert "rank 1" in said(slow)
+    assert health_info(*slow.verdict, slow.trust)[1] not in said(slow)
+    assert limit_of_run(slow) not in said(slow)
+    monkeypatch.setattr(Loaded, "verdict", ([], [*even.trust.doubts, "one rank is missing"]))
+    assert not any(doubt in said(even) for doubt in even.trust.doubts)
+    assert "not known: " in said(even)
+    assert "one rank is missing" in said(even)
+    monkeypatch.setattr(Loaded, "verdict", ([], []))
+    monkeypatch.setattr("dpro.dashboards.views.verdict.limit_of_run", lambda _: "")
+    assert "Healthy: " in said(even)
+    monkeypatch.setattr("dpro.dashboards.views.verdict.limit_of_run", lambda _: "the host")
+    assert "No question is open." in said(even)
+    monkeypatch.setattr(Loaded, "trust", dataclasses.replace(even.trust, answerable=False))
+    assert "Not diagnosed: " in said(even)
 
 
 def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even):

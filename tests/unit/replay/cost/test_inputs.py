@@ -53,7 +53,7 @@ def test_images_are_samples_and_no_tokens():
 @pytest.mark.parametrize(
     ("calls", "why"),
     [
-        ([("aten::mm", None, 110)], "no shapes"),
+        ([("aten::mm", None, 110)], "without their shapes"),
         ([("aten::mm", [[8, 8], [8, 8]], 110)], "neither an embedding"),
         ([("aten::embedding", [[50304, 768], [16384], []], 110)], "neither an embedding"),  # flattened
         ([("aten::embedding", "torn", 110)], "neither an embedding"),
@@ -74,7 +74,10 @@ def test_what_shapes_do_not_say_is_refused(calls, why):
 def test_the_sample_without_shapes_has_elements_of_batches_and_says_why_no_more(repository):
     mean = mean_step_of(Analysis(open_run(repository / "sample_traces" / "slow_rank")))
     assert mean.samples_per_s is None
-    assert "samples and tokens are not known: no shapes" in dict(facts_of(mean))["input"]
+    assert (
+        "samples and tokens are not known: operators were recorded without their shapes"
+        in dict(facts_of(mean))["input"]
+    )
 
 
 def test_a_real_model_of_language_has_tokens_per_second(traces):

@@ -79,7 +79,7 @@ def test_the_precision_is_the_one_that_matmuls_spend_most_time_in():
 @pytest.mark.parametrize(
     ("rows", "gpus", "why"),
     [
-        ([KERNEL, MATMUL | {"shapes": ""}], H100, "no shapes"),
+        ([KERNEL, MATMUL | {"shapes": ""}], H100, "without their shapes"),
         ([KERNEL | {"name": "gemm_kernel"}, MATMUL], H100, "precision"),
         ([KERNEL, MATMUL], ["NVIDIA Something"], "not known"),
     ],

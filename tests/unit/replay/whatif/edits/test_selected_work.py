@@ -175,3 +175,10 @@ def test_removing_two_things_in_either_order_is_the_same(cpu):
     one, other = Remove(NodeSelection(name="aten::mm")), Remove(NodeSelection(op="all_reduce"))
     ends = [replay(second.apply(first.apply(cpu))).end for first, second in ((one, other), (other, one))]
     assert (ends[0] == ends[1]).all()
+
+
+def test_a_kernel_is_described_by_its_short_name_and_given_by_its_whole_one():
+    name = "void at::native::(anonymous namespace)::softmax<at::Half, 4>(int*)"
+    selection = NodeSelection(name=name)
+    assert selection.describe() == "softmax<Half, 4>"
+    assert name in str(selection)
