@@ -73,7 +73,7 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def sizes_told_apart(counts: Sequence[int]) -> list[str]:
+def distinct_sizes(counts: Sequence[int]) -> list[str]:
     """Sizes as of `format_bytes`; different ones that would read the same are given to the byte."""
     read_as = Counter(map(format_bytes, set(counts)))
     return [f"{count:,} B" if read_as[format_bytes(count)] > 1 else format_bytes(count) for count in counts]

@@ -19,7 +19,7 @@ from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
-from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, sizes_told_apart
+from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, distinct_sizes, format_duration
 
 NAME = "collectives"
 MAX_POINTS = 1000  # as vectors: where there is no GPU, making a context of WebGL takes longer
@@ -183,7 +183,7 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
             *(_duration(row[name]) for name in ("total_ns", "wait_ns", "transfer_ns")),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
-        for size, row in zip(sizes_told_apart(sizes["bytes"].to_list()), sizes.iter_rows(named=True))
+        for size, row in zip(distinct_sizes(sizes["bytes"].to_list()), sizes.iter_rows(named=True))
     ]
     known = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
     rows = [[row[place] for place in known] for row in rows]

@@ -28,7 +28,7 @@ from dpro.cli.output import (
     write_text,
 )
 from dpro.errors import DproError, UsageError, needs_extra
-from dpro.units import NS_PER_MS, format_bytes, sizes_told_apart
+from dpro.units import NS_PER_MS, distinct_sizes, format_bytes
 from dpro.words import counted, short_name, shortened
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
             _share(row["matched"], row["count"]),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
-        for size, row in zip(sizes_told_apart(shown["bytes"].to_list()), shown.iter_rows(named=True))
+        for size, row in zip(distinct_sizes(shown["bytes"].to_list()), shown.iter_rows(named=True))
     ]
     header = [
         "\nbytes",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.units import format_bytes, format_duration, sizes_told_apart
+from dpro.units import distinct_sizes, format_bytes, format_duration
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_sizes_are_decimal_as_bandwidths_are():
 
 def test_sizes_that_would_read_the_same_are_given_to_the_byte():
     sizes = [1_058_304, 1_057_280, 131_072, 131_072, -1]
-    assert sizes_told_apart(sizes) == ["1,058,304 B", "1,057,280 B", "131.1 kB", "131.1 kB", "unknown"]
+    assert distinct_sizes(sizes) == ["1,058,304 B", "1,057,280 B", "131.1 kB", "131.1 kB", "unknown"]
