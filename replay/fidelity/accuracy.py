@@ -201,9 +201,9 @@ def grade_of(score: float) -> str:
 
 
 ADVICE = {
-    "good": "they can be believed within their intervals",
-    "fair": "take their intervals at face value, and try what matters",
-    "poor": "take none at its word: try a change before it is relied on",
+    "good": "They can be believed within their intervals",
+    "fair": "Take their intervals at face value, and try what matters",
+    "poor": "Take none at its word: try a change before you rely on it",
 }
 
 
@@ -215,10 +215,10 @@ def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     """
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
-    why = f"; weakest: {'; '.join(weak)}" if weak else ""
+    why = f" Weakest: {'; '.join(weak)}." if weak else ""
     unknown = [figure.name for figure in figures if figure.value is None]
-    missing = f"; not known: {', '.join(unknown)}" if unknown else ""
-    return f"Predictions from this run: {grade} ({score:.2f} of 1): {ADVICE[grade]}{why}{missing}."
+    missing = f" Not known: {', '.join(unknown)}." if unknown else ""
+    return f"Predictions from this run: {grade} ({score:.2f} of 1). {ADVICE[grade]}.{why}{missing}"
 
 
 # What a replay rests on: dependencies that the trace recorded, inferred ones, and times taken from it.

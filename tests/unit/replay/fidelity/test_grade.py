@@ -77,7 +77,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     assert score_of(figures) == pytest.approx(0.5)
     assert grade_of(score_of(figures)) == "fair"
     words = grade_sentence(score_of(figures), figures)
-    assert "weakest: length of deep steps against others: 1.3x (good up to 1.1x, poor from 1.5x)" in words
+    assert "Weakest: length of deep steps against others: 1.3x (good up to 1.1x, poor from 1.5x)" in words
     assert "starts taken from the trace: 11% (good up to 5%, poor from 20%)" in words
 
 
@@ -93,7 +93,7 @@ def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
     assert windows_to_usual(STEPS.empty()) is None
     (unknown,) = [figure for figure in _figures(windows=None) if figure.value is None]
     assert "not known" in str(unknown)
-    assert grade_sentence(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
+    assert grade_sentence(1.0, _figures(windows=None)).endswith(f"Not known: {unknown.name}.")
 
 
 def test_a_trust_has_a_grade_and_its_figures_as_json(tmp_path):
