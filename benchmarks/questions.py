@@ -90,6 +90,18 @@ def steps_of(events: Sequence[dict[str, Any]]) -> dict[int, Interval]:
     }
 
 
+def on_gpu(events: Sequence[dict[str, Any]], step: Interval) -> Interval:
+    """From when to when a GPU was in a step: each ends with the work that was launched until then, us."""
+    called = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] == "cuda_runtime"}
+    work = [
+        (called[event["args"]["correlation"]], event["ts"] + event["dur"])
+        for event in events
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") and event["args"]["correlation"] in called
+    ]
+    begin, end = (max([at, *(done for call, done in work if call < at)]) for at in step)
+    return begin, end
+
+
 def union_us(intervals: Sequence[Interval]) -> float:
     """How long at least one of them lasts."""
     covered, until = 0.0, float("-inf")
@@ -165,8 +177,8 @@ def step_questions(source: str, rank: int, events: Sequence[dict[str, Any]]) -> 
     """What a step of a rank consists of."""
     steps = steps_of(events)
     step = sorted(steps)[len(steps) // 2]
-    begin, end = steps[step]
-    computing, moving = (within(events, steps[step], wanted) for wanted in (is_computing, is_moving))
+    begin, end = interval = on_gpu(events, steps[step])
+    computing, moving = (within(events, interval, wanted) for wanted in (is_computing, is_moving))
     parts = {
         "duration_ms": ("How long is", end - begin),
         "compute_ms": ("How long does anything compute in", union_us(computing)),

@@ -48,7 +48,8 @@ def test_time_that_a_real_job_loses_in_every_tenth_step_is_named_with_its_cause_
     finding = next(each for each in findings if each["class"] == "pauses")
     assert finding["component"] == {"kind": of, "id": id_}
     assert finding["severity"] > 0.2
-    assert lines[0].startswith(f"pauses: {of} {id_}{f' ({cause})' if cause else ''} costs ")
+    component = id_ if of == "job" else f"{of} {id_}"
+    assert lines[0].startswith(f"pauses: {component}{f' ({cause})' if cause else ''} costs ")
     assert "every 10th step" in lines[1]
     assert do in lines[1]
     assert not any(each["class"] == "imbalance.data" for each in findings)
