@@ -13,7 +13,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.layouts.recorded_job import own_degrees
 from dpro.schema import COLLECTIVES, COUNTERS, ITERATIONS, REQUESTS, SPANS, STARTS, STEPS
 from dpro.topology.file import FILE
-from dpro.words import few
+from dpro.words import capitalised, few
 
 _RANKS_NAMED = 8
 
@@ -126,7 +126,7 @@ def products(loaded: Loaded, link: Link) -> str:
     try:
         own_degrees(loaded.mesh, loaded.run.manifest.world_size)
     except Unanswerable as error:
-        return f"{str(error)[:1].upper()}{str(error)[1:]}."
+        return f"{capitalised(str(error))}."
     return ""
 
 

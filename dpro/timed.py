@@ -37,15 +37,20 @@ def with_times(steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def ranks_ahead(steps: pl.DataFrame) -> set[int]:
-    """Ranks whose host is done with most steps long before their device is: nothing in these waits for it.
+def hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
+    """Hosts that are done with most steps long before their device is: nothing in these waits for it.
 
     Args:
-        steps: rows of that table; only those count that a device timed.
+        steps: rows of that table, sorted by step; those count that a device timed and no window slowed down.
+
+    Returns:
+        `rank`, and `pace_ns`: how long the host takes to enqueue a step, the median.
     """
-    timed = with_times(steps).filter(pl.col("by_device") & (pl.col("time_ns") > 0) & (pl.col("window") < 0))
+    steps = with_times(steps)
+    timed = steps.filter(pl.col("by_device") & (pl.col("time_ns") > 0) & ~disturbed(steps))
     is_ahead = (pl.col("duration_ns") < AHEAD * pl.col("time_ns")).mean() > 1 / 2
-    return set(timed.group_by("rank").agg(is_ahead.alias("ahead")).filter("ahead")["rank"])
+    hosts = timed.group_by("rank").agg(pace_ns=pl.col("duration_ns").median(), ahead=is_ahead)
+    return hosts.filter("ahead").drop("ahead").sort("rank")
 
 
 def disturbed(steps: pl.DataFrame) -> pl.Expr:

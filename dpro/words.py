@@ -74,6 +74,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + _MORE
 
 
+def capitalised(text: str) -> str:
+    """The text with a capital at its beginning, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def counted(number: int, what: str) -> str:
     """`1 step`, `2,000 steps`."""
     return f"{number:,} {what}{'s' * (number != 1)}"

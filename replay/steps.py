@@ -475,12 +475,8 @@ def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     Returns:
         The same rows; those of ranks without GPU work, or without its launches, as they are.
     """
-    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-    launches = calls.group_by(*OF_WINDOW, "correlation").agg(
-        called_ns=pl.col("start_ns").min(), launched_ns=(pl.col("start_ns") + pl.col("duration_ns")).max()
-    )
     timed = IS_GPU & (pl.col("duration_ns") >= 0)
-    work = spans.filter(timed).join(launches, on=[*OF_WINDOW, "correlation"], how="inner")
+    work = spans.filter(timed).join(_launches(spans), on=[*OF_WINDOW, "correlation"], how="inner")
     if work.is_empty():
         return stretches
     work = work.sort("called_ns").select(
@@ -504,7 +500,15 @@ def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     return stretches.with_columns(placed["start_ns"], placed["end_ns"])
 
 
-def within_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+def _launches(spans: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `window`, `correlation`; when the call that launched began, `called_ns`, and ended."""
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    return calls.group_by(*OF_WINDOW, "correlation").agg(
+        called_ns=pl.col("start_ns").min(), launched_ns=END.max()
+    )
+
+
+def spans_of_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     """Keep the spans that begin within steps: of the host by its steps, of GPUs by theirs.
 
     Args:
@@ -545,11 +549,7 @@ def within_stretches(
 def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
     """The GPU's view; before its first span it has been idle since `begin_ns`."""
     gpu = spans.filter(IS_GPU).sort("start_ns", "span_id")
-    launches = (
-        spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-        .group_by("correlation")
-        .agg(pl.col("end_ns").max().alias("launched_ns"))
-    )
+    launches = _launches(spans).select("correlation", "launched_ns")
     idle_since = pl.col("end_ns").cum_max().shift(1, fill_value=begin_ns)
     late = (
         gpu.with_columns(idle_ns=idle_since)

@@ -42,10 +42,14 @@ def ways_of(dry: bool) -> dict[str, list[Any] | None]:
     return ways
 
 
+def arguments_of(bench: Bench, job: str, steps: int) -> list[object]:
+    """The words of a job."""
+    return [job, "--steps", steps, *(["--tiny"] if bench.dry else ["--bf16", "--fused"] * (job == "gpt"))]
+
+
 def in_turns(bench: Bench, job: str, steps: int, rounds: int) -> None:
     """Run a job in all ways, round after round, for as long as there is time."""
-    arguments: list[object] = [job, "--steps", bench.few(steps, 12)]
-    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    arguments = arguments_of(bench, job, bench.few(steps, 12))
     ways = ways_of(bench.dry)
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     round_s = 0.0
@@ -94,8 +98,7 @@ def one_job(bench: Bench, way: str, options: list[Any] | None, arguments: list[o
 def switched(bench: Bench, job: str, steps: int, turn: int) -> None:
     """Turn the recorder of one process off and on: what its work in the training thread adds to a step."""
     turn = bench.few(turn, 6)
-    arguments: list[object] = [job, "--steps", bench.few(steps, 60), "--switch-every", turn]
-    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    arguments = [*arguments_of(bench, job, bench.few(steps, 60)), "--switch-every", turn]
     run, done = bench.record("run", bench.job("train.py", *arguments), ["--no-windows"])
     figures = done.ensure().last_json()
     ratio, error = figures["ratio"], figures["ratio_error"]
@@ -109,8 +112,7 @@ def switched(bench: Bench, job: str, steps: int, turn: int) -> None:
 
 def by_action(bench: Bench, job: str, steps: int) -> None:
     """Time each action of the recorder in the training thread."""
-    arguments: list[object] = [job, "--steps", bench.few(steps, 60), "--probes"]
-    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    arguments = [*arguments_of(bench, job, bench.few(steps, 60)), "--probes"]
     _, done = bench.record("run", bench.job("train.py", *arguments), ["--no-windows"])
     figures = done.ensure().last_json()
     actions = figures["probes_us"]
@@ -156,26 +158,19 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return math.exp(middle - width), math.exp(middle + width)
 
 
-def _check(name: str, job: str, steps: int, rounds: int, limit_s: float) -> Check:
-    run: Callable[[Bench], None] = functools.partial(in_turns, job=job, steps=steps, rounds=rounds)
-    return Check("overhead", name, "what do always-on recording and windows cost a step?", run, limit_s)
+def _check(name: str, run: Callable[..., None], asks: str, limit_s: float, **sizes: object) -> Check:
+    return Check("overhead", name, asks, functools.partial(run, **sizes), limit_s)
 
 
-def _switched(name: str, job: str, steps: int, turn: int) -> Check:
-    run: Callable[[Bench], None] = functools.partial(switched, job=job, steps=steps, turn=turn)
-    return Check("overhead", name, "what does the recorder add to a step of one process?", run, 90)
-
-
-def _by_action(name: str, job: str, steps: int) -> Check:
-    run: Callable[[Bench], None] = functools.partial(by_action, job=job, steps=steps)
-    return Check("overhead", name, "what does each action of the recorder take of a step?", run, 60)
-
+_BY_ACTION = "what does each action of the recorder take of a step?"
+_SWITCHED = "what does the recorder add to a step of one process?"
+_IN_TURNS = "what do always-on recording and windows cost a step?"
 
 CHECKS = (
-    _by_action("small-actions", "small", 500),
-    _by_action("gpt-actions", "gpt", 200),
-    _switched("small-switched", "small", 2000, 10),
-    _switched("gpt-switched", "gpt", 1000, 10),
-    _check("small-launches", "small", 1000, 6, 150),
-    _check("gpt", "gpt", 150, 4, 330),
+    _check("small-actions", by_action, _BY_ACTION, 60, job="small", steps=500),
+    _check("gpt-actions", by_action, _BY_ACTION, 60, job="gpt", steps=200),
+    _check("small-switched", switched, _SWITCHED, 90, job="small", steps=2000, turn=10),
+    _check("gpt-switched", switched, _SWITCHED, 90, job="gpt", steps=1000, turn=10),
+    _check("small-launches", in_turns, _IN_TURNS, 150, job="small", steps=1000, rounds=6),
+    _check("gpt", in_turns, _IN_TURNS, 330, job="gpt", steps=150, rounds=4),
 )

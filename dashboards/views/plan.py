@@ -21,6 +21,7 @@ from dpro.dashboards.page import Panel, choices, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, plain, series, styled
 from dpro.errors import DproError, UsageError
 from dpro.replay.layouts.recorded_job import RecordedJob, is_own, ranked, usual_batch
+from dpro.words import capitalised
 
 NAME = "plan"
 TIMES = (1, 2, 4, 8)  # of the run's ranks
@@ -151,7 +152,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
         number = [choices(link, "times", ways, "1")] if against == "memory" else []
         rows = _rows(loaded, link)
     except DproError as error:
-        return message(f"{str(error)[:1].upper()}{str(error)[1:]}")
+        return message(capitalised(str(error)))
     said = [f"{job.explained:.0%} of the measured step is explained by what was found: {job.said[0]}."]
     if not job.machine.memory_gb:
         said.append("How much memory there is is not known: `dpro plan RUN --memory` judges what fits.")

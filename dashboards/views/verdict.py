@@ -198,8 +198,8 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
     if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
         note += " A speed-up is of samples per second: a longer step may work on more of them."
-    doubtful = [message("Take none of these at its word: the replay fits poorly.")]
-    doubtful = doubtful if loaded.trust.grade == "poor" else []
+    poor = loaded.trust.grade == "poor"
+    doubtful = [message("Take none of these at its word: the replay fits poorly.")] if poor else []
     more = [html.Details(folded)] if within else []
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
 

@@ -19,7 +19,7 @@ from dpro.detect.hang.evidence import LEFT
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import format_duration, time_in_words
-from dpro.words import ranks_in_words
+from dpro.words import capitalised, ranks_in_words
 
 if TYPE_CHECKING:
     from dpro.detect.hang.case import Case, Death
@@ -107,7 +107,7 @@ def end_of(evidence: EndEvidence) -> JobEnd:
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
         if why and status:  # it failed before anything was recorded of a rank
-            return replace(NOT_WATCHED, how=FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
+            return replace(NOT_WATCHED, how=FAILED, sentence=f"{capitalised(why)}.")
         return NOT_WATCHED  # traces: nothing watched the processes
     return _with_sentence(_judged(evidence, evidence.hangs, status), evidence)
 

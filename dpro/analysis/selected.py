@@ -7,6 +7,7 @@ Two runs, or the same steps of them, are compared by what explains that one take
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -16,7 +17,7 @@ from dpro.analysis.cached import cached
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
-from dpro.replay.steps import collective_totals, recorded_steps, within_steps, within_stretches
+from dpro.replay.steps import collective_totals, recorded_steps, spans_of_steps, within_stretches
 from dpro.selection import (
     ALL,
     Ranges,
@@ -67,8 +68,7 @@ class SelectedRun(Analysis):
     @cached
     def spans(self) -> pl.DataFrame:
         """Table `spans`, of the selection."""
-        chosen = Selection(ranks=self._selection.ranks).keep(self._whole.spans)
-        return chosen if self._all_steps else within_steps(chosen, self._stretches)
+        return self._inside(self._whole.spans, spans_of_steps)
 
     @cached
     def collectives(self) -> pl.DataFrame:
@@ -116,10 +116,14 @@ class SelectedRun(Analysis):
         """What is wrong with the whole run, and what it cannot show."""
         return self._whole.verdict
 
-    def _inside(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _inside(
+        self,
+        rows: pl.DataFrame,
+        within: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame] = within_stretches,
+    ) -> pl.DataFrame:
         """The rows of selected ranks that begin in selected steps."""
         chosen = Selection(ranks=self._selection.ranks).keep(rows)
-        return chosen if self._all_steps else within_stretches(chosen, self._stretches)
+        return chosen if self._all_steps else within(chosen, self._stretches)
 
 
 def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:

@@ -19,7 +19,7 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms
-from dpro.words import few
+from dpro.words import capitalised, few
 
 _RANKS_NAMED = 8
 
@@ -74,7 +74,7 @@ def health_info(
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
     if unrecorded:
-        return "unknown", f"{unrecorded[:1].upper()}{unrecorded[1:]}"
+        return "unknown", capitalised(unrecorded)
     if binds:
         return "unknown", binds
     if unknown:
@@ -84,8 +84,8 @@ def health_info(
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
     """The surest cause of a hang in words, and how many more there are."""
-    more, words = len(findings) - 1, verdict_in_words(findings[0])
-    return words[:1].upper() + words[1:] + (f"; {more} more below" if more else "")
+    more = len(findings) - 1
+    return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.errors import DproError, Unanswerable
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, STEPS, WORKERS
+from dpro.words import capitalised
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -124,7 +125,7 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
     except Unanswerable as error:
         if end().bad:
             missing, why = str(error).partition(":")[0], why_no_window(run)
-            said = [f"{missing[:1].upper()}{missing[1:]}", *([why] if why else [])]
+            said = [capitalised(missing), *([why] if why else [])]
             diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # else `dpro diagnose` ends here, too
             more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
             raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error

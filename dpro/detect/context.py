@@ -36,7 +36,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.steps import job_steps, step_series, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from dpro.timed import ranks_ahead
+from dpro.timed import hosts_ahead
 
 
 class Need(Enum):
@@ -230,7 +230,7 @@ class Context:
     @cached_property
     def ahead(self) -> AheadHosts:
         """Hosts that are done with most steps long before their GPUs are."""
-        ranks = ranks_ahead(self.steps)
+        ranks = hosts_ahead(self.steps)["rank"].to_list()
         series = step_series(self.steps) if ranks else None
         return AheadHosts(ranks, self.pauses.kept_waiting, series.typical_ns) if series else NONE_AHEAD
 

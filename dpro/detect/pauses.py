@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.replay.steps import StepSeries, host_facts, step_series
-from dpro.timed import ranks_ahead
+from dpro.timed import hosts_ahead
 from dpro.units import NS_PER_S, format_bytes, format_duration
 from dpro.words import few, ordinal, ranks_in_words
 
@@ -148,11 +148,13 @@ def pauses_of(
     lost = {int(series.steps[row]): float(series.lost[row]) for row in paused}
     more = _counted(series, host_facts(steps, counters))
     explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
-    explained |= {
-        step: cause
-        for step, (kind, *_) in explained.items()
-        if not kind and (cause := _empty_queue(step, times[step], series, steps)) is not None
-    }
+    hosts = hosts_ahead(steps) if series.by_device else steps.clear()
+    if hosts.height == steps["rank"].n_unique():
+        explained |= {
+            step: cause
+            for step, (kind, *_) in explained.items()
+            if not kind and (cause := _empty_queue(step, times[step], series, steps, hosts)) is not None
+        }
     if not all(kind for kind, *_ in explained.values()):
         more_of_own = _more_of_own(series, read_own())
         explained |= {
@@ -259,27 +261,23 @@ ENQUEUED = 1.5  # times a host's usual step: what a GPU without work waits for a
 
 
 def _empty_queue(
-    step: int, longer: float, series: StepSeries, steps: pl.DataFrame
+    step: int, longer: float, series: StepSeries, steps: pl.DataFrame, hosts: pl.DataFrame
 ) -> tuple[str, float, tuple[int, ...]] | None:
     """Whether GPUs waited for a step to be enqueued, and on which ranks that takes longer than on others.
 
     Hosts that are far ahead of their GPUs, and wait for them now and then, begin the next step with nothing
     queued. None where it is another pause.
+
+    Args:
+        hosts: as from `hosts_ahead`, of all ranks.
     """
-    if not series.by_device:
+    near = steps.filter(pl.col("step").is_between(step - 1, step) & (pl.col("window") < 0))
+    waited = near.group_by("rank").agg(pl.col("duration_ns").max() >= series.typical_ns)["duration_ns"]
+    pace_ns = hosts["pace_ns"].to_numpy()
+    if waited.sum() < hosts.height or longer > ENQUEUED * pace_ns.max():
         return None
-    hosts = steps.filter(pl.col("rank").is_in(ranks_ahead(steps)) & (pl.col("window") < 0))
-    usual = hosts.group_by("rank").agg(usual_ns=pl.col("duration_ns").median()).sort("rank")
-    near = hosts.filter(pl.col("step").is_between(step - 1, step))
-    near = near.group_by("rank").agg(pl.col("duration_ns").max())
-    waited = near.filter(pl.col("duration_ns") >= series.typical_ns).height
-    if usual.is_empty() or waited < steps["rank"].n_unique():
-        return None
-    most, least = usual["usual_ns"].to_numpy().max(), usual["usual_ns"].to_numpy().min()
-    if longer > ENQUEUED * most:
-        return None
-    slow = usual.filter(pl.col("usual_ns") >= least + EXPLAINED * longer)
-    return EMPTY_QUEUE, min(float(most) / longer, 1.0), tuple(slow["rank"].to_list())
+    slow = hosts.filter(pl.col("pace_ns") >= pace_ns.min() + EXPLAINED * longer)
+    return EMPTY_QUEUE, min(float(pace_ns.max()) / longer, 1.0), tuple(slow["rank"].to_list())
 
 
 def _unexplained(

@@ -31,7 +31,7 @@ from dpro.errors import DproError
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.graph import Graph, NodeKind, is_of
-from dpro.replay.steps import recorded_steps, within_steps
+from dpro.replay.steps import recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
@@ -274,7 +274,7 @@ class JobFacts:
     @cached_property
     def spans(self) -> pl.DataFrame:
         """Table `spans`, as far as they began in usual steps."""
-        return within_steps(self.analysis.spans, self.stretches)
+        return spans_of_steps(self.analysis.spans, self.stretches)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:

@@ -39,7 +39,7 @@ from dpro.verdict.limits import (
     PART_OF_HOST,
     SYNCHRONISATION,
 )
-from dpro.words import counted, ranks_in_words, shortened
+from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
@@ -191,7 +191,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
     else:
         fault, advice = fault_in_words(findings), []
     end = analysis.end
-    first = f"{end.sentence} {fault[:1].upper()}{fault[1:]}"
+    first = f"{end.sentence} {capitalised(fault)}"
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),

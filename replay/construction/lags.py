@@ -357,8 +357,8 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     has_launch[leads_to[launch]] = True
     has_before[leads_to[stream]] = True
     # When the GPU of each rank first did anything in a window.
-    rank_windows = np.stack([nodes.rank[work], nodes.window[work]], 1)
-    of_window = np.unique(rank_windows, axis=0, return_inverse=True)[1].ravel()
+    rank, window = nodes.rank[work], nodes.window[work]  # ranks may begin below 0 (of a rendezvous)
+    of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
     on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
     first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])

@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.steps import StepSeries, step_series, steps_of, undisturbed
+from dpro.replay.steps import StepSeries, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
@@ -38,7 +38,7 @@ from dpro.replay.timeline import (
 )
 from dpro.schema import STEPS
 from dpro.store import Manifest
-from dpro.timed import ranks_ahead, with_times
+from dpro.timed import hosts_ahead, with_times
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.words import ranks_in_words
 
@@ -182,12 +182,10 @@ def pace_outside_windows(steps: pl.DataFrame) -> float:
     Args:
         steps: as from `with_times`.
     """
-    ranks = ranks_ahead(steps)
-    if not ranks or len(ranks) < steps["rank"].n_unique():
+    hosts = hosts_ahead(steps)
+    if hosts.height < steps["rank"].n_unique():
         return 0.0
-    plain = undisturbed(steps).filter(pl.col("window") < 0)
-    medians = plain.group_by("rank").agg(pl.col("duration_ns").median())["duration_ns"].to_numpy()
-    return float(medians.max(initial=0.0))
+    return float(hosts["pace_ns"].to_numpy().max(initial=0.0))
 
 
 def score_of(figures: Sequence[Criterion]) -> float:

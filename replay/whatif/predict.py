@@ -31,7 +31,7 @@ from dpro.markup import table
 from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.graph import CPU_KINDS, Graph, is_of
+from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import (
     Timeline,
     changed_durations,
@@ -42,6 +42,7 @@ from dpro.replay.timeline import (
     usual_steps,
 )
 from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
@@ -324,7 +325,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     pace_ns = after.pace_ns
     if applied.edits and pace_ns and float(after_ns.mean()) <= AT_PACE * pace_ns:  # hosts limit it
         is_known = 0 < trust.host_ns < before.pace_ns
-        factor = trust.host_ns / before.pace_ns if is_known else 1 / RECORDED_HOST
+        factor = before.pace_ns / trust.host_ns if is_known else RECORDED_HOST
         unrecorded_ns = _step_of_unrecorded_hosts(baseline, applied, factor, slowdowns)
         if unrecorded_ns is not None:
             limits_ns = [min(limit, unrecorded_ns) for limit in limits_ns]
@@ -335,19 +336,6 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
 
 
-@dataclass(frozen=True)
-class UnrecordedHost:
-    """What hosts do takes a part of its time."""
-
-    factor: float
-
-    def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
-        duration = graph.nodes.duration
-        faster = np.rint(duration * self.factor).astype(np.int64)
-        return graph.with_durations(np.where(is_of(graph.nodes.kind, CPU_KINDS), faster, duration))
-
-
 def _step_of_unrecorded_hosts(
     baseline: pl.DataFrame, applied: Applied[J], factor: float, slowdowns: tuple[float, ...]
 ) -> float | None:
@@ -356,15 +344,20 @@ def _step_of_unrecorded_hosts(
     What recording cost the step without the edits is none of their gain. None where that is all of it.
 
     Args:
-        factor: what hosts then take of their time.
+        factor: how many times as fast hosts are then.
     """
-    before, unrecorded_ns = applied.before, []
-    for recorded in (before, applied.after):
-        job = recorded.with_change(UnrecordedHost(factor))
+    before = applied.before
+
+    def mean_ns(recorded: J) -> float:
+        job = recorded.with_change(Cpu(factor))
         timeline = next(before.replays(job, slowdowns[:1]))
-        unrecorded_ns.append(float(steps_under(baseline, before, job, timeline).mean()))
-    least_ns, changed_ns = unrecorded_ns
-    return changed_ns * float(step_lengths(baseline).mean()) / least_ns if least_ns else None
+        return float(steps_under(baseline, before, job, timeline).mean())
+
+    # Of the job without edits it is the same for all that are compared with it.
+    kept = (before.graph.nodes.duration, before.graph.edges.lag, baseline)
+    unchanged_ns = once(before.graph, ("unrecorded hosts", factor), kept, lambda: mean_ns(before))
+    base_ns = float(step_lengths(baseline).mean())
+    return mean_ns(applied.after) * base_ns / unchanged_ns if unchanged_ns else None
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:
