@@ -17,7 +17,13 @@ from dpro.analysis.cached import cached
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
-from dpro.replay.steps import collective_totals, recorded_steps, spans_of_steps, within_stretches
+from dpro.replay.steps import (
+    collective_totals,
+    device_steps,
+    recorded_steps,
+    spans_of_steps,
+    within_stretches,
+)
 from dpro.selection import (
     ALL,
     Ranges,
@@ -73,7 +79,7 @@ class SelectedRun(Analysis):
     @cached
     def collectives(self) -> pl.DataFrame:
         """Table `collectives`, of the selection; members on other ranks are not in it."""
-        return self._inside(self._whole.collectives)
+        return self._ran_inside(self._whole.collectives)
 
     @cached
     def counters(self) -> pl.DataFrame:
@@ -94,7 +100,7 @@ class SelectedRun(Analysis):
     def sizes(self) -> pl.DataFrame:
         """Collectives of the selection by operation and size; waits follow from all members."""
         whole = self._whole
-        return collective_totals(whole.collectives, whole.spans, whole.workers, self._inside)
+        return collective_totals(whole.collectives, whole.spans, whole.workers, self._ran_inside)
 
     @cached
     def end(self) -> JobEnd:
@@ -115,6 +121,11 @@ class SelectedRun(Analysis):
     def verdict(self) -> Verdict:
         """What is wrong with the whole run, and what it cannot show."""
         return self._whole.verdict
+
+    def _ran_inside(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows of selected ranks that begin in selected steps, on GPUs in those of the GPU."""
+        spans = self._whole.spans
+        return self._inside(rows, lambda some, steps: within_stretches(some, device_steps(spans, steps)))
 
     def _inside(
         self,

@@ -277,9 +277,13 @@ def not_beside_a_larger_slowdown(context: Context, _: ByDetector, new: list[Find
 def not_the_empty_queue_of_a_late_host(
     _: Context, by_detector: ByDetector, new: list[Finding]
 ) -> list[Finding]:
-    """Without GPUs that wait for new work of a rank whose host is named, at that cost."""
+    """Without GPUs that wait for new work of ranks whose hosts are all named, at that cost."""
     late = ranks_of(by_detector.get("late ranks", []))
-    return [finding for finding in new if finding.cause != EMPTY_QUEUE or not late & {*finding.ranks}]
+    return [
+        finding
+        for finding in new
+        if EMPTY_QUEUE not in (finding.cause, finding.component_id) or not {*finding.ranks} <= late
+    ]
 
 
 # Conditions under which a detector is not run, given the same.

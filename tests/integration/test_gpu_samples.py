@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dpro.analysis.selected import read_selection, select
 from dpro.cli.analysis import analyse
 from dpro.detect.hang.evidence import MIN_SURE
 from dpro.detect.hang.records import make_records
@@ -77,6 +78,14 @@ def test_a_slow_host_that_the_queue_hides_is_named_at_what_it_costs_when_that_is
     assert finding.cost_ns == pytest.approx(22e6 / 5, rel=0.1)
     assert finding.confidence > 0.9
     assert "in every 5th step" in finding.evidence[1]
+
+
+def test_collectives_of_selected_steps_are_those_whose_kernels_are(sample):
+    # The hosts are done with step 36 long before the GPUs begin with it.
+    chosen = select(sample("h200_slow_host"), read_selection("36", ""))
+    kernels = chosen.spans.filter(chosen.spans["kind"] == "kernel").select("rank", "span_id")
+    assert chosen.collectives.height == 8  # four buckets on two ranks
+    assert chosen.collectives.join(kernels, on=["rank", "span_id"]).height == 8
 
 
 @pytest.mark.parametrize("name", ["h200_gpt", "h200_input", "h200_graphs", "h200_slow_host"])

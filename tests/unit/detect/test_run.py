@@ -26,6 +26,7 @@ from dpro.detect.run import (
     not_beside_a_larger_slowdown,
     not_part_of_slow_input,
     not_taken_in_turn,
+    not_the_empty_queue_of_a_late_host,
     run_detectors,
 )
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
@@ -239,3 +240,21 @@ def test_a_rank_that_waits_for_data_is_not_named_where_all_do_at_no_less_cost():
     assert not_part_of_slow_input(Known(), {}, [waits]) == [waits]
     (late,) = (detector for detector in DETECTORS if detector.name == "late ranks")
     assert not_part_of_slow_input in late.rules
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "id_", "ranks", "late", "remains"),
+    [
+        ("empty queue", "rank", "1", (1,), (1,), False),
+        ("", "job", "empty queue", (1, 2), (1, 2), False),
+        ("", "job", "empty queue", (1, 2), (1,), True),  # of rank 2 no other finding says it
+        ("", "job", "garbage collection", (1,), (1,), True),
+    ],
+)
+def test_gpus_that_wait_for_new_work_are_not_reported_beside_all_hosts_that_are_late(
+    cause, kind, id_, ranks, late, remains
+):
+    pause = Finding("pauses", kind, id_, ranks, 0.1, 0.9, 1e6, (), cause)
+    hosts = [Finding("slow.host", "rank", str(rank), (rank,), 0.1, 0.9, 1e6, ()) for rank in late]
+    left = not_the_empty_queue_of_a_late_host(None, {"late ranks": hosts}, [pause])
+    assert left == [pause] * remains
