@@ -243,9 +243,13 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Cut what the host does for each launch, or give the GPU more work for each."""
-    host = facts.gains_by_limit().get(HOST, 1.0)
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
+    gains = facts.gains_by_limit()
+    host = launching = gains.get(HOST, 1.0)
+    if any(finding.class_ == "slow.host" and finding.component_kind == "rank" for finding in facts.findings):
+        # What that rank does beside launching stays: launching is what hosts of equal ranks still take.
+        launching = 1 / (1 - max(1 / gains.get(IMBALANCE, 1.0) - 1 / host, 0.0))
     if facts.still is not None:
         yield _cores(facts, facts.still, host)
     launches, dear = facts.launches, facts.dear
@@ -265,17 +269,17 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
-    low = 1 + (host - 1) * 0.3
+    low = 1 + (launching - 1) * 0.3
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
-        low = max(min(graphs.speedup_at(graphs.gain_low_ns), host), low)
+        low = max(graphs.speedup_at(graphs.gain_low_ns), low)
     count = launches.height / facts.rank_steps
     yield Advice(
         "launch",
         'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
         f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
-        min(low, host),
-        host,
+        min(low, launching),
+        launching,
         "a line of code",
         "shapes are static, and nothing in the captured part waits for the GPU",
         "dpro whatif RUN --edit cuda-graph",

@@ -22,6 +22,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
+from dpro.replay.fidelity.accuracy import ranks_without_spans
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -307,11 +308,13 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     left_out = facts.ends.height - usual
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
+    without_spans = ranks_without_spans(facts.job.graph, manifest)
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
+        f"no spans of {ranks_in_words(without_spans)}: left out of the replay": len(without_spans) > 0,
         "one step: whether it persists is not known": usual == 1,
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "

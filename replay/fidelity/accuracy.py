@@ -577,9 +577,9 @@ def _doubts(
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
     """What the trace leaves open without forbidding predictions, one line each."""
     reasons = list(built.unknown)
-    silent = sorted(set(manifest.ranks) - {int(rank) for rank in np.unique(built.graph.nodes.rank)})
-    if silent:
-        reasons.append(f"no spans of ranks {', '.join(map(str, silent))}: they are left out")
+    without_spans = ranks_without_spans(built.graph, manifest)
+    if without_spans:
+        reasons.append(f"no spans of {ranks_in_words(without_spans)}: left out of the replay")
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
@@ -589,6 +589,11 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
         for line in built.matching.refused
     ]
     return reasons + _clocks_not_known(built)
+
+
+def ranks_without_spans(graph: Graph, manifest: Manifest) -> list[int]:
+    """Recorded ranks that no node of their graph is of, ascending."""
+    return sorted({*manifest.ranks} - {*graph.ranks})
 
 
 def _clocks_not_known(built: Built) -> list[str]:

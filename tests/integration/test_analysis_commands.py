@@ -384,9 +384,9 @@ def test_a_rank_whose_spans_are_gone_is_named(recorded, tmp_path):
     shutil.copytree(recorded, run)
     for part in (run / SPANS.name).glob("*rank00001*"):
         part.unlink()
-    assert any(
-        "no spans of ranks 1" in reason for reason in one_object(dpro("replay", run, "--json"))["reasons"]
-    )
+    for command, key in (("replay", "reasons"), ("explain", "unsure")):
+        lines = one_object(dpro(command, run, "--json"))[key]
+        assert "no spans of rank 1: left out of the replay" in lines
 
 
 def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):

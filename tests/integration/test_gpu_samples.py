@@ -13,7 +13,9 @@ from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.store import open_run
-from dpro.verdict.limits import COMPUTE, HOST, INPUT
+from dpro.verdict.advice import advise
+from dpro.verdict.facts import facts_of
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, INPUT
 from dpro.verdict.verdict import explain
 
 
@@ -78,6 +80,15 @@ def test_a_slow_host_that_the_queue_hides_is_named_at_what_it_costs_when_that_is
     assert finding.cost_ns == pytest.approx(22e6 / 5, rel=0.1)
     assert finding.confidence > 0.9
     assert "in every 5th step" in finding.evidence[1]
+
+
+def test_no_more_is_promised_of_fewer_launches_than_a_host_launches(sample):
+    with facts_of(sample("h200_slow_host")) as facts:
+        hosts = facts.after(COMMUNICATION)
+        advice = {advice.kind: advice for advice in advise(hosts, HOST)}
+    # Of 27 ms rank 1 sleeps for 20, and launches for 5 or 6.
+    assert 1.1 < advice["launch"].gain_high < 1.4
+    assert advice["batch"].gain_high > 10
 
 
 def test_collectives_of_selected_steps_are_those_whose_kernels_are(sample):
