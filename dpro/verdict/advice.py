@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from dpro.arrays import MAD_TO_SIGMA, Floats
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
@@ -34,7 +35,10 @@ from dpro.verdict.limits import (
     HOST,
     IMBALANCE,
     INPUT,
+    PART_OF_HOST,
     SYNCHRONISATION,
+    FreeLaunching,
+    before_dear,
     before_first_launch,
     typical,
 )
@@ -245,11 +249,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Cut what the host does for each launch, or give the GPU more work for each."""
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
-    gains = facts.gains_by_limit()
-    host = launching = gains.get(HOST, 1.0)
-    if any(finding.class_ == "slow.host" and finding.component_kind == "rank" for finding in facts.findings):
-        # What that rank does beside launching stays: launching is what hosts of equal ranks still take.
-        launching = 1 / (1 - max(1 / gains.get(IMBALANCE, 1.0) - 1 / host, 0.0))
+    host = facts.gains_by_limit().get(HOST, 1.0)
     if facts.still is not None:
         yield _cores(facts, facts.still, host)
     launches, dear = facts.launches, facts.dear
@@ -257,9 +257,9 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
-            f"find what the host does for {format_duration(dear.took_ns)} before each of {dear.per_step:.0f} "
-            f"launches of {short_kernel(dear.kernel)} a step"
-            f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}",
+            f"find what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
+            f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}"
+            f"{_longest_names(_work_by_name(facts, partial(before_dear, dear.kernel)), facts.rank_steps)}",
             1 + (most - 1) * 0.5,
             most,
             "new code",
@@ -269,6 +269,10 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
+    launching = min(facts.typical_gain_of(facts.job.with_change(FreeLaunching())), host)
+    mostly_launches = math.log(launching) >= PART_OF_HOST * math.log(host)
+    if mostly_launches:  # what else it does may be captured with the launches
+        launching = host
     low = 1 + (launching - 1) * 0.3
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
@@ -284,7 +288,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         "shapes are static, and nothing in the captured part waits for the GPU",
         "dpro whatif RUN --edit cuda-graph",
     )
-    if facts.computing < 0.3:
+    if facts.computing < 0.3 and mostly_launches:
         yield Advice(
             "batch",
             f"give each step more work (a larger batch): GPUs compute {facts.computing:.0%} of it",
@@ -314,7 +318,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if gain < 1.1:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
-    prepared = pl.concat(facts.job.map_ranks(_prepared)).group_by("name").agg(pl.col("took_ns").sum())
+    prepared = _work_by_name(facts, before_first_launch)
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
         how = "prepare less input per sample, or on the GPU"
@@ -332,9 +336,13 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )
 
 
-def _longest_names(prepared: pl.DataFrame, rank_steps: int) -> str:
-    """The two parts that take longest of what the host prepares, per step and rank."""
-    longest = prepared.filter(pl.col("took_ns") >= SHOWN * pl.col("took_ns").max()).sort(
+def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
+    """The two names that take longest of some work of the host, per step and rank.
+
+    Args:
+        work: `name` and `took_ns`, of all steps and ranks.
+    """
+    longest = work.filter(pl.col("took_ns") >= SHOWN * pl.col("took_ns").max()).sort(
         "took_ns", descending=True
     )
     shown = ", ".join(
@@ -344,12 +352,22 @@ def _longest_names(prepared: pl.DataFrame, rank_steps: int) -> str:
     return f": {shown}" if shown else ""
 
 
-def _prepared(graph: Graph) -> pl.DataFrame:
-    """What the host does before the first launch of a step, as far as it has a name: `name`, `took_ns`."""
-    named = graph.nodes.kind != NodeKind.GAP
-    before = np.flatnonzero(before_first_launch(graph) & named & (graph.nodes.duration > 0))
-    names = pl.Series("name", graph.names, dtype=pl.String).gather(graph.nodes.name[before])
-    return pl.DataFrame({"name": names, "took_ns": graph.nodes.duration[before]})
+def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
+    """Some work of hosts, as far as it has a name: `name`, `took_ns`.
+
+    Args:
+        work_of: which nodes of a graph count, [N]; processes find it by its name.
+    """
+    return (
+        pl.concat(facts.job.map_ranks(partial(_named, work_of))).group_by("name").agg(pl.col("took_ns").sum())
+    )
+
+
+def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
+    nodes = graph.nodes
+    work = np.flatnonzero(work_of(graph) & (nodes.kind != NodeKind.GAP) & (nodes.duration > 0))
+    names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
+    return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:

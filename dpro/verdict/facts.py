@@ -40,6 +40,7 @@ from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
     CHANGES,
+    DEAR_NS,
     HOST,
     INDEPENDENT,
     INPUT,
@@ -48,6 +49,7 @@ from dpro.verdict.limits import (
     FasterKernels,
     counterfactuals,
     gains_of,
+    host_before_launches,
     lengths_of,
     typical,
 )
@@ -58,7 +60,6 @@ USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
 FEW = 4  # calls of a name, from which on it is known how long one usually takes
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
-DEAR_NS = 500_000  # host time before one launch
 DEAR = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
 _LONGEST_PLACE = 64  # characters: has room for a DataLoader's `__next__`
@@ -105,29 +106,28 @@ class DearLaunches(NamedTuple):
     per_step: float
     took_ns: float
 
+    @property
+    def in_words(self) -> str:
+        """`each of 5 launches of KERNEL a step`."""
+        kernel = short_kernel(self.kernel)
+        count = round(self.per_step)
+        return (
+            f"each of {count} launches of {kernel} a step"
+            if count > 1
+            else f"a launch of {kernel} in each step"
+        )
 
-def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
+
+def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
     """The kernel before whose launches the host spends much of the step; None where it does before none.
 
     Args:
-        spans: table `spans`, as far as they began in the steps.
+        launches: of usual steps, as of `host_before_launches`; before a step's first it prepares the input.
         rank_steps: how many steps of ranks these are.
     """
-    launches = (
-        spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-        .select("rank", "tid", "correlation", "start_ns", end=pl.col("start_ns") + pl.col("duration_ns"))
-        .sort("rank", "tid", "start_ns")
-    )
-    kernels = (
-        spans.filter(pl.col("kind") == "kernel")
-        .select("rank", "correlation", "name")
-        .unique(["rank", "correlation"])
-    )
-    before = (pl.col("end") - pl.col("end").shift(1).over("rank", "tid")).alias("took_ns")
-    named = launches.with_columns(before).drop_nulls("took_ns").join(kernels, on=["rank", "correlation"])
     dear = (
-        named.filter(pl.col("took_ns") >= DEAR_NS)
-        .group_by("name")
+        launches.filter((pl.col("took_ns") >= DEAR_NS) & ~pl.col("is_first"))
+        .group_by("kernel")
         .agg(
             count=pl.len() / rank_steps,
             mean_ns=pl.col("took_ns").mean(),
@@ -135,9 +135,9 @@ def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearL
         )
         .sort("total_ns", descending=True)
     )
-    if dear.is_empty() or dear["count"][0] < 3 or dear["total_ns"][0] < DEAR * step_ns:
+    if dear.is_empty() or dear["total_ns"][0] < DEAR * step_ns:
         return None
-    return DearLaunches(str(dear["name"][0]), float(dear["count"][0]), float(dear["mean_ns"][0]))
+    return DearLaunches(str(dear["kernel"][0]), float(dear["count"][0]), float(dear["mean_ns"][0]))
 
 
 def stand_still(job: ReplayedJob, step_ns: float, num_steps: int) -> StandStill | None:
@@ -311,7 +311,9 @@ class JobFacts:
     @cached_property
     def dear(self) -> DearLaunches | None:
         """The kernel before whose launches the host spends much of the step; None where there is none."""
-        return dear_launches(self.spans, self.rank_steps, self.step_ns)
+        launches = pl.concat(self.job.map_ranks(host_before_launches))
+        usual = launches.join(self.usual, on=["window", "step"], how="semi")
+        return dear_launches(usual, self.rank_steps, self.step_ns)
 
     @cached_property
     def launches(self) -> pl.DataFrame:

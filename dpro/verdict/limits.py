@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import DproError
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of
@@ -23,7 +23,7 @@ from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
-from dpro.replay.whatif.edits.host import FreeHost, NoSync
+from dpro.replay.whatif.edits.host import FreeHost, NoSync, free_host, launching_calls
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
@@ -35,6 +35,7 @@ INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-cop
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
+DEAR_NS = 500_000  # host time before one launch, from which on it does something else than launching
 BUSY = 0.5  # share of the step: devices that compute less are limited by something else
 
 
@@ -198,6 +199,83 @@ def before_first_launch(graph: Graph) -> Bools:
     before = np.zeros(graph.num_nodes, np.bool_)
     before[on_cpu] = nodes.measured_end[on_cpu] <= until.fill_null(-1).to_numpy()
     return before
+
+
+@dataclass(frozen=True)
+class FreeLaunching:
+    """Hosts take no time from one launch to the next, unless that is long: then they do something else."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        free = free_host(graph)
+        return free.with_durations(
+            np.where(before_dear(None, graph), graph.nodes.duration, free.nodes.duration)
+        )
+
+
+def next_launches(graph: Graph) -> Ints:
+    """[N] of CPU work of steps, the call by which its rank launches work of the GPU next; -1 of others."""
+    nodes, edges = graph.nodes, graph.edges
+    launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
+    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    columns = ("rank", "window", "measured_start")
+    work, calls = (
+        pl.DataFrame({name: getattr(nodes, name)[rows] for name in columns}).with_columns(
+            node=pl.Series(rows)
+        )
+        for rows in (on_cpu, launches)
+    )
+    following = work.sort("measured_start").join_asof(
+        calls.sort("measured_start").rename({"node": "launch"}),
+        on="measured_start",
+        by=["rank", "window"],
+        strategy="forward",
+        check_sortedness=False,  # of groups it cannot be checked
+    )
+    launch = np.full(graph.num_nodes, -1)
+    launch[following["node"].to_numpy()] = following["launch"].fill_null(-1).to_numpy()
+    return launch
+
+
+def host_before_launches(graph: Graph) -> pl.DataFrame:
+    """What the host does after one launch until the next, on all threads of a rank.
+
+    Returns:
+        `launch` (its node), `kernel` that it launches, `window`, `step`, `is_first` of the rank's in that
+        step, and `took_ns`; in order of time.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    following = next_launches(graph)
+    counted = np.flatnonzero(following >= 0)
+    took_ns = np.bincount(following[counted], nodes.duration[counted], graph.num_nodes)
+    by = edges.kind == EdgeKind.LAUNCH
+    launch, first_edge = np.unique(edges.source[by], return_index=True)
+    kernel = nodes.name[edges.target[by][first_edge]]
+    rows = pl.DataFrame(
+        {
+            "launch": launch,
+            "kernel": pl.Series(graph.names, dtype=pl.String).gather(kernel),
+            "start_ns": nodes.measured_start[launch],
+            **{name: getattr(nodes, name)[launch] for name in ("rank", "window", "step")},
+            "took_ns": took_ns[launch],
+        }
+    )
+    calls = rows.filter(pl.Series(np.isin(launch, following[counted]))).sort("start_ns")
+    is_first = pl.int_range(pl.len()).over("rank", "window", "step") == 0
+    return calls.with_columns(is_first=is_first).drop("start_ns", "rank")
+
+
+def before_dear(kernel: str | None, graph: Graph) -> Bools:
+    """[N] CPU work between two launches of a rank that lasts so long that it is more than launching.
+
+    Args:
+        kernel: what the second launches, but not as the first of a step; any where None.
+    """
+    launches = host_before_launches(graph).filter(pl.col("took_ns") >= DEAR_NS)
+    if kernel is not None:
+        launches = launches.filter((pl.col("kernel") == kernel) & ~pl.col("is_first"))
+    dear: Bools = np.isin(next_launches(graph), launches["launch"].to_numpy())
+    return dear
 
 
 def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:

@@ -347,8 +347,7 @@ def cause_of(facts: JobFacts, limit: str) -> str:
 def _launching(facts: JobFacts) -> str:
     dear = facts.dear
     if dear is not None:
-        took = format_duration(dear.took_ns)
-        return f"{dear.per_step:.0f} launches of {short_kernel(dear.kernel)} take {took} of the host each"
+        return f"it takes {format_duration(dear.took_ns)} before {dear.in_words}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
     if not launches:

@@ -88,7 +88,7 @@ def test_no_more_is_promised_of_fewer_launches_than_a_host_launches(sample):
         advice = {advice.kind: advice for advice in advise(hosts, HOST)}
     # Of 27 ms rank 1 sleeps for 20, and launches for 5 or 6.
     assert 1.1 < advice["launch"].gain_high < 1.4
-    assert advice["batch"].gain_high > 10
+    assert "batch" not in advice
 
 
 def test_collectives_of_selected_steps_are_those_whose_kernels_are(sample):

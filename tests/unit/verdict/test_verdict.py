@@ -70,6 +70,18 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
 
 
+def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_is_promised_its_time(tmp_path):
+    run = launches_of([("mul", 20, 10)] * 10 + [("cat", 9000, 10)] + [("mul", 20, 10)] * 10)
+    verdict = explained(run, tmp_path)
+    by_kind = {advice.kind: advice for advice in verdict.advice}
+    assert "before a launch of cat in each step" in verdict.limit.cause
+    assert kinds(verdict)[0] == "launch-one"
+    assert "aten::op takes 9 ms" in by_kind["launch-one"].do
+    # Of steps of 9.4 ms the host takes 9.4, of which 0.4 for other launches.
+    assert by_kind["launch"].gain_high == pytest.approx(9.4 / 9.0, abs=0.03)
+    assert "batch" not in by_kind
+
+
 def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
     run = launches_of([("mul", 60, 10)] * 50)
     alone = explained(run, tmp_path / "alone")
