@@ -48,6 +48,7 @@ MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
+NO_SPAN = "code in no span"
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
@@ -319,6 +320,8 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
     prepared = _work_by_name(facts, before_first_launch)
+    if facts.loading and prepared.sort("took_ns")["name"].last() == facts.loading[0]:  # no step after it does
+        return
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
         how = "prepare less input per sample, or on the GPU"
@@ -353,7 +356,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
 
 
 def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
-    """Some work of hosts, as far as it has a name: `name`, `took_ns`.
+    """Some work of hosts: `name`, `took_ns`.
 
     Args:
         work_of: which nodes of a graph count, [N]; processes find it by its name.
@@ -365,9 +368,10 @@ def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.Data
 
 def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
-    work = np.flatnonzero(work_of(graph) & (nodes.kind != NodeKind.GAP) & (nodes.duration > 0))
+    work = np.flatnonzero(work_of(graph) & (nodes.duration > 0))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
-    return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
+    named = pl.when(pl.Series(nodes.kind[work]) == NodeKind.GAP).then(pl.lit(NO_SPAN)).otherwise(names)
+    return pl.select(name=named, took_ns=pl.Series(nodes.duration[work]))
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -631,8 +635,11 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if totals.is_empty():
         return
     name, total_ns, moved = totals.row(0)
-    size, time = format_bytes(moved / facts.rank_steps), format_duration(total_ns / facts.rank_steps)
-    figures = f"{name} moves {size} in {time} a step and rank"
+    time = format_duration(total_ns / facts.rank_steps)
+    moves = (
+        f"moves {format_bytes(moved / facts.rank_steps)} in" if moved else "takes"
+    )  # 0 is of an old format
+    figures = f"{name} {moves} {time} a step and rank"
     if "Pageable" in name and facts.spans["name"].str.contains("DataLoader").any():
         do = f"copy from pinned memory (pin_memory=True, non_blocking=True): {figures}"
         yield Advice("copies", do, 1 + (gain - 1) * 0.5, gain, "a setting", "the host has memory to pin")

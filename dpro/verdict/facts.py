@@ -55,6 +55,10 @@ from dpro.verdict.limits import (
 )
 from dpro.words import short_name, shortened
 
+# A call of the driver or runtime that, once it has loaded what it needs, takes microseconds.
+_PROMPT_CALLS = r"^(cuda|cu|hip)[A-Z]"
+_LONGER_CALLS = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"
+LOADING = 0.2  # share of the step from which on such a call is the first of its kind
 STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
 USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
@@ -140,17 +144,20 @@ def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> De
     return DearLaunches(str(dear["kernel"][0]), float(dear["count"][0]), float(dear["mean_ns"][0]))
 
 
-def stand_still(job: ReplayedJob, step_ns: float, num_steps: int) -> StandStill | None:
+def stand_still(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int) -> StandStill | None:
     """How long hosts stand still, where that is what they mostly do: they have no core.
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
+
+    Args:
+        calls: as of `JobFacts.calls`.
+        ranks: how many there are.
     """
-    calls = pl.concat(job.map_ranks(_calls))
     usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
     pauses = calls.join(usual, on="name").filter(
         (pl.col("usual_ns") < USUALLY_NS) & (pl.col("count") >= FEW) & (pl.col("took_ns") >= STILL_NS)
     )
-    paused_ns, ranks = float(pauses["took_ns"].sum()), len(job.graph.ranks)
+    paused_ns = float(pauses["took_ns"].sum())
     share = paused_ns / max(step_ns * num_steps * ranks, 1.0)
     if share < STILL or ranks < 2 or pauses["rank"].n_unique() <= ranks / 2:
         return None
@@ -169,7 +176,6 @@ def stand_still(job: ReplayedJob, step_ns: float, num_steps: int) -> StandStill 
 
 
 def _calls(graph: Graph) -> pl.DataFrame:
-    """Calls of the host in steps, by their own time: `rank`, `name`, `start`, `took_ns`."""
     nodes = graph.nodes
     calls = np.flatnonzero(_is_call(graph) & (nodes.step >= 0))
     return pl.DataFrame(
@@ -304,9 +310,22 @@ class JobFacts:
         return self.kernels.filter(pl.col("family") == COMMUNICATION)
 
     @cached_property
+    def calls(self) -> pl.DataFrame:
+        """Calls of hosts in steps, by their own time: `rank`, `name`, `start`, `took_ns`."""
+        return pl.concat(self.job.map_ranks(_calls))
+
+    @cached_property
     def still(self) -> StandStill | None:
         """How long hosts stand still; None where they do not mostly do that."""
-        return stand_still(self.job, self.step_ns, self.ends.height)
+        return stand_still(self.calls, len(self.job.graph.ranks), self.step_ns, self.ends.height)
+
+    @cached_property
+    def loading(self) -> tuple[str, float] | None:
+        """The longest call in which code was loaded or a device set up, and its ns; None where none was."""
+        name = pl.col("name").str
+        prompt = self.calls.filter(name.contains(_PROMPT_CALLS) & ~name.contains(_LONGER_CALLS))
+        longest = prompt.filter(pl.col("took_ns") >= LOADING * self.step_ns).sort("took_ns").tail(1)
+        return next(longest.select("name", "took_ns").iter_rows(), None)
 
     @cached_property
     def dear(self) -> DearLaunches | None:

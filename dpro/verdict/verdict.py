@@ -309,6 +309,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     without_spans = ranks_without_spans(facts.job.graph, manifest)
+    loading = facts.loading or ("", 0)
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
@@ -316,6 +317,8 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         f"no spans of {ranks_in_words(without_spans)}: left out of the replay": len(without_spans) > 0,
         "one step: whether it persists is not known": usual == 1,
+        f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "
+        "later steps": loading[1] > 0,
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,

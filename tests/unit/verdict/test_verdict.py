@@ -82,6 +82,20 @@ def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_i
     assert "batch" not in by_kind
 
 
+def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_unsure(tmp_path):
+    run = TinyRun()
+    run.call(0, 900, -1, name="cudaDeviceGetStreamPriorityRange")
+    for number in range(20):
+        at = 900 + 10 * number
+        run.op("aten::add", at, at + 8)
+        run.call(at + 4, at + 8, number)
+        run.kernel("add", at + 9, at + 11, number)
+    run.step(0, 0, 1200)
+    verdict = explained(run, tmp_path)
+    assert "one cudaDeviceGetStreamPriorityRange takes 900 us" in "; ".join(verdict.unsure)
+    assert "input" not in kinds(verdict)
+
+
 def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
     run = launches_of([("mul", 60, 10)] * 50)
     alone = explained(run, tmp_path / "alone")
