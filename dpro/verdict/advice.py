@@ -23,6 +23,7 @@ from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import EFFORTS, kind_of_job
+from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
@@ -47,6 +48,7 @@ MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
+MOST = 0.9  # of the time that calls wait: those that hold it are named
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 NO_SPAN = "code in no span"
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
@@ -54,6 +56,7 @@ TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls bec
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
 FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
+WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
 _UNFUSED_ATTENTION = r"(?i)softmax(?!.*(nll|log|loss))"
@@ -121,6 +124,11 @@ def _of_a_moment(advice: Advice) -> Advice:
     return replace(advice, gain_low=advice.gain_low**least, gain_high=advice.gain_high**most)
 
 
+def partly(gain: float, part: float) -> float:
+    """How many times as long the step takes now as once a part is saved of what a gain saves in all."""
+    return 1 / (1 - part * (1 - 1 / gain))
+
+
 def _middle(advice: Advice) -> float:
     """The middle of its gain; infinite where it is not known."""
     if advice.gain_low is None or advice.gain_high is None:
@@ -130,7 +138,7 @@ def _middle(advice: Advice) -> float:
 
 def _merit(advice: Advice) -> float:
     """The middle of its gain, as a power, for its effort: twice for what names its own cause."""
-    weight = 2.0 if advice.kind in ("cores", "launch-one") else 1 / EFFORT.get(advice.effort, 1.0)
+    weight = WEIGHTS.get(advice.kind, 1.0) / EFFORT.get(advice.effort, 1.0)
     return weight * math.log(_middle(advice))
 
 
@@ -239,7 +247,7 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
                 "cores",
                 f"{do} on {finding.component}: its ranks wait for one "
                 f"{format_duration(finding.cost_ns)} a step",
-                1.0 if shared else 1 + (gain - 1) * 0.5,
+                1.0 if shared else partly(gain, 0.5),
                 gain,
                 "a setting",
                 "" if shared else "no other process takes the cores",
@@ -261,7 +269,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
             f"find what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
             f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}"
             f"{_longest_names(_work_by_name(facts, partial(before_dear, dear.kernel)), facts.rank_steps)}",
-            1 + (most - 1) * 0.5,
+            partly(most, 0.5),
             most,
             "new code",
             "a launch of it can cost what others do",
@@ -270,15 +278,15 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
+    count = launches.height / facts.rank_steps
     launching = min(facts.typical_gain_of(facts.job.with_change(FreeLaunching())), host)
     mostly_launches = math.log(launching) >= PART_OF_HOST * math.log(host)
     if mostly_launches:  # what else it does may be captured with the launches
         launching = host
-    low = 1 + (launching - 1) * 0.3
+    low = partly(launching, 0.3)
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
-        low = max(graphs.speedup_at(graphs.gain_low_ns), low)
-    count = launches.height / facts.rank_steps
+        low = max(graphs.speedup_at(graphs.gain_low_ns), 1.0)
     yield Advice(
         "launch",
         'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
@@ -306,7 +314,7 @@ def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
     return Advice(
         "cores",
         "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
-        1 + (gain - 1) * 0.75,
+        partly(gain, 0.75),
         max(gain, host),
         "a setting",
         "calls then take as long as they usually do",
@@ -332,7 +340,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     yield Advice(
         "input",
         f"{how}{_longest_names(prepared, facts.rank_steps)}",
-        1 + (gain - 1) * 0.5,
+        partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
         "it can be made cheaper" if crowded else "there are free cores for it, and the source can keep up",
@@ -518,7 +526,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield Advice(
             "transfer",
             f"shorten {what}: another algorithm, path or placement",
-            1 / (1 - 0.3 * exposed),
+            partly(gain, 0.3),
             gain,
             "new code",
             "its transfers are not at the limit of the wires",
@@ -529,7 +537,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     yield Advice(
         "overlap",
         f"hide {what} behind compute",
-        1 + (hidden - 1) * 0.4,
+        partly(hidden, 0.4),
         hidden,
         "new code",
         "there is compute that does not depend on it",
@@ -544,7 +552,7 @@ def _experts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield Advice(
             "balance-experts",
             "balance the load of the experts: another rank is last in other layers",
-            1 + (gain - 1) * 0.7,
+            partly(gain, 0.7),
             1 + (gain - 1) * 2,
             "new code",
             "the waiting in dispatch and combine is for experts with more tokens",
@@ -570,13 +578,13 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
     bubble = facts.gains_by_limit().get(BUBBLE, 1.0)
     if bubble >= 1.1:
-        half = 1 / (1 - (1 - 1 / bubble) / 2)
+        half = partly(bubble, 0.5)
         ways = [("microbatches", "twice as many micro-batches per step, which halves the bubble")]
         if kind_of_job(facts.job.graph).chunks <= 1:
             two = "interleave two chunks of layers per stage, which halves the bubble"
             ways.insert(0, ("interleave", two))
         for kind, do in ways:
-            yield Advice(kind, do, 1 + (half - 1) * 0.6, half, "a setting", "memory holds more activations")
+            yield Advice(kind, do, partly(half, 0.6), half, "a setting", "memory holds more activations")
 
 
 def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -584,24 +592,27 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(SYNCHRONISATION, 1.0)
     if gain < 1.03:
         return
-    waits = facts.spans.filter(
-        (pl.col("kind") == "runtime")
-        & pl.col("name").str.contains("(?i)synchronize")
-        & (pl.col("duration_ns") > 0)
-    )
-    count = waits.height / facts.rank_steps
-    if count < 0.5:  # it is copies that block
+    waits = pl.concat(facts.job.map_ranks(_measured_waits)).select("rank", "span_id", "waited_ns")
+    usual = facts.spans.join(waits, on=["rank", "span_id"]).sort("waited_ns", "span_id", descending=True)
+    before_ns = pl.col("waited_ns").cum_sum() - pl.col("waited_ns")
+    longest = usual.filter(before_ns < MOST * pl.col("waited_ns").sum())
+    count = longest.height / facts.rank_steps
+    if count < 0.5:
         return
     yield Advice(
         "sync",
         f"take out what waits for the GPU (.item(), .to(), blocking copies), {count:,.0f} calls a step"
-        f"{place_of(waits, facts.spans)}",
-        1 + (gain - 1) * 0.5,
+        f"{place_of(longest, facts.spans)}",
+        partly(gain, 0.5),
         gain,
         "new code",
         "what is waited for can be read later",
         "dpro whatif RUN --edit no-sync",
     )
+
+
+def _measured_waits(graph: Graph) -> pl.DataFrame:
+    return gpu_waits(graph, graph.nodes.measured_end)
 
 
 def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -636,18 +647,16 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     name, total_ns, moved = totals.row(0)
     time = format_duration(total_ns / facts.rank_steps)
-    moves = (
-        f"moves {format_bytes(moved / facts.rank_steps)} in" if moved else "takes"
-    )  # 0 is of an old format
+    moves = f"moves {format_bytes(moved / facts.rank_steps)} in" if moved else "takes"
     figures = f"{name} {moves} {time} a step and rank"
     if "Pageable" in name and facts.spans["name"].str.contains("DataLoader").any():
         do = f"copy from pinned memory (pin_memory=True, non_blocking=True): {figures}"
-        yield Advice("copies", do, 1 + (gain - 1) * 0.5, gain, "a setting", "the host has memory to pin")
+        yield Advice("copies", do, partly(gain, 0.5), gain, "a setting", "the host has memory to pin")
         return
     yield Advice(
         "copies",
         f"keep on the GPU what is copied: {figures}",
-        1 + (gain - 1) * 0.6,
+        partly(gain, 0.6),
         gain,
         "new code",
         "memory has room for it",

@@ -292,12 +292,14 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     whole = float(facts.kernels["total_ns"].sum())
     if not whole or limit is None or COMMUNICATION in (limit.kind, limit.together):
         return []
-    share = float(facts.communication_kernels["total_ns"].sum()) / whole
+    moving = float(facts.communication_kernels["total_ns"].sum())
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
-    if share < NOTABLE or 1 - 1 / gain > share / 2:
+    if moving < NOTABLE * whole or 1 - 1 / gain > moving / whole / 2:
         return []
+    waiting = facts.shares["exposed_wait_ns"] * facts.step_ns * facts.rank_steps
+    why = "most of that waits; " if waiting > moving / 2 else ""
     return [
-        f"tune communication: it is {share:.0%} of GPU time, but most of that waits; free transfers give "
+        f"tune communication: it is {moving / whole:.0%} of GPU time, but {why}free transfers give "
         f"x{gain:.2f}"
     ]
 

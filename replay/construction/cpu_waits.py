@@ -20,7 +20,7 @@ from dpro.replay.construction.dependencies import WORK, Dependencies, join, link
 from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.graph import EdgeKind
 
-AUTOGRAD = r"^autograd::engine::evaluate_function"
+AUTOGRAD = r"^autograd::engine::evaluate_function|^\w+Backward\d*$"  # old engines have no spans
 BACKWARD = r"^dpro::backward$"
 QUIET = (KIND["annotation"], KIND["python"])
 

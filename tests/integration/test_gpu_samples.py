@@ -44,7 +44,7 @@ def test_steps_that_wait_for_their_input_by_turns_are_all_usual(sample):
     assert verdict.left_out == 0
     assert verdict.step_ms == pytest.approx(110, abs=5)
     assert verdict.limit.kind == INPUT
-    assert [advice.kind for advice in verdict.advice] == ["input", "copies"]
+    assert [advice.kind for advice in verdict.advice] == ["input", "copies", "sync"]
     assert "num_workers" in verdict.advice[0].do
     assert "pin_memory" in verdict.advice[1].do
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
@@ -195,17 +196,11 @@ class NoSync(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The calls in which the host waits longest for the GPU."""
-        graph = facts.graph
-        edges = np.flatnonzero(_waits_for_gpu(graph))
-        if not edges.size:
+        if not _waits_for_gpu(facts.graph).any():
             raise NothingToChange("the CPU waits for the GPU in no call of the run")
-        call = _waiting_calls(graph)[edges]
-        until, ready = graph.edges.target[edges], facts.timeline.end[graph.edges.source[edges]]
-        waited = np.maximum(ready - facts.timeline.end[np.maximum(call, 0)], 0)
-        in_step = (call >= 0) & (graph.nodes.step[until] >= 0)
-        total = np.bincount(graph.nodes.name[call[in_step]], waited[in_step], minlength=len(graph.names))
-        names = [graph.names[i] for i in np.argsort(-total, kind="stable")[:MAX_WAITS] if total[i] > 0]
-        return [cls(within=name) for name in names] or [cls()]
+        waits = gpu_waits(facts.graph, facts.timeline.end).group_by("name").agg(pl.col("waited_ns").sum())
+        longest = waits.filter(pl.col("waited_ns") > 0).sort(["waited_ns", "name"], descending=[True, False])
+        return [cls(within=name) for name in longest["name"].head(MAX_WAITS)] or [cls()]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.idle_without_communication
@@ -250,6 +245,26 @@ class NoSync(Edit):
             "keep losses and metrics on the GPU and read them every N steps; copy with non_blocking=True "
             "from pinned memory; leave out torch.cuda.synchronize()"
         )
+
+
+def gpu_waits(graph: Graph, end: Ints) -> pl.DataFrame:
+    """Calls in steps that wait for the GPU: `rank`, `span_id`, `name` (of it or its operator), `waited_ns`.
+
+    Args:
+        end: [N] ns, when the nodes of the graph end.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    waits = _waits_for_gpu(graph) & (nodes.step[edges.target] >= 0)
+    call = _waiting_calls(graph)
+    waits &= call >= 0
+    call, until, work = call[waits], edges.target[waits], edges.source[waits]
+    names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[call])
+    return (
+        pl.DataFrame({"rank": nodes.rank[until], "span_id": nodes.span[until], "name": names})
+        .with_columns(waited_ns=pl.Series(np.maximum(end[work] - end[call], 0)))
+        .group_by("rank", "span_id", "name")
+        .agg(pl.col("waited_ns").max())
+    )
 
 
 def _waits_for_gpu(graph: Graph) -> Bools:

@@ -10,9 +10,11 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.verdict.advice import Advice, advise, worth_after
+from dpro.replay.whatif.predict import predict
+from dpro.replay.whatif.registry import parse_edit
+from dpro.verdict.advice import Advice, advise, partly, worth_after
 from dpro.verdict.facts import JobFacts, place_of
-from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, SYNCHRONISATION
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
 from tests.builders import MAIN, TinyRun
@@ -182,7 +184,7 @@ def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, mo
     assert {advice.kind for advice in crowded[:2]} == {"input", "cores"}
     assert not any("beside the step" in advice.do for advice in crowded)
     (cores,) = (advice for advice in crowded if advice.kind == "cores")
-    assert (cores.gain_low, cores.gain_high) == pytest.approx((1.5, 2.0))
+    assert (cores.gain_low, cores.gain_high) == pytest.approx((4 / 3, 2.0))
     monkeypatch.setattr(JobFacts, "shared_hosts", ["a"])
     (shared,) = (advice for advice in advise(with_findings(facts, [crowd]), INPUT) if advice.kind == "cores")
     assert shared.gain_low == 1.0
@@ -232,7 +234,7 @@ def test_what_cores_give_lies_between_most_of_what_the_pauses_cost_and_a_free_ho
     facts = facts_of(descheduled(), tmp_path)
     ended = facts.typical_gain_of(facts.job.with_change(facts.still.ended))
     cores = advise(facts, HOST)[0]
-    assert cores.gain_low == pytest.approx(1 + 0.75 * (ended - 1))
+    assert cores.gain_low == pytest.approx(partly(ended, 0.75))
     assert cores.gain_high == pytest.approx(max(ended, facts.gains_by_limit()[HOST]))
 
 
@@ -255,7 +257,7 @@ def test_input_is_worth_all_that_comes_before_the_first_launch_or_half_of_it(tmp
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     gain = facts.gains_by_limit()[INPUT]
     (advice,) = (advice for advice in advise(facts, INPUT) if advice.kind == "input")
-    assert (advice.gain_low, advice.gain_high) == pytest.approx((1 + 0.5 * (gain - 1), gain))
+    assert (advice.gain_low, advice.gain_high) == pytest.approx((partly(gain, 0.5), gain))
 
 
 def late_host(late_us: float) -> TinyRun:
@@ -334,10 +336,51 @@ def test_what_gains_only_once_the_limit_is_gone_comes_after_it(tmp_path):
     assert verdict.limit.kind == HOST
     assert verdict.alternatives[COMMUNICATION] < 1.02
     assert not {"transfer", "overlap"} & {*kinds(verdict)}
+    assert verdict.tempting == ["tune communication: it is 80% of GPU time, but free transfers give x1.00"]
     # Without a host it takes 20 to begin and end, 100 are computed, and 400 moved: 30% of them or all can go.
     assert verdict.then.kind == "transfer"
     assert verdict.then.gain_low == pytest.approx(1 / (1 - 0.3 * 400 / 520), rel=0.03)
     assert verdict.then.gain_high == pytest.approx(520 / 120, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("gain", "part", "less"), [(50, 0.3, 1.416), (2, 0.5, 4 / 3), (1, 0.5, 1), (4, 1, 4)]
+)
+def test_a_part_of_what_a_gain_saves_is_a_part_of_its_time(gain, part, less):
+    assert partly(gain, part) == pytest.approx(less, rel=1e-3)
+
+
+def test_graphs_gain_no_more_for_certain_than_their_prediction(tmp_path):
+    run = launches_of([("first", 20_000, 10)] + [("mul", 50, 10)] * 20)
+    facts = facts_of(run, tmp_path)
+    graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
+    (launch,) = (advice for advice in advise(facts, HOST) if advice.kind == "launch")
+    assert launch.gain_low == pytest.approx(max(graphs.speedup_at(graphs.gain_low_ns), 1.0))
+
+
+def test_a_host_that_launches_little_is_not_advised_to_launch_less(tmp_path):
+    assert not {"launch", "batch"} & {*kinds(explained(launches_of([("gemm", 900, 10)] * 3), tmp_path))}
+
+
+def test_the_calls_are_named_in_which_the_host_waits_and_not_those_that_return_at_once(tmp_path):
+    run = TinyRun()
+    for step in range(3):
+        begin = 2000.0 * step
+        run.call(begin, begin + 5, 100 * step)
+        run.kernel("gemm", begin + 10, begin + 900, 100 * step)
+        run.mark("## read loss ##", begin + 20, begin + 930)
+        run.call(begin + 30, begin + 925, 100 * step + 1, name="cudaMemcpyAsync")
+        run.kernel(
+            "Memcpy DtoH (Device -> Pageable)", begin + 902, begin + 920, 100 * step + 1, kind="memcpy"
+        )
+        run.mark("## check ##", begin + 940, begin + 990)
+        for number in range(5):
+            at = begin + 945 + 8 * number
+            run.call(at, at + 2, 100 * step + 10 + number, name="cudaStreamSynchronize")
+        run.op("aten::work", begin + 1000, begin + 1990)
+        run.step(step, begin, begin + 2000)
+    (sync,) = (advice for advice in advise(facts_of(run, tmp_path), SYNCHRONISATION) if advice.kind == "sync")
+    assert ", 1 calls a step, 100% of them in read loss" in sync.do
 
 
 def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_code(tmp_path):
@@ -419,11 +462,11 @@ def test_the_kernels_that_compute_longest_are_named_behind_compute_and_transfers
     transfer, overlap = communication.advice[:2]
     gain = communication.limit.gain
     exposed = 1 - 1 / gain
-    assert (transfer.gain_low, transfer.gain_high) == pytest.approx((1 / (1 - 0.3 * exposed), gain))
+    assert (transfer.gain_low, transfer.gain_high) == pytest.approx((partly(gain, 0.3), gain))
     # Transfers of 400 cannot be hidden behind 200 of anything else: what is left is they.
     assert exposed > 0.6
     assert overlap.gain_high == pytest.approx(1 / exposed)
-    assert overlap.gain_low == pytest.approx(1 + 0.4 * (1 / exposed - 1))
+    assert overlap.gain_low == pytest.approx(partly(1 / exposed, 0.4))
 
 
 def ranks_that_transfer() -> TinyRun:

@@ -42,6 +42,18 @@ def test_faster_backward_brings_the_optimizer_forward(tmp_path):
     assert seen.lasting("aten::mm", -100).start("optimizer") == 300
 
 
+def test_backward_without_spans_of_its_engine_waits_for_forward(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 500)
+    run.op("forward", 0, 100)
+    run.op("NllLossBackward", 110, 250, tid=BACKWARD)
+    run.op("MmBackward0", 260, 390, tid=BACKWARD)
+    run.op("optimizer", 400, 500)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.lasting("forward", 70).start("NllLossBackward") == 180
+    assert seen.lasting("forward", 70).start("optimizer") == 470
+
+
 def test_without_the_hand_over_backward_does_not_wait_for_forward(tmp_path):
     graph = _backward().build(tmp_path / "r").graph
     alone = Seen(graph.without_edges(graph.edges.kind == EdgeKind.HANDOVER))
