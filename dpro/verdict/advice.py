@@ -280,7 +280,8 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     count = launches.height / facts.rank_steps
     launching = min(facts.typical_gain_of(facts.job.with_change(FreeLaunching())), host)
-    mostly_launches = math.log(launching) >= PART_OF_HOST * math.log(host)
+    # Hosts that stand still do so in any call: with fewer of them less.
+    mostly_launches = facts.still is not None or math.log(launching) >= PART_OF_HOST * math.log(host)
     if mostly_launches:  # what else it does may be captured with the launches
         launching = host
     low = partly(launching, 0.3)

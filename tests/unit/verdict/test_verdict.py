@@ -148,6 +148,8 @@ def test_hosts_that_stand_still_in_any_call_lack_cores(tmp_path):
     verdict = explained(descheduled(), tmp_path)
     assert (verdict.limit.kind, kinds(verdict)[0]) == (HOST, "cores")
     assert "of 4 at a time" in verdict.limit.cause
+    (launch,) = (advice for advice in verdict.advice if advice.kind == "launch")
+    assert launch.gain_high == pytest.approx(verdict.limit.gain)  # fewer calls stand still less
 
 
 def test_one_call_that_is_slow_is_no_lack_of_cores(tmp_path):
