@@ -234,7 +234,11 @@ def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
         unfinished: `rank`, `key`, `first`: sequence number of that call.
     """
     joined = status.join(unfinished, on=["rank", "key"], how="left", maintain_order="left")
-    return joined.with_columns(completed=pl.min_horizontal("completed", pl.col("first") - 1)).drop("first")
+    before = pl.when(pl.col("first") > 1).then(pl.col("first") - 1).otherwise(-1)  # PyTorch counts from 1
+    held_back = (
+        pl.when(pl.col("first").is_null()).then("completed").otherwise(pl.min_horizontal("completed", before))
+    )
+    return joined.with_columns(completed=held_back).drop("first")
 
 
 # Ranks that ended before the job did.

@@ -44,10 +44,17 @@ _ADVICE = {
 }
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
 MAX_CALLS = 3  # of a stack that are quoted
-LEFT, RAISED = "left early", "an exception"  # causes
+LEFT, RAISED, DEADLOCK = "left early", "an exception", "deadlock"  # causes
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
+_DEADLOCK_MEANS = (
+    "{who}: a deadlock, each waits for the next: they call in different orders; the program is wrong, "
+    "no hardware"
+)
+_DEADLOCK_ADVICE = (
+    "let all ranks call the collectives of these groups in one order, and send before they receive"
+)
 _LEFT_MEANS = (
     "{who}: it left early, its script ended well while its peers went on; the program is wrong, no hardware: "
     "its loop had fewer steps, as with uneven inputs"
@@ -56,6 +63,8 @@ _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
     "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
 )
+_MEANS = {LEFT: _LEFT_MEANS, RAISED: _RAISED_MEANS, DEADLOCK: _DEADLOCK_MEANS}
+_ADVICE |= {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE, DEADLOCK: _DEADLOCK_ADVICE}
 
 
 def name_of(operation: Operation) -> str:
@@ -103,12 +112,10 @@ def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]
 def verdict_in_words(finding: Finding) -> str:
     """Return what a finding of a hang means."""
     who = finding.component
-    if finding.cause == LEFT:
-        return _LEFT_MEANS.format(who=who)
+    if finding.cause in _MEANS:
+        return _MEANS[finding.cause].format(who=who)
     if finding.cause.startswith(CAUSE):
         return _MEMORY_MEANS.format(who=who, most=finding.cause.removeprefix(CAUSE))
-    if finding.cause == RAISED:
-        return _RAISED_MEANS.format(who=who)
     if finding.class_ == "hang.rank":
         return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
     if finding.confidence >= MIN_SURE:
@@ -128,8 +135,7 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
     ]
     where = f" ({'; '.join(places)})" if places else ""
-    by_cause = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause) or advice_on(finding.cause)
-    advice = by_cause or _ADVICE[finding.class_]
+    advice = _ADVICE.get(finding.cause) or advice_on(finding.cause) or _ADVICE[finding.class_]
     return advice.format(who=finding.component, where=where)
 
 

@@ -45,6 +45,7 @@ from dpro.detect.hang.case import (
     without_dump,
 )
 from dpro.detect.hang.evidence import (
+    DEADLOCK,
     LEFT,
     RAISED,
     attendance,
@@ -66,6 +67,7 @@ from dpro.units import NS_PER_S, time_in_words
 from dpro.words import numbers_in_words, one_of, ranks_in_words
 
 MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
+MAX_OF_DEADLOCK = 6  # the same of ranks that wait for each other
 
 # Confidences: all dumps show it; all but some; NCCL's RAS reports it where dumps do not; it is one of two.
 _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
@@ -195,9 +197,10 @@ def _cycle_finding(root: Root, case: Case) -> Finding:
     if minority:
         called = "; ".join(_odd_call(rank, root) for rank in minority)
         facts.append(f"{ranks_in_words(minority)} called in another order than most{called}")
-    return _finding(
+    finding = _finding(
         "hang.mismatch", "rank", replace(root, ranks=minority or root.ranks), case, _LIKELY, facts
     )
+    return finding if minority else replace(finding, cause=DEADLOCK)
 
 
 def _odd_call(rank: int, root: Root) -> str:
@@ -343,7 +346,8 @@ def _finding(
 ) -> Finding:
     """A finding with the evidence that all have: operations, the chain, the victims, and the doubts."""
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
-    calls = [attendance(operation) for operation in [*kinds.values()][: -MAX_OPERATIONS - 1 : -1]]
+    most = MAX_OF_DEADLOCK if root.kind == graph.CYCLE else MAX_OPERATIONS
+    calls = [attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
     more = len(root.operations) - len(calls)
     if more > 0:
         calls[-1] += f"; and {more} more like it"

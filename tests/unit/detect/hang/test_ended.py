@@ -45,6 +45,20 @@ def test_a_call_that_failed_when_the_job_was_interrupted_is_unfinished_if_one_ne
     assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
 
 
+def test_a_deadlock_in_first_calls_stays_one_though_those_of_ranks_that_were_ended_last_failed(job):
+    for rank, pair in ((0, [0, 1]), (1, [1, 3]), (2, [0, 2]), (3, [2, 3])):
+        job.call([rank], pair, OPEN)
+        failed = {"group": "-".join(map(str, pair)), "group_ranks": f"{pair[0]},{pair[1]}", "enqueued": 1}
+        job.dump(rank, saved_s=60 + rank, **failed, completed=1 if rank >= 2 else -1)
+        job.ended(rank, 60 + rank, number=9, final=rank >= 2)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks, finding.cause) == ("hang.mismatch", (0, 1, 2, 3), "deadlock")
+    assert "a deadlock, each waits for the next" in verdict_in_words(finding)
+    assert all(
+        f'all_reduce #1 of group "{pair}"' in evidence_of(finding) for pair in ("0-1", "1-3", "0-2", "2-3")
+    )
+
+
 def test_a_call_that_all_made_and_finished_stays_finished_however_the_job_ended(job):
     job.call(WORLD, WORLD, DONE)
     saved(job, 60, *WORLD)
