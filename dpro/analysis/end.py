@@ -14,11 +14,11 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.detect.findings import Finding, ranks_of
-from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
+from dpro.detect.hang.case import INTERRUPTED, has_left, own_call, signal_name
 from dpro.detect.hang.evidence import LEFT
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
-from dpro.units import format_duration, time_in_words
+from dpro.units import NS_PER_S, format_duration, time_in_words
 from dpro.words import capitalised, ranks_in_words
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
+STOOD_STILL_NS = 10 * NS_PER_S  # no step ended for so long before a job was ended, and
+STOOD_STILL = 20  # times as long as a step takes: that is said
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
@@ -222,10 +224,31 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         cause = end.cause or f"the command ended with {end.by}, and no rank is seen to have failed"
         return f"The job failed{where}{when}: {cause}."
     if end.how == ENDED:
-        return (
-            f"The job was ended{where}{when}, by {end.by}; it did not hang before, as far as its calls show."
-        )
+        stood = _stood_still(end, evidence) or "it did not hang before, as far as its calls show"
+        return f"The job was ended{where}{when}, by {end.by}; {stood}."
     return ""
+
+
+def _stood_still(end: JobEnd, evidence: EndEvidence) -> str:
+    """For how long no step had ended before the job was ended, where that is far longer than a step takes."""
+    steps = evidence.steps
+    last_ns = (steps["start_ns"] + steps["duration_ns"]).max()
+    usual_ns = steps["duration_ns"].median()
+    if end.time_ns is None or not isinstance(last_ns, int) or not isinstance(usual_ns, float):
+        return ""
+    stood_ns = end.time_ns - last_ns
+    if stood_ns < max(STOOD_STILL_NS, STOOD_STILL * usual_ns):
+        return ""
+    calls = evidence.workers.filter(pl.col("stack") != "").select("rank", "stack").sort("rank")
+    at = {rank: own_call(stack.splitlines()) for rank, stack in calls.iter_rows()}
+    places = "; ".join(
+        f"{ranks_in_words(rank for rank in at if at[rank] == place)}: {place}"
+        for place in dict.fromkeys(at.values())
+    )
+    return (
+        f"no step had ended for {format_duration(float(stood_ns))}, where one takes "
+        f"{format_duration(usual_ns)}, and no call waited for another rank{f' ({places})' if places else ''}"
+    )
 
 
 def _lasted(end: JobEnd, evidence: EndEvidence) -> str:

@@ -33,7 +33,7 @@ from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, ow
 from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
 from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
-from dpro.replay.steps import job_steps, step_series, steps_of
+from dpro.replay.steps import host_facts, job_steps, step_series, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.timed import hosts_ahead
@@ -241,7 +241,8 @@ class Context:
         if self.on_gpus or self.calls.is_empty() or aligned.steps.is_empty():
             return []
         crowded = {rank for crowd in self.crowds for rank in crowd.ranks}
-        turns = find_turns(self.usual_own_times, self.calls, aligned.workers)
+        facts = host_facts(self.steps, self.counters)
+        turns = find_turns(self.usual_own_times, self.calls, aligned.workers, facts)
         return [finding for finding in turns if not {*finding.ranks} <= crowded]
 
     @cached_property

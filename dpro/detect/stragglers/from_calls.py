@@ -531,13 +531,16 @@ MAX_RATIO = 2.0  # of the largest distance to the smallest
 MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by itself
 
 
-def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Finding]:
-    """Find ranks that take turns, costliest first.
+def find_turns(
+    own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame, facts: pl.DataFrame
+) -> list[Finding]:
+    """Find ranks that take turns at something else than a core, costliest first.
 
     Args:
         own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
         calls: as `calls_of` gives them; for which ranks belong together.
         workers: table `workers`, which says of what stage ranks are.
+        facts: as of `host_facts`: how long ranks waited for a core.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     findings = []
@@ -547,7 +550,7 @@ def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFra
             continue
         cycle = float(np.median((team.own + team.waited).mean(axis=1)))
         gaps_ns = distances(team.own, cycle)
-        if gaps_ns is None:
+        if gaps_ns is None or distances(team.own - _waits_for_core(team, facts), cycle) is None:
             continue
         cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
         last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
@@ -573,6 +576,19 @@ def find_turns(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFra
             )
         )
     return costliest_first(findings)
+
+
+def _waits_for_core(team: Team, facts: pl.DataFrame) -> Floats:
+    """[T, R] ns for which ranks were ready to run and had no core; 0 where that is not known."""
+    places = pl.DataFrame(
+        {
+            "rank": pl.Series(np.tile(team.ranks, team.steps.size), dtype=facts.schema["rank"]),
+            "step": pl.Series(np.repeat(team.steps, len(team.ranks)), dtype=facts.schema["step"]),
+        }
+    )
+    waits = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")["run_queue_ns"]
+    waits_ns: Floats = waits.fill_null(0.0).to_numpy().reshape(team.own.shape)
+    return waits_ns
 
 
 def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:

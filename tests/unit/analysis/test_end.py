@@ -123,9 +123,19 @@ def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
 
 
 def test_a_job_that_moved_until_it_was_ended_did_not_hang(tmp_path):
-    end = end_of(written(tmp_path, {"exit_signal": 15}, {"exit_signal": 15}))
+    ended = {"exit_signal": 15, "ended_ns": at(12)}
+    end = end_of(written(tmp_path, ended, ended))
     assert (end.how, end.hung, end.bad, end.early) == (ENDED, False, False, True)
     assert "it did not hang before" in end.sentence
+
+
+def test_a_job_whose_ranks_all_stood_still_outside_calls_says_for_how_long_and_where(tmp_path):
+    ended = {"exit_signal": 2, "stack": "/usr/lib/python3.11/queue.py:171 get\njob.py:49 read"}
+    end = end_of(written(tmp_path, ended, ended))
+    assert end.sentence.endswith(
+        "by Ctrl-C (SIGINT); no step had ended for 37 s, where one takes 1 s, and no call waited for another "
+        "rank (ranks 0-1: job.py:49 read)."
+    )
 
 
 def test_a_job_of_which_no_rank_has_ended_still_hangs(tmp_path):

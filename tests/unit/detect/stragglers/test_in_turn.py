@@ -10,6 +10,7 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.stragglers.from_calls import distances, find_turns
 from dpro.detect.stragglers.own_time import calls_of, own_time
+from dpro.replay.steps import host_facts
 from tests.unit.detect.calling import Job, data_parallel, noisy, tables
 
 
@@ -23,15 +24,22 @@ def in_turn(num_ranks: int, ms: float, num_steps: int = 40, seed: int = 3) -> Jo
     return replace(job, factors=factors)
 
 
-def found(job: Job) -> list[Finding]:
-    collectives, steps, _, workers = tables(job)
+def turns_of(job: Job) -> list[Finding]:
+    collectives, steps, counters, workers = tables(job)
     calls = calls_of(collectives)
-    return find_turns(own_time(calls, steps), calls, workers)
+    return find_turns(own_time(calls, steps), calls, workers, host_facts(steps, counters))
+
+
+def test_ranks_that_take_turns_at_a_core_are_left_to_what_judges_cores():
+    job = in_turn(2, 30.0)
+    waits_ms = np.where(job.factors[:, :, 0] > 2, 30.0, 0.0)
+    assert turns_of(replace(job, counters={"step_run_queue_ns": 0 * waits_ms}))
+    assert turns_of(replace(job, counters={"step_run_queue_ns": waits_ms})) == []
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_ranks_that_take_turns_are_one_finding_about_what_they_share(num_ranks):
-    (finding,) = found(in_turn(num_ranks, 30.0))
+    (finding,) = turns_of(in_turn(num_ranks, 30.0))
     assert (finding.class_, finding.component_kind, finding.ranks) == (
         "slow.host",
         "job",
@@ -46,7 +54,7 @@ def test_ranks_that_take_turns_are_one_finding_about_what_they_share(num_ranks):
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_ranks_that_are_late_by_chance_take_no_turns(num_ranks, sigma, tail):
     for seed in range(5):
-        assert found(noisy(data_parallel(num_ranks, 60), seed, sigma, tail)) == []
+        assert turns_of(noisy(data_parallel(num_ranks, 60), seed, sigma, tail)) == []
 
 
 def test_a_rank_that_is_always_last_takes_no_turns():
