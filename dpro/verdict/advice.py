@@ -39,6 +39,7 @@ from dpro.verdict.limits import (
     before_first_launch,
     typical,
 )
+from dpro.words import counted
 
 MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
@@ -262,14 +263,14 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
-            f"find what the host does for {format_duration(dear.took_ns)} before each of {dear.per_step:.0f} "
-            f"launches of {short_kernel(dear.kernel)} a step"
-            f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}",
+            f"shorten what the host does for {format_duration(dear.took_ns)} before it launches "
+            f"{short_kernel(dear.kernel)}, {counted(max(round(dear.per_step), 1), 'time')} a step"
+            f"{f': mostly {short_place(dear.doing)}' if dear.doing else ''}",
             partly(most, 0.5),
             most,
             "new code",
             "a launch of it can cost what others do",
-            "record with --stacks",
+            "" if dear.doing else "record with --stacks",
         )
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:

@@ -99,45 +99,58 @@ class UsualCalls:
 
 
 class DearLaunches(NamedTuple):
-    """A kernel, how many times a step and rank it is launched, and ns of the host before each."""
+    """Work of a GPU, how many times a step and rank it is launched late, and ns of the host before each.
+
+    Attributes:
+        doing: what the host mostly does then; empty where that is not recorded.
+    """
 
     kernel: str
     per_step: float
     took_ns: float
+    doing: str
 
 
 def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
-    """The kernel before whose launches the host spends much of the step; None where it does before none.
+    """The work before whose launches the host spends much of the step; None where it does before none.
+
+    Whichever thread launches: while one runs backward, the others wait for it.
 
     Args:
         spans: table `spans`, as far as they began in the steps.
         rank_steps: how many steps of ranks these are.
     """
-    launches = (
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).select("rank", "correlation", kernel="name")
+    took = (
         spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-        .select("rank", "tid", "correlation", "start_ns", end=pl.col("start_ns") + pl.col("duration_ns"))
-        .sort("rank", "tid", "start_ns")
+        .join(work.unique(["rank", "correlation"]), on=["rank", "correlation"], how="left")
+        .filter(pl.col("kernel").is_not_null() | pl.col("name").str.contains("(?i)synchronize"))
+        .select("rank", "kernel", until_ns=end)
+        .sort("rank", "until_ns")
+        .with_columns(from_ns=pl.col("until_ns").shift(1).over("rank"))
+        .drop_nulls()
+        .with_columns(took_ns=pl.col("until_ns") - pl.col("from_ns"))
+        .filter(pl.col("took_ns") >= DEAR_NS)
     )
-    kernels = (
-        spans.filter(pl.col("kind") == "kernel")
-        .select("rank", "correlation", "name")
-        .unique(["rank", "correlation"])
-    )
-    before = (pl.col("end") - pl.col("end").shift(1).over("rank", "tid")).alias("took_ns")
-    named = launches.with_columns(before).drop_nulls("took_ns").join(kernels, on=["rank", "correlation"])
-    dear = (
-        named.filter(pl.col("took_ns") >= DEAR_NS)
-        .group_by("name")
-        .agg(
-            count=pl.len() / rank_steps,
-            mean_ns=pl.col("took_ns").mean(),
-            total_ns=pl.col("took_ns").sum() / rank_steps,
-        )
-        .sort("total_ns", descending=True)
-    )
-    if dear.is_empty() or dear["count"][0] < 3 or dear["total_ns"][0] < DEAR * step_ns:
+    total_ns = pl.col("took_ns").sum()
+    totals = took.group_by("kernel").agg(total_ns=total_ns, count=pl.len()).sort("total_ns", "kernel")
+    if totals.is_empty() or totals["total_ns"][-1] < DEAR * step_ns * rank_steps:
         return None
-    return DearLaunches(str(dear["name"][0]), float(dear["count"][0]), float(dear["mean_ns"][0]))
+    kernel, whole_ns, count = totals.row(-1)
+    stretches = took.filter(pl.col("kernel") == kernel).select("rank", "from_ns", "until_ns").sort("from_ns")
+    inside = (
+        spans.filter(pl.col("kind").is_in(["cpu_op", "python", "annotation", "runtime"]))
+        .sort("start_ns")
+        .join_asof(stretches, left_on="start_ns", right_on="from_ns", by="rank", check_sortedness=False)
+        .filter(end <= pl.col("until_ns"))
+        .group_by("name")
+        .agg(pl.col("duration_ns").sum())
+        .filter(pl.col("duration_ns") >= DEAR * whole_ns)
+        .sort("duration_ns", "name")
+    )
+    doing = str(inside["name"][-1]) if inside.height else ""
+    return DearLaunches(kernel, count / rank_steps, whole_ns / count, doing)
 
 
 def stand_still(job: ReplayedJob, step_ns: float, num_steps: int) -> StandStill | None:

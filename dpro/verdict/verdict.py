@@ -26,7 +26,7 @@ from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, first_of, without_tensor_cores, worth_after
-from dpro.verdict.facts import JobFacts, facts_of, short_kernel
+from dpro.verdict.facts import JobFacts, facts_of, short_kernel, short_place
 from dpro.verdict.limits import (
     BUBBLE,
     BUSY,
@@ -314,7 +314,8 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
-        "one step: whether it persists is not known": usual == 1,
+        "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
+        "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
@@ -346,8 +347,10 @@ def cause_of(facts: JobFacts, limit: str) -> str:
 def _launching(facts: JobFacts) -> str:
     dear = facts.dear
     if dear is not None:
+        times = counted(max(round(dear.per_step), 1), "time")
+        doing = f", mostly in {short_place(dear.doing)}" if dear.doing else ""
         took = format_duration(dear.took_ns)
-        return f"{dear.per_step:.0f} launches of {short_kernel(dear.kernel)} take {took} of the host each"
+        return f"{took} before it launches {short_kernel(dear.kernel)}, {times} a step{doing}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
     if not launches:

@@ -55,12 +55,24 @@ def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> Tiny
 
 def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_path):
     run = launches_of([("cheap", 20, 10)] * 40 + [("rope_kernel", 2200, 30)] * 5)
-    name, count, took_ns = facts_of(run, tmp_path).dear
+    name, count, took_ns, _ = facts_of(run, tmp_path).dear
     assert (name, count) == ("rope_kernel", pytest.approx(5, abs=0.5))
     assert took_ns == pytest.approx(2.2e6, rel=0.02)
     verdict = explained(run, tmp_path)
     assert verdict.limit.kind == HOST
     assert "rope_kernel" in verdict.limit.cause
+    assert kinds(verdict)[0] == "launch-one"
+
+
+def test_one_long_stretch_of_the_host_between_two_launches_is_named_by_what_it_does(tmp_path):
+    run = launches_of([("mul", 20, 10)] * 10 + [("cat", 30_000, 10)] + [("mul", 20, 10)] * 10)
+    for op in [row for row in run.rows["spans"] if row["duration_ns"] == 30_000_000]:
+        at = op["start_ns"] / 1000
+        op["name"] = "aten::split"
+        run.call(at + 25_000, at + 25_001, 10**6 + op["span_id"], name="cudaStreamWaitEvent")
+    verdict = explained(run, tmp_path)
+    assert verdict.limit.kind == HOST
+    assert verdict.limit.cause == "30 ms before it launches cat, 1 time a step, mostly in aten::split"
     assert kinds(verdict)[0] == "launch-one"
 
 
@@ -147,6 +159,11 @@ def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
 def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     verdict = explained(launches_of([("mul", 60, 10)] * 50, steps=1), tmp_path)
     assert any("one step" in reason for reason in verdict.unsure)
+    unmarked = launches_of([("mul", 60, 10)] * 50)
+    del unmarked.rows["steps"]
+    assert explained(unmarked, tmp_path / "unmarked").unsure[:1] == [
+        "no steps are known: all that was recorded is taken as one"
+    ]
 
 
 def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, monkeypatch):
