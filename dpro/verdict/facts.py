@@ -111,13 +111,16 @@ class DearLaunches(NamedTuple):
     doing: str
 
 
-def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
+def dear_launches(
+    spans: pl.DataFrame, in_steps: pl.DataFrame, rank_steps: int, step_ns: float
+) -> DearLaunches | None:
     """The work before whose launches the host spends much of the step; None where it does before none.
 
     Whichever thread launches: while one runs backward, the others wait for it.
 
     Args:
-        spans: table `spans`, as far as they began in the steps.
+        spans: table `spans`.
+        in_steps: those that began in steps that count.
         rank_steps: how many steps of ranks these are.
     """
     end = pl.col("start_ns") + pl.col("duration_ns")
@@ -126,12 +129,13 @@ def dear_launches(spans: pl.DataFrame, rank_steps: int, step_ns: float) -> DearL
         spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
         .join(work.unique(["rank", "correlation"]), on=["rank", "correlation"], how="left")
         .filter(pl.col("kernel").is_not_null() | pl.col("name").str.contains("(?i)synchronize"))
-        .select("rank", "kernel", until_ns=end)
-        .sort("rank", "until_ns")
-        .with_columns(from_ns=pl.col("until_ns").shift(1).over("rank"))
+        .select("rank", "window", "span_id", "kernel", until_ns=end)
+        .sort("rank", "window", "until_ns")
+        .with_columns(from_ns=pl.col("until_ns").shift(1).over("rank", "window"))
         .drop_nulls()
         .with_columns(took_ns=pl.col("until_ns") - pl.col("from_ns"))
         .filter(pl.col("took_ns") >= DEAR_NS)
+        .join(in_steps, on=["rank", "span_id"], how="semi")
     )
     total_ns = pl.col("took_ns").sum()
     totals = took.group_by("kernel").agg(total_ns=total_ns, count=pl.len()).sort("total_ns", "kernel")
@@ -324,7 +328,7 @@ class JobFacts:
     @cached_property
     def dear(self) -> DearLaunches | None:
         """The kernel before whose launches the host spends much of the step; None where there is none."""
-        return dear_launches(self.spans, self.rank_steps, self.step_ns)
+        return dear_launches(self.analysis.spans, self.spans, self.rank_steps, self.step_ns)
 
     @cached_property
     def launches(self) -> pl.DataFrame:

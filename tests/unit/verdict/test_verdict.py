@@ -76,6 +76,16 @@ def test_one_long_stretch_of_the_host_between_two_launches_is_named_by_what_it_d
     assert kinds(verdict)[0] == "launch-one"
 
 
+def test_what_lies_between_two_windows_is_no_work_of_the_host_before_a_launch(tmp_path):
+    run = launches_of([("mul", 60, 10)] * 50)
+    for name in ("spans", "steps"):
+        for row in run.rows[name][:]:
+            later = {"window": 1, "start_ns": row["start_ns"] + 10**9}
+            numbers = {"step": row["step"] + 10} if name == "steps" else {"span_id": row["span_id"] + 10**6}
+            run.rows[name].append(row | later | numbers)
+    assert facts_of(run, tmp_path).dear is None
+
+
 def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
     assert facts_of(run, tmp_path).dear is None
