@@ -579,7 +579,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     yield Advice(
         "sync",
-        f"take out what waits for the GPU (.item(), .to(), blocking copies), {count:,.0f} calls a step"
+        f"take out what waits for the GPU (.item(), .to(), blocking copies), "
+        f"{counted(max(round(count), 1), 'call')} a step"
         f"{place_of(longest, facts.spans)}",
         partly(gain, 0.5),
         gain,

@@ -381,7 +381,7 @@ def test_the_calls_are_named_in_which_the_host_waits_and_not_those_that_return_a
         run.op("aten::work", begin + 1000, begin + 1990)
         run.step(step, begin, begin + 2000)
     (sync,) = (advice for advice in advise(facts_of(run, tmp_path), SYNCHRONISATION) if advice.kind == "sync")
-    assert ", 1 calls a step, 100% of them in read loss" in sync.do
+    assert ", 1 call a step, 100% of them in read loss" in sync.do
 
 
 def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_code(tmp_path):
