@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
@@ -24,7 +24,7 @@ from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERAT
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, NO_SPAN, Graph
 from dpro.replay.steps import host_facts
-from dpro.replay.timeline import Timeline
+from dpro.replay.timeline import Timeline, are_usual
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
@@ -51,46 +51,52 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
     Returns:
         At most one finding, of the job.
     """
-    base, free_hosts = _saved(baseline)
+    usual = are_usual(baseline.step_ns)
+    base, free_hosts = _saved(baseline, usual)
     saved = free_hosts - explained_ns
     if base.size < MIN_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
         return []
     steps = breakdown()
-    idle = _idle(steps)
-    if idle.size != base.size:
+    if steps["step"].n_unique() != usual.size:
         return []
+    steps = steps.filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
+    idle = _idle(steps)
     steady = float(((saved >= MIN_SAVED * base) & (idle >= MIN_IDLE)).mean())
     if steady < PERSISTENT:
         return []
     cost = float(saved.mean())
     ranks = tuple(sorted(steps["rank"].unique().to_list()))
-    evidence = (_busy(steps), *_evidence(baseline, base, free_hosts))
+    evidence = (_busy(steps), *_evidence(baseline, usual, free_hosts))
     share = round(cost / float(base.mean()), 4)
     return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, evidence)]
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
-    base, saved = _saved(baseline)
+    usual = are_usual(baseline.step_ns)
+    base, saved = _saved(baseline, usual)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
-    steps = breakdown()
+    steps = breakdown().filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
     if not (_idle(steps) >= MIN_IDLE).all():
         return []
-    replayed = _evidence(baseline, base, saved)[0]
+    replayed = _evidence(baseline, usual, saved)[0]
     return [f"{_busy(steps)}; {replayed}; it is one step, which does not show that this is usual"]
 
 
-def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
-    """Return [S] ns, step times, and what hosts that take no time would save; empty where no GPU was used."""
+def _saved(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
+    """Return [S] ns, usual step times, and what hosts that take no time would save; empty without GPUs.
+
+    Args:
+        usual: [T] which steps are.
+    """
     if not baseline.job.on_gpus:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     on_gpus = np.concatenate(baseline.job.map_ranks(_ranks_on_gpus))
     no_time = pl.DataFrame({"rank": on_gpus, "factor": np.zeros(on_gpus.size)})
     free = baseline.changed_step_ns(baseline.under(ScaledWork(CPU_KINDS, no_time)).graph)
-    return baseline.step_ns, baseline.step_ns - np.clip(
-        free, 0, None
-    )  # work before the first step may go into it
+    saved = baseline.step_ns - np.clip(free, 0, None)  # work before the first step may go into it
+    return baseline.step_ns[usual], saved[usual]
 
 
 def _ranks_on_gpus(graph: Graph) -> Ints:
@@ -115,14 +121,14 @@ def _busy(breakdown: pl.DataFrame) -> str:
     )
 
 
-def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
+def _evidence(baseline: Baseline, usual: Bools, saved: Ints) -> list[str]:
     """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
 
     Args:
-        base: [S] ns, step times.
+        usual: [T] which steps count.
         saved: [S] ns, what hosts that take no time would save.
     """
-    graph, step = baseline.graph, float(base.mean())
+    graph, step = baseline.graph, float(baseline.step_ns[usual].mean())
     free = format_duration(step - float(saved.mean()))
     lines = [
         f"replayed with hosts that take no time, the step takes {free} instead of {format_duration(step)}: "
@@ -130,10 +136,10 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
     ]
     try:
         launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
-        lines[0] += f"; with free launch calls alone {format_duration(float(launched.mean()))}"
+        lines[0] += f"; with free launch calls alone {format_duration(float(launched[usual].mean()))}"
     except Unanswerable:
         pass
-    parts = _spent(baseline, base.size)
+    parts = _spent(baseline, baseline.steps[usual])
     if parts:
         lines.append("what the step waits for on the host: " + "; ".join(parts))
     if graph.run is not None and (graph.run.table(SPANS, ["kind"])["kind"] == "python").any():
@@ -141,9 +147,9 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
     return lines
 
 
-def _spent(baseline: Baseline, num_steps: int) -> list[str]:
-    """Return what hosts do on the critical path, per step, longest first."""
-    spent = [_host_work(baseline, *stretch) for stretch in baseline.critical_stretches()]
+def _spent(baseline: Baseline, steps: Ints) -> list[str]:
+    """Return what hosts do on the critical path in some steps, per step, longest first."""
+    spent = [_host_work(baseline, steps, *stretch) for stretch in baseline.critical_stretches()]
     parts = (
         pl.concat(spent)
         .group_by("cause", "name")
@@ -154,17 +160,17 @@ def _spent(baseline: Baseline, num_steps: int) -> list[str]:
         .sort(["ns", "cause"], descending=[True, False])
     )
     return [
-        f"{format_duration(ns / num_steps)} in {what}"
+        f"{format_duration(ns / steps.size)} in {what}"
         + (f" (most in {name[:80]})" if name != NO_SPAN else "")
         for what, ns, name in parts.head(MAX_PARTS).iter_rows()
     ]
 
 
-def _host_work(baseline: Baseline, timeline: Timeline, path: Ints) -> pl.DataFrame:
-    """Return `cause`, `name` and `ns` of what hosts do in steps on a part of the critical path."""
+def _host_work(baseline: Baseline, steps: Ints, timeline: Timeline, path: Ints) -> pl.DataFrame:
+    """Return `cause`, `name` and `ns` of what hosts do in some steps on a part of the critical path."""
     graph, nodes = timeline.graph, timeline.graph.nodes
     critical = timeline.end[path] - np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
-    on_host = np.isin(nodes.kind[path], CPU_KINDS) & (nodes.step[path] >= 0) & (critical > 0)
+    on_host = np.isin(nodes.kind[path], CPU_KINDS) & np.isin(nodes.step[path], steps) & (critical > 0)
     here = path[on_host]
     cause = causes_of(graph, baseline.job.on_gpus)[here]
     around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])

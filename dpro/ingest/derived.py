@@ -443,7 +443,8 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     """From one call of the largest embedding to the next, with the shape of its indices.
 
     Of indices in two dimensions, requests and tokens of each, one token means that the batch decodes. Packed
-    batches have one dimension: their tokens are known, and not of what kind they are.
+    batches have one dimension: their tokens are known, and not of what kind they are. A model of which no
+    batch may decode generates nothing.
     """
     is_operator = pl.col("kind") == "cpu_op"
     calls = spans.select("kind", "name", "start_ns", "shapes").filter(
@@ -455,9 +456,10 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
         batch=pl.col("shapes").str.extract(shape, 3).cast(pl.Int64),
         length=pl.col("shapes").str.extract(shape, 4).cast(pl.Int64),
     ).drop_nulls("batch")
-    if sized.height < 2:  # one alone may be of anything
-        return pl.DataFrame(schema={"start_ns": pl.Int64})
     first = sized.filter(pl.col("rows") == pl.col("rows").max()).sort("start_ns")
+    may_decode = pl.col("length").is_null() | (pl.col("length") == 1)
+    if sized.height < 2 or not first.select(may_decode.any()).item():  # one alone may be of anything
+        return pl.DataFrame(schema={"start_ns": pl.Int64})
     last_ns = spans.select((pl.col("start_ns") + pl.col("duration_ns")).filter(is_operator).max()).item()
     until = pl.col("start_ns").shift(-1).fill_null(last_ns)
     tokens, decodes = pl.col("batch") * pl.col("length"), pl.col("length") == 1

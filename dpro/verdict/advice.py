@@ -43,6 +43,7 @@ from dpro.verdict.limits import (
     before_first_launch,
     typical,
 )
+from dpro.words import counted
 
 MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
@@ -266,7 +267,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
-            f"find what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
+            f"shorten what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
             f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}"
             f"{_longest_names(_work_by_name(facts, partial(before_dear, dear.kernel)), facts.rank_steps)}",
             partly(most, 0.5),
@@ -602,7 +603,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     yield Advice(
         "sync",
-        f"take out what waits for the GPU (.item(), .to(), blocking copies), {count:,.0f} calls a step"
+        f"take out what waits for the GPU (.item(), .to(), blocking copies), "
+        f"{counted(max(round(count), 1), 'call')} a step"
         f"{place_of(longest, facts.spans)}",
         partly(gain, 0.5),
         gain,

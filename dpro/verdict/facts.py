@@ -53,7 +53,7 @@ from dpro.verdict.limits import (
     lengths_of,
     typical,
 )
-from dpro.words import short_name, shortened
+from dpro.words import counted, short_name, shortened
 
 # A call of the driver or runtime that, once it has loaded what it needs, takes microseconds.
 _PROMPT_CALLS = r"^(cuda|cu|hip)[A-Z]"
@@ -104,7 +104,7 @@ class UsualCalls:
 
 
 class DearLaunches(NamedTuple):
-    """A kernel, how many times a step and rank it is launched, and ns of the host before each."""
+    """Work of a GPU, how many times a step and rank it is launched late, and ns of the host before each."""
 
     kernel: str
     per_step: float
@@ -112,14 +112,9 @@ class DearLaunches(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """`each of 5 launches of KERNEL a step`."""
-        kernel = short_kernel(self.kernel)
-        count = round(self.per_step)
-        return (
-            f"each of {count} launches of {kernel} a step"
-            if count > 1
-            else f"a launch of {kernel} in each step"
-        )
+        """`it launches KERNEL, 5 times a step`."""
+        times = counted(max(round(self.per_step), 1), "time")
+        return f"it launches {short_kernel(self.kernel)}, {times} a step"
 
 
 def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
@@ -266,10 +261,10 @@ class JobFacts:
     @cached_property
     def stretches(self) -> pl.DataFrame:
         """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
-        counted = self.usual.select("window", "step")
+        steps = self.usual.select("window", "step")
         stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
-        counted = counted.cast({name: stretches.schema[name] for name in counted.columns})
-        usual = stretches.join(counted, on=["window", "step"], how="semi")
+        steps = steps.cast({name: stretches.schema[name] for name in steps.columns})
+        usual = stretches.join(steps, on=["window", "step"], how="semi")
         return usual if usual.height else stretches
 
     @property
@@ -355,9 +350,9 @@ class JobFacts:
 
         Outside deep windows, where recording them makes the host slower: all else takes as long there.
         """
-        counted = self.usual["step"].unique().implode()
+        steps = self.usual["step"].unique().implode()
         breakdown = self.analysis.breakdown
-        usual = breakdown.filter(pl.col("step").is_in(counted))
+        usual = breakdown.filter(pl.col("step").is_in(steps))
         means = mean_steps(usual if usual.height else breakdown).row(0, named=True)
         shares = {part: means[part] / means["duration_ns"] for part in PARTS}
         slowed = self.analysis.trust.slowed

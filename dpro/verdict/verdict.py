@@ -318,7 +318,8 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         f"no spans of {ranks_in_words(without_spans)}: left out of the replay": len(without_spans) > 0,
-        "one step: whether it persists is not known": usual == 1,
+        "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
+        "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "
         "later steps": loading[1] > 0,
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
@@ -352,7 +353,7 @@ def cause_of(facts: JobFacts, limit: str) -> str:
 def _launching(facts: JobFacts) -> str:
     dear = facts.dear
     if dear is not None:
-        return f"it takes {format_duration(dear.took_ns)} before {dear.in_words}"
+        return f"{format_duration(dear.took_ns)} before {dear.in_words}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
     if not launches:

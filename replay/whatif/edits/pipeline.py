@@ -196,17 +196,17 @@ class Balance(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Give each operation the mean of those it is evened out with; the sum of all work stays.
 
-        What a slow rank takes longer is no work that others could do: it stays with it.
+        Each chunk of a stage is compared by itself, since the loss is in the last alone. What a slow rank
+        takes longer is no work that others could do: it stays with it.
         """
         if self.over == "sequences" and _by_tokens(graph):
             return with_even_tokens(graph)
         rows = computes(graph).join(slowness(graph), on=["rank", "kind"], how="left", maintain_order="left")
         mean = (pl.col("ns") / pl.col("slowness")).mean()
         if self.over == "stages":
-            of_stage, all_stages = mean.over("kind", "stage"), mean.over("kind")
-            new = pl.col("ns") * (all_stages / of_stage).fill_nan(1.0)
+            new = pl.col("ns") * (mean.over("kind") / mean.over("kind", "place")).fill_nan(1.0)
         else:
-            new = mean.over("kind", "stage", "step") * pl.col("slowness")
+            new = mean.over("kind", "place", "step") * pl.col("slowness")
         changed = rows.with_columns(new=new.round().cast(pl.Int64))
         duration = graph.nodes.duration.copy()
         duration[changed["node"].to_numpy()] = changed["new"].to_numpy()

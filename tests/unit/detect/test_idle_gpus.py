@@ -76,6 +76,11 @@ def test_a_first_step_that_takes_the_host_long_is_none(tmp_path):
     assert found_in(job([900, 10, 10, 10, 10, 10]), tmp_path) == []
 
 
+def test_what_hosts_cost_is_of_usual_steps_and_not_of_their_warm_up(tmp_path):
+    (finding,) = found_in(job([90_000, *[190] * 8]), tmp_path)
+    assert finding.cost_ns == pytest.approx(320 * US, rel=0.1)
+
+
 def test_what_other_findings_explain_is_not_said_again(tmp_path):
     assert found_in(job([190] * 6), tmp_path, explained_ns=300 * US) == []
 

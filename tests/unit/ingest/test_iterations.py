@@ -97,6 +97,13 @@ def test_shapes_of_embeddings_say_the_tokens_of_a_padded_batch():
     assert rows["duration_ns"].to_list() == [10, 10, 2]
 
 
+def test_a_model_that_is_always_given_many_tokens_of_each_request_is_no_server_of_tokens():
+    def embedding(start):
+        return ("cpu_op", "aten::embedding", start, 2, {"shapes": "[[30522, 64], [1, 141]]"})
+
+    assert found(embedding(0), embedding(10), embedding(20)).is_empty()
+
+
 def test_a_trace_of_training_has_none():
     embedding = ("cpu_op", "aten::embedding", 0, 2, {"shapes": "[[32000, 64], [2, 50]]"})
     backward = ("cpu_op", "MulBackward0", 5, 2, {"forward_thread": 1})

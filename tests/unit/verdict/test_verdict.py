@@ -64,24 +64,37 @@ def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_pat
     assert kinds(verdict)[0] == "launch-one"
 
 
+def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_is_promised_its_time(tmp_path):
+    run = launches_of([("mul", 20, 10)] * 10 + [("cat", 9000, 10)] + [("mul", 20, 10)] * 10)
+    for op in [row for row in run.rows["spans"] if row["duration_ns"] == 9_000_000]:
+        at = op["start_ns"] / 1000  # a call that launches nothing is no end of it
+        run.call(at + 5000, at + 5001, 10**6 + op["span_id"], name="cudaStreamWaitEvent")
+    verdict = explained(run, tmp_path)
+    by_kind = {advice.kind: advice for advice in verdict.advice}
+    assert verdict.limit.cause == "9 ms before it launches cat, 1 time a step"
+    assert kinds(verdict)[0] == "launch-one"
+    assert "aten::op takes 9 ms" in by_kind["launch-one"].do
+    # Of steps of 9.4 ms the host takes 9.4, of which 0.4 for other launches.
+    assert by_kind["launch"].gain_high == pytest.approx(9.4 / 9.0, abs=0.03)
+    assert "batch" not in by_kind
+
+
+def test_what_lies_between_two_windows_is_no_work_of_the_host_before_a_launch(tmp_path):
+    run = launches_of([("mul", 60, 10)] * 50)
+    for name in ("spans", "steps"):
+        for row in run.rows[name][:]:
+            later = {"window": 1, "start_ns": row["start_ns"] + 10**9}
+            numbers = {"step": row["step"] + 10} if name == "steps" else {"span_id": row["span_id"] + 10**6}
+            run.rows[name].append(row | later | numbers)
+    assert facts_of(run, tmp_path).dear is None
+
+
 def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
     assert facts_of(run, tmp_path).dear is None
     verdict = explained(run, tmp_path)
     assert kinds(verdict)[:2] == ["launch", "batch"]
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
-
-
-def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_is_promised_its_time(tmp_path):
-    run = launches_of([("mul", 20, 10)] * 10 + [("cat", 9000, 10)] + [("mul", 20, 10)] * 10)
-    verdict = explained(run, tmp_path)
-    by_kind = {advice.kind: advice for advice in verdict.advice}
-    assert "before a launch of cat in each step" in verdict.limit.cause
-    assert kinds(verdict)[0] == "launch-one"
-    assert "aten::op takes 9 ms" in by_kind["launch-one"].do
-    # Of steps of 9.4 ms the host takes 9.4, of which 0.4 for other launches.
-    assert by_kind["launch"].gain_high == pytest.approx(9.4 / 9.0, abs=0.03)
-    assert "batch" not in by_kind
 
 
 def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_unsure(tmp_path):
@@ -175,6 +188,11 @@ def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
 def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     verdict = explained(launches_of([("mul", 60, 10)] * 50, steps=1), tmp_path)
     assert any("one step" in reason for reason in verdict.unsure)
+    unmarked = launches_of([("mul", 60, 10)] * 50)
+    del unmarked.rows["steps"]
+    assert explained(unmarked, tmp_path / "unmarked").unsure[:1] == [
+        "no steps are known: all that was recorded is taken as one"
+    ]
 
 
 def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, monkeypatch):
@@ -382,7 +400,7 @@ def test_the_calls_are_named_in_which_the_host_waits_and_not_those_that_return_a
         run.op("aten::work", begin + 1000, begin + 1990)
         run.step(step, begin, begin + 2000)
     (sync,) = (advice for advice in advise(facts_of(run, tmp_path), SYNCHRONISATION) if advice.kind == "sync")
-    assert ", 1 calls a step, 100% of them in read loss" in sync.do
+    assert ", 1 call a step, 100% of them in read loss" in sync.do
 
 
 def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_code(tmp_path):

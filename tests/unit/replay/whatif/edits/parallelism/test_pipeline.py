@@ -137,6 +137,17 @@ def test_stages_are_evened_to_the_job_that_has_even_stages(tmp_path):
     assert _steps(uneven, "balance:over=stages") == [106]
 
 
+def test_what_the_last_chunk_takes_longer_is_spread_over_chunks_and_not_over_sequences(tmp_path):
+    chunked = parse_edit("pipeline:schedule=interleaved,chunks=2").apply(_graph(Job(2, 1, 4), tmp_path / "r"))
+    rows = computes(chunked).filter(pl.col("place") == 3)  # of the model's four parts that with the loss
+    duration = chunked.nodes.duration.copy()
+    duration[rows["node"].to_numpy()] *= 5
+    graph = chunked.with_durations(duration)
+    assert (parse_edit("balance:over=sequences").apply(graph).nodes.duration == duration).all()
+    even = computes(parse_edit("balance:over=stages").apply(graph))
+    assert set(even.filter(pl.col("kind") == FORWARD)["ns"].to_list()) == {2 * 5 * MS}  # (1 + 1 + 1 + 5) / 4
+
+
 def test_jobs_that_are_no_pipelines_and_orders_that_do_not_exist_are_refused(tmp_path):
     graph = cpu_job().build(tmp_path / "cpu").graph
     for edit in ("pipeline", "balance:over=stages"):
