@@ -113,7 +113,7 @@ class DearLaunches(NamedTuple):
     @property
     def in_words(self) -> str:
         """`it launches KERNEL, 5 times a step`."""
-        times = counted(max(round(self.per_step), 1), "time")
+        times = "once" if self.per_step < 1.5 else counted(round(self.per_step), "time")
         return f"it launches {short_kernel(self.kernel)}, {times} a step"
 
 

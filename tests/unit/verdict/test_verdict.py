@@ -71,7 +71,7 @@ def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_i
         run.call(at + 5000, at + 5001, 10**6 + op["span_id"], name="cudaStreamWaitEvent")
     verdict = explained(run, tmp_path)
     by_kind = {advice.kind: advice for advice in verdict.advice}
-    assert verdict.limit.cause == "9 ms before it launches cat, 1 time a step"
+    assert verdict.limit.cause == "9 ms before it launches cat, once a step"
     assert kinds(verdict)[0] == "launch-one"
     assert "aten::op takes 9 ms" in by_kind["launch-one"].do
     # Of steps of 9.4 ms the host takes 9.4, of which 0.4 for other launches.
