@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -49,18 +49,22 @@ MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
-MOST = 0.9  # of the time that calls wait: those that hold it are named
+MOST = (
+    0.9  # of the time that calls wait: those that hold it are named; of a kernel's: it belongs to attention
+)
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 NO_SPAN = "code in no span"
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
+FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
 FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
-_UNFUSED_ATTENTION = r"(?i)softmax(?!.*(nll|log|loss))"
+_SOFTMAX = r"(?i)softmax"
+_OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
 
 
@@ -423,17 +427,12 @@ def _has_tensor_cores(gpu: str, names: Sequence[str]) -> bool:
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
     computing = facts.computing_kernels
-    unfused = [name for name in computing["name"] if re.search(_UNFUSED_ATTENTION, name)]
+    unfused = [
+        name for name in computing["name"] if re.search(_SOFTMAX, name) and not re.search(_OF_LOSS, name)
+    ]
     softmax = facts.share_of(unfused)
     if softmax >= SURE_TO_SHOW:
-        count = dict(computing.select("name", "count").iter_rows())
-        softmaxes = max(count[name] for name in unfused)
-        products = [
-            name
-            for name, family, number in computing.select("name", "family", "count").iter_rows()
-            if family == "gemm" and 0.5 * softmaxes <= number <= 1.5 * softmaxes
-        ]
-        names = [*unfused, *products]
+        names = [*unfused, *_around_softmax(facts, unfused)]
         low, high = (facts.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
         yield Advice(
             "attention",
@@ -460,6 +459,33 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "a line of code",
             _ROUGH,
         )
+
+
+def _around_softmax(facts: JobFacts, softmaxes: Collection[str]) -> list[str]:
+    """Kernels that mostly run from the matmul before a softmax to the one after: products, scaling, masks."""
+    families = facts.computing_kernels.select("name", "family")
+    kernels = (
+        facts.spans.filter(pl.col("kind") == "kernel")
+        .join(families, on="name")
+        .sort("rank", "stream", "start_ns")
+        .with_columns(pl.struct("rank", "stream").rank("dense").alias("lane"))
+    )
+    softmax = np.flatnonzero(kernels["name"].is_in(list(softmaxes)).to_numpy())[:, np.newaxis]
+    is_product, lane = (kernels["family"] == "gemm").to_numpy(), kernels["lane"].to_numpy()
+    inside = np.zeros(kernels.height, np.bool_)
+    for direction in (-1, 1):
+        near = softmax + direction * np.arange(1, FUSED_WITH + 1)
+        place = near.clip(0, kernels.height - 1)
+        ends = is_product[place] & (place == near) & (lane[place] == lane[softmax])
+        until_end = np.arange(FUSED_WITH) <= ends.argmax(axis=1)[:, np.newaxis]
+        inside[place[until_end & ends.any(axis=1)[:, np.newaxis]]] = True
+    parts = (
+        kernels.with_columns(inside=inside)
+        .group_by("name")
+        .agg(part=pl.col("duration_ns").filter("inside").sum() / pl.col("duration_ns").sum())
+    )
+    mostly = parts.filter((pl.col("part") >= MOST) & ~pl.col("name").is_in(list(softmaxes)))
+    return mostly["name"].sort().to_list()
 
 
 def _is_hopper(facts: JobFacts) -> bool:

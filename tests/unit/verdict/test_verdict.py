@@ -180,6 +180,39 @@ def test_matmuls_in_fp32_are_advised_to_use_tensor_cores(tmp_path):
     assert verdict.advice[0].gain_high == pytest.approx(960 / 210, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("softmax", "is_attention"),
+    [
+        ("at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>", True),
+        (
+            "at::native::cunn_SoftMaxForward<8, float, float, float, at::native::LogSoftMaxForwardEpilogue>",
+            False,
+        ),
+        ("softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>", True),
+        ("softmax_warp_forward<float, float, float, 10, true, false>", False),
+        ("triton_red_fused__log_softmax_div_mul_prepare_softmax_online_sigmoid_view_31", False),
+        ("triton_red_fused__softmax_mul_3", True),
+    ],
+)
+def test_softmax_of_attention_is_distinguished_from_that_of_a_loss(tmp_path, softmax, is_attention):
+    run = launches_of([(softmax, 5, 900), ("ampere_bf16_s16816gemm_bf16_128x64", 5, 60)] * 4)
+    assert ("attention" in kinds(explained(run, tmp_path))) is is_attention
+
+
+def test_attention_is_its_softmax_and_what_runs_from_one_product_to_the_other(tmp_path):
+    softmax = "at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>"
+    product, scale = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1", "MulFunctor<c10::BFloat16>"
+    other, add = "ampere_bf16_s16816gemm_bf16_128x64", "CUDAFunctor_add<c10::BFloat16>"
+    layer = [other, add, product, scale, softmax, product, other]
+    lasts = dict(zip([other, add, product, scale, softmax], [50, 20, 200, 80, 400]))
+    run = launches_of([(name, 5, lasts[name]) for name in layer] * 3)
+    (attention,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "attention")
+    # Of 1,000 us a layer two products, scaling and the softmax take 880; a third or an eighth of them stays.
+    assert "its matmuls, 88% of compute" in attention.do
+    assert attention.gain_low == pytest.approx(1000 / (1000 - 880 * 0.65), rel=0.02)
+    assert attention.gain_high == pytest.approx(1000 / (1000 - 880 * 0.88), rel=0.02)
+
+
 def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
     run = launches_of([("ampere_bf16_s16816gemm_bf16_128x64", 5, 900), ("mul", 5, 60)] * 4)
     assert "amp" not in kinds(explained(run, tmp_path))
