@@ -149,7 +149,7 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
 def _look(theme: str) -> go.layout.Template:
     """Return the page's look of figures: transparent background, thin grid, system font."""
     ink, soft, line = (colour(what, theme) for what in ("ink", "soft", "line"))
-    axis: dict[str, Any] = {name: line for name in ("gridcolor", "linecolor", "zerolinecolor", "tickcolor")}
+    axis: dict[str, Any] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor", "tickcolor"), line)
     axis |= {"automargin": True, "tickfont": {"color": soft, "size": 11}}
     axis["title"] = {"font": {"color": soft, "size": 12}}
     beside = axis | {"title": axis["title"] | {"standoff": 8}}  # else a title may be among the numbers
