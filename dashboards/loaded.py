@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import ref
 
@@ -28,6 +29,7 @@ from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
+from dpro.freed_memory import give_back_freed_memory
 from dpro.goodput.attempts import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
 from dpro.processes import process_pool
@@ -111,11 +113,10 @@ class Loaded(Analysis):
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
-        for name in ("graph_and_trust", "verdict", "breakdown", "search", "curves"):
-            try:
+        for name in ("graph_and_trust", "verdict", "breakdown", "search", "explanation", "curves"):
+            with suppress(DproError):  # the view that needs it reports the error
                 getattr(self, name)
-            except DproError:
-                continue  # the view that needs it reports the error
+            give_back_freed_memory()  # which the next one would add to
 
     @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:

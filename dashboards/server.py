@@ -98,17 +98,10 @@ def _answered(app: Any) -> threading.Event:
 
 
 def _warm(runs: Runs, answered: threading.Event) -> None:
-    """Compute what surrounds the first view while the browser starts, and slow results after it.
-
-    Memory that this took in between is given back.
-
-    What is freed lies between what is kept, in pages that glibc holds on to.
-    """
+    """Compute what surrounds the first view while the browser starts, and slow results after it."""
     page_of(runs, first_link(runs), {})
     answered.wait(FIRST_S)
     runs.opened.loaded.warm()
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def listen(
