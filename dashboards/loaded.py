@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from weakref import ref
 
+import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
@@ -38,6 +39,7 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.graph import NodeKind
 from dpro.replay.layouts.recorded_job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
@@ -236,6 +238,17 @@ class Loaded(Analysis):
     def transfers(self) -> pl.DataFrame:
         """The collectives and messages of which all members are recorded."""
         return transfers_of(self.outline.graph)
+
+    def may_have_pairs(self) -> bool:
+        """Whether ranks met in collectives or messages; true until the graph is there, which says it."""
+        return "graph_and_trust" not in self.values or self.has_pairs
+
+    @cached
+    def has_pairs(self) -> bool:
+        """Whether ranks met in collectives or messages that were matched."""
+        nodes = self.outline.graph.nodes
+        met = nodes.collective[(nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)]
+        return not self.transfers.is_empty() or np.unique(met).size < met.size
 
     @cached
     def has_products(self) -> bool:
