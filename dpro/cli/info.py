@@ -101,7 +101,7 @@ def in_words(document: InfoDocument) -> list[str]:
         "of collectives have a known process group": coverage.collective_group_known,
     }
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
-    lines += [f"skipped    {count} {reason}" for reason, count in document.skipped.items()]
+    lines += [f"skipped    {reason}: {count:,}" for reason, count in document.skipped.items()]
     warnings = other_warnings(document.warnings, document.missing_ranks, document.world_size)
     return lines + [f"warning    {warning}" for warning in warnings]
 
