@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import polars as pl
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate
 from flask import Response, abort, request
 
 from dpro.analysis.unanswered import pretended_in_words
@@ -160,6 +161,7 @@ def _frame(runs: Runs) -> Component:
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
+            dcc.Store(id="link"),
             dcc.Store(id="shown"),
             *([tick, dcc.Store(id="version")] if runs.change else []),
             html.Header(
@@ -197,59 +199,66 @@ def _entry(name: str, placeholder: str) -> Component:
 
 
 def _register_navigation(app: Dash, runs: Runs) -> None:
-    @app.callback(
-        Output("nav", "children"),
-        Output("more", "children"),
-        Output("steps", "value"),
-        Output("ranks", "value"),
-        Output("content", "children"),
-        Output("title", "children"),
-        Output("shown", "data"),
-        Output("run", "children"),
-        Output("run", "title"),
-        Output("runs", "children"),
-        *changes(runs),
-        State("shown", "data"),
-    )
-    def navigate(search: str | None, *more: Any) -> tuple[Any, ...]:
-        shown = more[-1]
-        if shown and ctx.triggered_id == "version":
-            raise PreventUpdate  # sections fill themselves; what is being typed stays
-        try:
-            link = parse_link(search or "")
-            named, run = view_of(link) if link.view else None, runs.shown(link.run)
-        except DproError as error:
-            opened, chosen = runs.opened, _chosen(search)
-            kept = (no_update, no_update, message(str(error)), "", "")
-            return *_navigation(opened, chosen, ""), *kept, *_named(opened), _pickers(runs, chosen)
-        view = named or first_view(run, link)
-        why = _missing(run, link, view)
-        content, now = empty(why, view.title) if why else view.layout(), f"{view.name} {why}"
-        return (
-            *_navigation(run, link, view.name),
-            ranges_text(link.steps),
-            ranges_text(ranges_of(link.ranks)),
-            no_update if shown == now else content,
-            view.title,
-            now,
-            *_named(run),
-            _pickers(runs, link),
-        )
+    outputs = {name: Output(name, "children") for name in ("nav", "more", "run", "runs", "outside")}
+    outputs |= {name: Output(name, "children") for name in ("title", "content")}
+    entries = {name: Output(name, "value") for name in ("steps", "ranks")}
+    outputs |= entries | {"run_title": Output("run", "title"), "shown": Output("shown", "data")}
+    version = [Input("version", "data")] if runs.change else []
+    typed = [State(name, "value") for name in entries]
 
-    @app.callback(Output("outside", "children"), *changes(runs))
-    def warn_outside(search: str | None, *_: Any) -> str:
-        try:
-            link = parse_link(search or "")
-            return outside(runs.loaded(link.run), link)
-        except DproError:
-            return ""  # the content says it
+    @app.callback(outputs, Input("url", "search"), *version, State("shown", "data"), *typed)
+    def navigate(search: str | None, *more: Any) -> dict[str, Any]:
+        before, *texts = more[-3:]
+        before = before if isinstance(before, dict) else {}
+        page = page_of(runs, search or "", before)
+        # A later copy of the run: sections fill themselves, and what is being typed stays.
+        if before.get("view") and ctx.triggered_id == "version":
+            return dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
+        if runs.change and before and page["shown"]["head"] != before.get("head"):
+            set_props("tick", {"disabled": False})
+        kept = [name for name, text in zip(entries, texts) if page[name] == (text or "")]
+        kept += ["shown"] if page["shown"] == before else []
+        return page | dict.fromkeys(kept, no_update)
 
-    for name in ("steps", "ranks"):
+    in_browser(app, "link", Output("link", "data"), Input("url", "search"), State("shown", "data"))
+    for name in entries:
         in_browser(app, name, Input(name, "value"))
-    for name in ("shown", "run"):
-        in_browser(app, "titled", Input(name, "data" if name == "shown" else "title"))
+    in_browser(app, "titled", Input("shown", "data"))
     for name in ("clear", "theme", "help", "menu"):
         in_browser(app, name, Input(name, "n_clicks"))
+
+
+def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What surrounds the sections of a link's view; what is as before is left as it is.
+
+    Args:
+        before: what the page shows, as returned under `shown`.
+    """
+    page: dict[str, Any] = {"outside": ""}
+    try:
+        link = parse_link(search)
+        named, run = view_of(link) if link.view else None, runs.shown(link.run)
+        view = named or first_view(run, link)
+        page |= {"steps": ranges_text(link.steps), "ranks": ranges_text(ranges_of(link.ranks))}
+        page["title"] = view.title
+        with suppress(DproError):  # the content says it
+            page["outside"] = outside(run.loaded, link)
+        asked, current, refused = link.view, view.name, _missing(run, link, view)
+        content = partial(empty, refused, view.title) if refused else view.layout
+    except DproError as error:  # other runs can be chosen
+        run, link, asked, current, refused = runs.opened, _chosen(search), None, "", str(error)
+        page |= {"steps": no_update, "ranks": no_update, "title": ""}
+        content = partial(message, refused)
+    reasons = {view.name: _missing(run, link, view) for view in VIEWS}
+    head = crc32(repr((reasons, link.run, link.against, *_named(run), runs.offers())).encode())
+    shown = {"asked": asked, "view": current, "content": f"{current} {refused}", "head": head}
+    surrounding: dict[str, Any] = dict.fromkeys(("nav", "more", "run", "run_title", "runs"), no_update)
+    if head != before.get("head"):
+        short, whole = _named(run)
+        surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
+        surrounding["nav"], surrounding["more"] = _navigation(reasons)
+    same = all(shown[name] == before.get(name, -1) for name in ("asked", "content"))
+    return page | surrounding | {"shown": shown, "content": no_update if same else content()}
 
 
 def outside(loaded: Loaded, link: Link) -> str:
@@ -311,17 +320,15 @@ def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
     )
 
 
-def _navigation(run: ShownRun, link: Link, current: str) -> tuple[list[Component], list[Component]]:
-    """A link to each view that keeps the selection, and the list of those with nothing to show, and why."""
+def _navigation(reasons: Mapping[str, str]) -> tuple[list[Component], list[Component]]:
+    """A link to each view, and the list of those with nothing to show, and why; scripts add the selection."""
     links: list[Component] = []
     others: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
-        why = _missing(run, link, view)
-        address = link.query(view=view.name, options={})
-        looks = "current" if view.name == current else ""
-        named = dcc.Link([html.Kbd(key), view.title], href=address, className=looks)
-        if why:
-            others += [html.Dt(named), html.Dd(why)]
+        data: Any = {"data-view": view.name}
+        named = html.A([html.Kbd(key), view.title], href=f"?view={view.name}", **data)
+        if reasons[view.name]:
+            others += [html.Dt(named), html.Dd(reasons[view.name])]
         else:
             links.append(named)
     return links, [html.H2("Views that this run has no data for"), html.Dl(others)] if others else []
@@ -337,36 +344,39 @@ def _missing(run: ShownRun, link: Link, view: View) -> str:
 
 def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler) -> None:
     @app.callback(Output(name, "children"), *changes(runs))
-    def filled(search: str | None, *_: Any) -> Any:
-        return answer(view.name, search, lambda link: fill(runs.loaded(link.run), link), message)
+    def filled(*now: Any) -> Any:
+        return answer(view.name, now[-1], lambda link: fill(runs.loaded(link.run), link), message)
 
 
 def _register_refresh(app: Dash, runs: Runs) -> None:
     """While a run is recorded, let the browser poll for later states of it, and of the one beside it."""
 
     @app.callback(
-        Output("version", "data"),
         Output("live", "children"),
         Output("tick", "disabled"),
         Input("tick", "n_intervals"),
-        Input("url", "search"),
+        State("url", "search"),
         State("version", "data"),
     )
     def refresh(_ticks: int | None, search: str | None, last_version: int | None) -> tuple[Any, ...]:
+        def now(version: int) -> None:  # no output of this callback: whoever depends on it would wait
+            if version != (last_version or 0):
+                set_props("version", {"data": version})
+
         try:
             link = parse_link(search or "")
             shown_runs = [
                 runs.shown(name) for name in dict.fromkeys([link.run, *filter(None, [link.against])])
             ]
         except StillOpening:
-            return no_update if last_version == _UNOPENED else _UNOPENED, "", False
+            now(_UNOPENED)
+            return "", False
         except DproError:  # the content says it
-            return no_update, "", True
+            return "", True
         lives = [run.lives for run in shown_runs]  # before the versions: the last version is not missed
-        version = sum(run.version for run in shown_runs)
-        new = no_update if version == (last_version or 0) else version
+        now(sum(run.version for run in shown_runs))
         ended = "recorded" if shown_runs[0].version else ""
-        return new, "recording" if lives[0] else ended, not any(lives)
+        return "recording" if lives[0] else ended, not any(lives)
 
 
 def _serve_tables(app: Dash, runs: Runs) -> None:

@@ -6,9 +6,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import ref
 
+import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
@@ -28,6 +30,7 @@ from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
+from dpro.freed_memory import give_back_freed_memory
 from dpro.goodput.attempts import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
 from dpro.processes import process_pool
@@ -36,6 +39,7 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.graph import NodeKind
 from dpro.replay.layouts.recorded_job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
@@ -111,11 +115,10 @@ class Loaded(Analysis):
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
-        for name in ("graph_and_trust", "verdict", "breakdown", "search", "curves"):
-            try:
+        for name in ("graph_and_trust", "verdict", "breakdown", "search", "explanation", "curves"):
+            with suppress(DproError):  # the view that needs it reports the error
                 getattr(self, name)
-            except DproError:
-                continue  # the view that needs it reports the error
+            give_back_freed_memory()  # which the next one would add to
 
     @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
@@ -235,6 +238,17 @@ class Loaded(Analysis):
     def transfers(self) -> pl.DataFrame:
         """The collectives and messages of which all members are recorded."""
         return transfers_of(self.outline.graph)
+
+    def may_have_pairs(self) -> bool:
+        """Whether ranks met in collectives or messages; true until the graph is there, which says it."""
+        return "graph_and_trust" not in self.values or self.has_pairs
+
+    @cached
+    def has_pairs(self) -> bool:
+        """Whether ranks met in collectives or messages that were matched."""
+        nodes = self.outline.graph.nodes
+        met = nodes.collective[(nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)]
+        return not self.transfers.is_empty() or np.unique(met).size < met.size
 
     @cached
     def has_products(self) -> bool:

@@ -44,6 +44,10 @@ _NO_SERVING = (
     "No request and no iteration of a server was recorded: "
     "`dpro import --requests FILE` reads a log of requests."
 )
+_NO_PAIRS = (
+    "No two ranks are known to have met in a collective or exchanged a message: "
+    "the calls of different ranks could not be matched."
+)
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
     "`dpro dashboard RUN --against OTHER`."
@@ -114,7 +118,9 @@ def pairs(loaded: Loaded, link: Link) -> str:
     """Need calls of several ranks in deep windows."""
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
-    return calls(loaded, link)
+    if why := calls(loaded, link):
+        return why
+    return "" if loaded.may_have_pairs() else _NO_PAIRS
 
 
 def products(loaded: Loaded, link: Link) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 import polars as pl
-from dash import ClientsideFunction, Dash, Input, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
@@ -93,9 +93,13 @@ def view(
     return View(name, title, missing, layout, sections, tables, register)
 
 
-def changes(runs: Runs) -> list[Input]:
-    """Return the inputs that refill a section: the link and, where a run is recorded, its version."""
-    return [Input("url", "search"), *([Input("version", "data")] if runs.change else [])]
+def changes(runs: Runs) -> list[Input | State]:
+    """Return what refills a section: a link of the same view and, where a run is recorded, its version.
+
+    The last is the link itself: sections of a view that is left are not asked.
+    """
+    version = [Input("version", "data")] if runs.change else []
+    return [Input("link", "data"), *version, State("url", "search")]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
@@ -220,10 +224,10 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
         return say(defect_in(view))
 
 
-def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
-    """Call a function of `assets/dpro.js` when an input changes; it can only change the link."""
+def in_browser(app: Dash, function: str, *wires: Input | State | Output) -> None:
+    """Call a function of `assets/dpro.js` when an input changes; without output, it changes the link."""
     call: Any = app.clientside_callback
-    call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)
+    call(ClientsideFunction("dpro", function), *wires, prevent_initial_call=True)
 
 
 # The order of ranks in views, by the parameter `order` of a link: by their numbers, or grouped by where they

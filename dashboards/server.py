@@ -24,7 +24,7 @@ from typing import Any
 from flask import Response, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from dpro.dashboards.app import make_app
+from dpro.dashboards.app import make_app, page_of
 from dpro.dashboards.guard import LOOPBACK
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
@@ -68,7 +68,7 @@ def serve(
     shown = runs.opened
     server, address = listen(runs, host, port, token)
     say(address)
-    work = shown.follow if shown.lives else partial(_warm, shown, _answered(server.app))
+    work = shown.follow if shown.lives else partial(_warm, runs, _answered(server.app))
     threading.Thread(target=work, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGHUP):  # the file with the token is removed
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has the latter ignored
@@ -97,15 +97,11 @@ def _answered(app: Any) -> threading.Event:
     return answered
 
 
-def _warm(shown: ShownRun, answered: threading.Event) -> None:
-    """Compute slow results ahead, after the first page, and give back the memory that this took in between.
-
-    What is freed lies between what is kept, in pages that glibc holds on to.
-    """
+def _warm(runs: Runs, answered: threading.Event) -> None:
+    """Compute what surrounds the first view while the browser starts, and slow results after it."""
+    page_of(runs, first_link(runs), {})
     answered.wait(FIRST_S)
-    shown.loaded.warm()
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    runs.opened.loaded.warm()
 
 
 def listen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import plotly.graph_objects as go
@@ -144,32 +145,31 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
 
 
-def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
-    """Apply the page's look to a figure: transparent background, thin grid, system font."""
+@lru_cache
+def _look(theme: str) -> go.layout.Template:
+    """Return the page's look of figures: transparent background, thin grid, system font."""
     ink, soft, line = (colour(what, theme) for what in ("ink", "soft", "line"))
-    axis = {
-        "gridcolor": line,
-        "linecolor": line,
-        "zerolinecolor": line,
-        "tickcolor": line,
-        "automargin": True,
+    axis: dict[str, Any] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor", "tickcolor"), line)
+    axis |= {"automargin": True, "tickfont": {"color": soft, "size": 11}}
+    axis["title"] = {"font": {"color": soft, "size": 12}}
+    beside = axis | {"title": axis["title"] | {"standoff": 8}}  # else a title may be among the numbers
+    layout: dict[str, Any] = {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": ink},
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"color": soft}},
+        "hoverlabel": {"bgcolor": colour("panel", theme), "bordercolor": line, "font": {"color": ink}},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": colour("accent", theme)},
+        "xaxis": beside,
+        "yaxis": axis,
     }
-    axis |= {"title": {"font": {"color": soft, "size": 12}}, "tickfont": {"color": soft, "size": 11}}
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 56, "r": 16, "t": 28, "b": 44},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12, "color": ink},
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"color": soft}},
-        hoverlabel={"bgcolor": colour("panel", theme), "bordercolor": line, "font": {"color": ink}},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": colour("accent", theme)},
-        uirevision="kept",
-    )
-    figure.update_xaxes(**axis, title_standoff=8)  # else a title may be among the numbers
-    figure.update_yaxes(**axis)
-    return figure
+    return go.layout.Template(layout=layout)
+
+
+def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
+    """Apply the page's look to a figure."""
+    margin = {"l": 56, "r": 16, "t": 28, "b": 44}
+    return figure.update_layout(template=_look(theme), height=height, margin=margin, uirevision="kept")
 
 
 # Names from traces, escaped. Plotly interprets a subset of HTML in its texts: a kernel called `<b>` would

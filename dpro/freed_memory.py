@@ -1,8 +1,9 @@
-"""Memory that was freed is kept for the next arrays, instead of going back to the system each time.
+"""Memory that was freed is kept for the next arrays, or given back to the system.
 
-In: nothing. Out: the setting of this process's allocator. A graph's columns are some megabytes each, and a
-prediction makes tens of them for a moment. By default glibc hands such memory back when it is freed: each new
-array is then of pages that the system clears one by one, which takes longer than most of the arithmetic.
+In: nothing. Out: the setting and the state of this process's allocator. A graph's columns are some megabytes
+each, and a prediction makes tens of them for a moment. By default glibc hands such memory back when it is
+freed: each new array is then of pages that the system clears one by one, which takes longer than most of the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -21,3 +22,9 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
         library.mallopt(MMAP_THRESHOLD, LARGEST_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Give back all freed memory, also what lies between arrays that are kept."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 _MORE = "…"
+_MISSING_NAMED = 8  # ranks
 MAX_DIGITS = 18
 # C0 without tab and newline, delete and C1; marks, embeddings, overrides and isolates of direction; ends of
 # lines and paragraphs; halves of surrogate pairs, as in undecodable file names; tags, which are invisible.
@@ -111,6 +112,11 @@ def whole_number(text: str) -> int:
 def few(items: Sequence[object], most: int) -> str:
     """The first `most` items of a list, and whether there are more: `0, 3, 5 …`."""
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")
+
+
+def missing_in_words(missing: Sequence[int], world_size: int) -> str:
+    """`2 of 8 ranks are missing: 3, 5`, as a warning says it."""
+    return f"{len(missing)} of {world_size} ranks are missing: {few(missing, _MISSING_NAMED)}"
 
 
 def ordinal(number: int) -> str:

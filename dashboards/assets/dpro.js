@@ -37,9 +37,24 @@
   // The tabs of the views, and all links to views: those without data are in the menu.
   const tabs = () => [...document.querySelectorAll("#nav a")];
   const links = () => [...document.querySelectorAll("#nav a, #more a")];
+  const SHARED = ["run", "against", "steps", "ranks", "time", "theme"];
 
-  // Set the title of the page: the view comes first, since tabs are narrow.
-  function titled() {
+  // The link to a view keeps the run, the selection and the theme, and drops the parameters of the present view.
+  function addressOf(view, search) {
+    const query = new URLSearchParams(search);
+    for (const key of [...query.keys()]) if (!SHARED.includes(key)) query.delete(key);
+    query.set("view", view);
+    return "?" + query;
+  }
+
+  function address(search) {
+    for (const link of links()) link.href = addressOf(link.dataset.view, search);
+  }
+
+  // Mark the view that is shown; set the title of the page: the view comes first, since tabs are narrow.
+  function titled(view) {
+    address(location.search);
+    for (const link of links()) link.classList.toggle("current", link.dataset.view === view);
     const title = document.getElementById("title").textContent, run = document.getElementById("run").title;
     document.title = title ? `${title} · dpro: ${run}` : `dpro: ${run}`;
     document.getElementById("more").close();
@@ -102,7 +117,13 @@
       clear: () => { clear(); return nothing(); },
       theme: () => { toggleTheme(); return nothing(); },
       menu: () => { toggle("more"); return nothing(); },
-      titled: () => { setTimeout(titled, 0); return nothing(); },
+      titled: (shown) => { setTimeout(titled, 0, shown.view); return nothing(); },
+      // Refills the sections of the view that is shown; those of another view fill when they are made.
+      link: (search, shown) => {
+        address(search);
+        const asked = new URLSearchParams(search).get("view") || "";
+        return shown && shown.asked === asked ? search : nothing();
+      },
       help: () => { toggle("keys"); return nothing(); },
     },
   });
@@ -153,9 +174,13 @@
     }
   });
 
-  // A click beside a dialog, or on a link in it, closes it.
-  document.addEventListener("click", ({ target }) => {
-    const open = target.closest("dialog");
+  // A click on a link to a view changes the link of this page. One beside a dialog, or on a link in it, closes it.
+  document.addEventListener("click", (event) => {
+    const { target } = event, view = target.closest("a[data-view]"), open = target.closest("dialog");
+    if (view && !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+      event.preventDefault();
+      dash_clientside.set_props("url", { search: addressOf(view.dataset.view, location.search) });
+    }
     if (open && (target === open || target.closest("a"))) open.close();
   });
 

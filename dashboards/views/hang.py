@@ -286,18 +286,17 @@ def _ranks(loaded: Loaded, link: Link) -> Any:
     ranks = link.chosen(_rank_table(loaded))
     if ranks.is_empty():
         return message("Of no rank of this selection is it known what it did.")
-    header = ["rank", "host", "pid", "state", "waits in", "since"]
-    rows = [
-        [
-            str(row["rank"]),
-            row["host"],
-            str(row["pid"]) if row["pid"] > 0 else "",
-            html.Strong(row["state"]) if row["state"] == FAULT else row["state"],
-            row["waits_in"],
-            row["since"],
-        ]
-        for row in ranks.head(MAX_RANKS).iter_rows(named=True)
-    ]
+    shown = ranks.head(MAX_RANKS)
+    columns: dict[str, Iterable[Any]] = {
+        "rank": shown["rank"].cast(pl.String),
+        "host": shown["host"],
+        "pid": [str(pid) if pid > 0 else "" for pid in shown["pid"]],
+        "state": [html.Strong(state) if state == FAULT else state for state in shown["state"]],
+        "waits in": shown["waits_in"],
+        "since": shown["since"],
+    }
+    header = [name for name, cells in columns.items() if any(cell != "" for cell in cells)]
+    rows = list(zip(*(columns[name] for name in header), strict=True))
     return [table(header, rows, len(header)), csv_link(NAME, "ranks", link)]
 
 

@@ -57,6 +57,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     moments = values["time_ms"].to_numpy() if extent is None else np.array(extent)
     per_unit, clock = time_unit(float(np.abs(moments).max(initial=0.0)))
     lines = values["series"].unique().sort().to_list()
+    lasts = dict(values.group_by("series").agg(pl.col("time_ms").max()).iter_rows())
     named: set[str] = set()
     titles = []
     for row, name in enumerate(names, start=1):
@@ -64,7 +65,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         scale, unit = readable_unit(float(rows["value"].abs().to_numpy().max()), rows["unit"][0])
         titles.append(plain(Quantity(rows["label"][0], unit).title))
         for (which,), of_series in rows.group_by("series", maintain_order=True):
-            thin = _thinned(of_series)
+            thin = _held(_thinned(of_series), lasts[which])
             figure.add_scatter(
                 x=thin["time_ms"] / per_unit,
                 y=thin["value"] / scale,
@@ -94,6 +95,13 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     figure.update_xaxes(range=None if extent is None else [time_ms / per_unit for time_ms in extent])
     figure.update_xaxes(title_text=f"{clock} since the first span", row=len(names), col=1)
     return figure
+
+
+def _held(line: pl.DataFrame, last_ms: float) -> pl.DataFrame:
+    """A series up to the last sample of its device: only changes of a counter are recorded."""
+    if line["time_ms"][-1] >= last_ms:
+        return line
+    return pl.concat([line, line.tail(1).with_columns(time_ms=pl.lit(last_ms))])
 
 
 def _thinned(line: pl.DataFrame) -> pl.DataFrame:

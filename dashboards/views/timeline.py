@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
-from dash import Dash, dcc, html
+from dash import Dash, Input, dcc, html
 from dash.development.base_component import Component
 
 from dpro.dashboards import needs
@@ -20,7 +20,6 @@ from dpro.dashboards.page import (
     BY_NUMBER,
     KEY,
     View,
-    changes,
     choices,
     csv_link,
     in_browser,
@@ -229,7 +228,8 @@ def _layout() -> Component:
 
 def _register(app: Dash, runs: Runs) -> None:
     register(app.server, runs)
-    in_browser(app, "timeline", *changes(runs))
+    version = [Input("version", "data")] if runs.change else []
+    in_browser(app, "timeline", Input("url", "search"), *version)
 
 
 VIEW = View(

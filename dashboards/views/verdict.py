@@ -29,7 +29,7 @@ from dpro.analysis.summary import (
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import Panel, csv_link, facts, graph, message, table, view
+from dpro.dashboards.page import Filler, Panel, csv_link, facts, graph, message, table, view
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
@@ -139,7 +139,8 @@ def _run(loaded: Loaded, link: Link) -> Any:
     steps, other = step_info(loaded.steps, link), loaded.against(link)
     names = facts(run_info(loaded.run.manifest, link.chosen(loaded.steps)))
     if steps.is_empty():
-        return [names, message("No step of this selection was recorded.")]
+        why = [] if loaded.steps.is_empty() else [message("No step of this selection was recorded.")]
+        return [names, *why]
     compared = None if other is None else step_info(other.steps, link)
     figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
     return [names, figure, csv_link(NAME, "steps", link)]
@@ -240,6 +241,27 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     ]
 
 
+def _is_replayed(loaded: Loaded) -> bool:
+    try:
+        return loaded.trust is not None
+    except DproError:
+        return False
+
+
+def _where_replayed(fill: Filler) -> Filler:
+    """Of a run that cannot be replayed the panel is hidden: that of trust says why."""
+
+    def filled(loaded: Loaded, link: Link) -> Any:
+        try:
+            return fill(loaded, link)
+        except DproError:
+            if _is_replayed(loaded):
+                raise
+            return html.Div(hidden=True)
+
+    return filled
+
+
 def _mean(loaded: Loaded, link: Link) -> Any:
     """Return the bar of the mean step; with another run those of both, on one scale."""
     other = loaded.against(link)
@@ -295,12 +317,14 @@ VIEW = view(
         "Where the mean step of a rank goes",
         "verdict-mean",
         "adding up where the time went",
-        _mean,
+        _where_replayed(_mean),
         wide=True,
     ),
     Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
     Panel("How far to believe it", "verdict-trust", "replaying", _trust),
-    Panel("What would help?", "verdict-gains", "predicting what would help", _gains, wide=True),
+    Panel(
+        "What would help", "verdict-gains", "predicting what would help", _where_replayed(_gains), wide=True
+    ),
     Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
     tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),

@@ -77,8 +77,9 @@ def in_words(document: StepTimeDocument) -> str:
     mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
     steps, pauses = document.steps, document.pauses
     of_them = f", {pauses} of them pauses" if pauses else ""
+    paused = f", mean step with pauses {mean}" if mean != typical else ""
     return (
-        f"typical step {typical}, mean step with pauses {mean} "
+        f"typical step {typical}{paused} "
         f"({steps:,} step{'s' if steps > 1 else ''} {document.where}{of_them}{_by_what(document)})"
     )
 

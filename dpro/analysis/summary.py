@@ -19,7 +19,7 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms
-from dpro.words import capitalised, few
+from dpro.words import capitalised, few, missing_in_words
 
 _RANKS_NAMED = 8
 
@@ -28,13 +28,16 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     """What was recorded, as names and values: step time first."""
     rows = [
         ("step time", step_time_in_words(steps)),
-        ("steps", f"{steps['step'].n_unique():,}"),
+        ("steps", f"{steps['step'].n_unique():,}" if steps.height else ""),
         ("ranks", ranks_recorded(manifest.ranks, manifest.missing_ranks, manifest.world_size)),
         ("hosts", ", ".join(manifest.hosts)),
         ("GPUs", ", ".join(manifest.gpus)),
         ("command", " ".join(manifest.command)),
     ]
-    rows += [("warning", warning) for warning in manifest.warnings]
+    rows += [
+        ("warning", warning)
+        for warning in other_warnings(manifest.warnings, manifest.missing_ranks, manifest.world_size)
+    ]
     return [(name, value) for name, value in rows if value]
 
 
@@ -42,6 +45,11 @@ def ranks_recorded(ranks: Sequence[int], missing: Sequence[int], world_size: int
     """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
     of_all = f"{len(ranks)} of {world_size}"
     return f"{of_all}, missing {few(missing, _RANKS_NAMED)}" if missing else of_all
+
+
+def other_warnings(warnings: Sequence[str], missing: Sequence[int], world_size: int) -> list[str]:
+    """The warnings besides that ranks are missing, which `ranks_recorded` says."""
+    return [warning for warning in warnings if warning != missing_in_words(missing, world_size)]
 
 
 def health_info(

@@ -66,7 +66,7 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.analysis.answers.info import telemetry_in_words
     from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
-    from dpro.analysis.summary import ranks_recorded
+    from dpro.analysis.summary import other_warnings, ranks_recorded
     from dpro.detect.findings_log import describe_logged
     from dpro.replay.job_kind import kind_in_words
     from dpro.trial.ledger import in_words as applied_in_words
@@ -101,8 +101,9 @@ def in_words(document: InfoDocument) -> list[str]:
         "of collectives have a known process group": coverage.collective_group_known,
     }
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
-    lines += [f"skipped    {count} {reason}" for reason, count in document.skipped.items()]
-    return lines + [f"warning    {warning}" for warning in document.warnings]
+    lines += [f"skipped    {reason}: {count:,}" for reason, count in document.skipped.items()]
+    warnings = other_warnings(document.warnings, document.missing_ranks, document.world_size)
+    return lines + [f"warning    {warning}" for warning in warnings]
 
 
 def _steps_in_words(document: InfoDocument) -> str:

@@ -40,6 +40,7 @@ NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off i
 MIN_WIDTH = 40  # columns: a narrower terminal wraps lines itself
 _COPIED = "--edit "  # in lines that a user copies to the command line
 
+_LABELLED = re.compile(r"[A-Za-z](?: ?\w){0,9} {2,}(?=\S)")
 _WITH_UNIT = re.compile(r"(\d) (?=(?:[nmu]?s|[kMGT]?B(?:/s)?|%)\b)")
 
 # What colorama writes to a terminal as a process ends; numba imports it where it is installed.
@@ -154,13 +155,17 @@ def protocol_on_stdout() -> Iterator[None]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with its long lines wrapped at words, indented further; what may be copied is left whole."""
+    """The text with its long lines wrapped at words; what may be copied is left whole.
+
+    Further lines begin below the value of a `label  value`, else indented by two.
+    """
     lines = []
     for line in text.splitlines() or [""]:
         if len(line) <= width or _COPIED in line:
             lines.append(line)
             continue
-        begin = " " * (len(line) - len(line.lstrip()) + 2)
+        label = _LABELLED.match(line)
+        begin = " " * (label.end() if label else len(line) - len(line.lstrip()) + 2)
         together = _WITH_UNIT.sub("\\1\xa0", line)
         parts = textwrap.wrap(
             together, max(width, MIN_WIDTH), subsequent_indent=begin, break_long_words=False,

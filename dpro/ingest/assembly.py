@@ -45,11 +45,10 @@ from dpro.schema import (
     conform,
 )
 from dpro.store import Manifest, merge_counts, write_manifest, write_part
+from dpro.words import missing_in_words
 
 Spread: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any], Callable[[Any, str], Any]], Iterator[Any]]
 """`importer.run_tasks` with its workers chosen."""
-
-_MAX_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -230,13 +229,6 @@ def _sources(pieces: Sequence[StagedPiece]) -> dict[str, str]:
         for name in piece.share.tables:
             formats[name].add(piece.format)
     return {name: ", ".join(sorted(formats[name])) for name in sorted(formats)}
-
-
-def missing_in_words(missing: Sequence[int], world_size: int) -> str:
-    """One line on the ranks that left no record."""
-    named = ", ".join(map(str, missing[:_MAX_RANKS_NAMED]))
-    more = " …" if len(missing) > _MAX_RANKS_NAMED else ""
-    return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"
 
 
 # Files of different formats that describe one rank, merged as that rank's tables. A table of intervals comes

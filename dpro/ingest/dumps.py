@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
-from dpro.ingest.assembly import LEFT_OUT, missing_in_words
+from dpro.ingest.assembly import LEFT_OUT
 from dpro.ingest.flight_recorder import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
 from dpro.ingest.importer import Reading, find_traces
@@ -26,6 +26,7 @@ from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, 
 from dpro.schema.members import GROUP_RANKS
 from dpro.store import Manifest
 from dpro.table import Table, complete
+from dpro.words import missing_in_words
 
 _AT_A_TIME = 32  # dumps that a process reads before it returns their rows
 _TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)

@@ -195,7 +195,7 @@ def test_a_rectangle_over_steps_and_ranks_is_what_all_views_show(browser, sample
     drag = ActionChains(browser).move_to_element(box).click_and_hold().move_by_offset(60, 5)
     drag.move_by_offset(60, 5).release().perform()
     wait(browser, "return location.search.includes('steps=')")
-    link = "document.querySelector('#nav a[href*=breakdown][href*=steps]')"  # made anew with each selection
+    link = "document.querySelector('#nav a[href*=breakdown][href*=steps]')"  # follows the selection
     wait(browser, f"const link = {link}; if (link) link.click(); return link !== null")
     wait(browser, "return location.search.includes('view=breakdown')")
     assert "steps=" in browser.current_url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
@@ -61,6 +62,12 @@ def test_every_command_says_the_same_of_the_same_run(run):
     )
     assert dict(run_info(run.manifest, run.table(STEPS)))["step time"] == words
     assert sorted(step_times(run, 0))[50] / 1e6 == pytest.approx(document.typical_ms)
+
+
+def test_mean_step_is_left_out_where_it_reads_as_the_typical_one():
+    steps = pl.DataFrame({"rank": 0, "window": 0, "step": range(3), "start_ns": [0, 10**9, 2 * 10**9]})
+    steps = conform(STEPS, steps.with_columns(rank=0, window=0, duration_ns=pl.lit(10**9)))
+    assert step_time_in_words(steps) == "typical step 1 s (3 steps in deep windows)"
 
 
 def test_run_without_timed_steps_says_so():

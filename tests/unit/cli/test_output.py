@@ -222,6 +222,11 @@ def test_what_a_user_copies_and_words_that_are_too_long_stay_whole():
     assert wrapped(f"  {name} takes long", 80).splitlines()[0].strip() == name
 
 
+def test_what_follows_a_label_wraps_below_its_value():
+    lines = wrapped("step time  typical step 72.2 ms (111 steps outside deep windows)", 48).splitlines()
+    assert lines == ["step time  typical step 72.2 ms (111 steps", "           outside deep windows)"]
+
+
 def test_lines_wrap_on_a_terminal_alone(tmp_path):
     read_end, write_end = pty.openpty()
     command = [sys.executable, "-m", "dpro", "diagnose", str(ROOT / "sample_traces" / "slow_rank")]

@@ -63,8 +63,11 @@ def ask(app, name: str, query: str) -> str:
     body = {
         "output": f"{name}.children",
         "outputs": {"id": name, "property": "children"},
-        "inputs": [each | {"value": query} for each in app.callback_map[f"{name}.children"]["inputs"]],
-        "changedPropIds": ["url.search"],
+        **{
+            wires: [each | {"value": query} for each in app.callback_map[f"{name}.children"][wires]]
+            for wires in ("inputs", "state")
+        },
+        "changedPropIds": ["link.data"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
     assert answer.status_code in (200, 204), answer.text
@@ -86,7 +89,7 @@ def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
         assert "its host code is stuck" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
-def navigate(app, query: str, shown: str | None = None) -> dict[str, Any]:
+def navigate(app, query: str, shown: Any = None) -> dict[str, Any]:
     """What the page consists of for a link: the navigation, and the content of the view."""
     (output,) = (each for each in app.callback_map if "nav.children" in each)
     names = [dict(zip(("id", "property"), each.split("."))) for each in output.strip(".").split("...")]
@@ -94,7 +97,10 @@ def navigate(app, query: str, shown: str | None = None) -> dict[str, Any]:
         "output": output,
         "outputs": names,
         "inputs": [each | {"value": query} for each in app.callback_map[output]["inputs"]],
-        "state": [{"id": "shown", "property": "data", "value": shown}],
+        "state": [
+            each | {"value": shown if each["id"] == "shown" else ""}
+            for each in app.callback_map[output]["state"]
+        ],
         "changedPropIds": ["url.search"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
@@ -133,7 +139,7 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
         "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput", "Serving",
     ]  # fmt: skip
     assert tabs(page) == ["Verdict", "Steps × ranks"]
-    assert [link["children"][1] for link in in_menu(page) if link["className"] == "current"] == ["Telemetry"]
+    assert page["shown"]["data"]["view"] == "telemetry"
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
@@ -152,6 +158,14 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
     recorded = navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")
     assert dimmed(recorded) == []
     assert tabs(recorded) == [view.title for view in VIEWS]
+
+
+def test_a_selection_leaves_all_that_surrounds_the_view_as_it_is(app):
+    shown = navigate(app, "?view=kernels")["shown"]["data"]
+    assert navigate(app, "?steps=1&view=kernels", shown).keys() == {"steps", "title", "outside"}
+    other = navigate(app, "?view=verdict", shown)
+    assert other.keys() == {"content", "shown", "title", "outside"}
+    assert navigate(app, "", other["shown"]["data"]).keys() == other.keys()  # sections begin anew
 
 
 def test_a_section_of_another_view_is_left_alone(app):
@@ -266,8 +280,9 @@ CALLBACKS = "/_dash-update-component"
 WHOLE = {
     "output": "verdict-run.children",
     "outputs": {"id": "verdict-run", "property": "children"},
-    "inputs": [{"id": "url", "property": "search", "value": "?view=verdict"}],
-    "changedPropIds": ["url.search"],
+    "inputs": [{"id": "link", "property": "data"}],
+    "state": [{"id": "url", "property": "search", "value": "?view=verdict"}],
+    "changedPropIds": ["link.data"],
 }
 URL = {"id": "url", "property": "search"}
 
@@ -278,9 +293,9 @@ URL = {"id": "url", "property": "search"}
         {"output": None}, {"output": []}, {"output": "nothing.children"}, {"output": ""}, {"output": "...."},
         {"outputs": None}, {"outputs": []}, {"outputs": [1]}, {"outputs": URL},
         {"outputs": [WHOLE["outputs"]] * 2}, {"inputs": None}, {"inputs": []}, {"inputs": {}},
-        {"inputs": [None]}, {"inputs": [[URL]]}, {"inputs": [URL | {"value": 5}]},
-        {"inputs": [URL | {"value": ["?"]}]},
-        {"inputs": [URL | {"id": {"a": 1}}]}, {"inputs": [URL] * 2}, {"state": 5}, {"state": [URL]},
+        {"inputs": [None]}, {"inputs": [[URL]]}, {"state": [URL | {"value": 5}]},
+        {"state": [URL | {"value": ["?"]}]},
+        {"state": [URL | {"id": {"a": 1}}]}, {"state": [URL] * 2}, {"state": 5}, {"inputs": [URL]},
         {"changedPropIds": 5}, {"changedPropIds": [[]]}, {"changedPropIds": None},
     ],
     ids=str,
@@ -327,7 +342,7 @@ def test_links_that_make_no_sense_are_no_defects(app, caplog, query):
     client = app.server.test_client()
     navigate = next(output for output in app.callback_map if "nav.children" in output)
     parts = [dict(zip(("id", "property"), each.split("."))) for each in navigate.strip(".").split("...")]
-    search, state = URL | {"value": f"?view=kernels&{query}"}, [{"id": "shown", "property": "data"}]
+    search, state = URL | {"value": f"?view=kernels&{query}"}, app.callback_map[navigate]["state"]
     body = {"output": navigate, "outputs": parts, "inputs": [search], "state": state}
     assert client.post(CALLBACKS, json=body, headers=HOST).status_code == 200
     for view in VIEWS:

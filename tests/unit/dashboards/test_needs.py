@@ -117,6 +117,22 @@ def test_a_view_shows_something_or_says_why_not(app, view):
         assert all(each["props"]["children"] for each in tables), name
 
 
+def test_a_matrix_is_offered_until_the_graph_shows_that_no_two_ranks_met(tmp_path):
+    run = TinyRun()
+    for rank in (0, 1):
+        for step in range(2):
+            run.call(1000 * step, 1000 * step + 5, step, rank=rank)
+            run.nccl(1000 * step + 10, 1000 * step + 500, step, rank, group=f"{rank}")
+            run.step(step, 1000 * step, 1000 * step + 990, rank=rank)
+    loaded = load(run.write(tmp_path))
+    app = make_app(loaded)
+    assert "Matrix" not in dimmed(navigate(app, ""))
+    assert loaded.built.graph.num_nodes
+    page = navigate(app, "?view=matrix")
+    assert "Matrix" in dimmed(page)
+    assert "could not be matched" in json.dumps(page["content"])
+
+
 def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
     said = {}
     for name, make in RUNS.items():

@@ -28,22 +28,21 @@ def run(tmp_path_factory):
 
 def refreshed(app, known, search=""):
     body = {
-        "output": "..version.data...live.children...tick.disabled..",
+        "output": "..live.children...tick.disabled..",
         "outputs": [
-            {"id": "version", "property": "data"},
             {"id": "live", "property": "children"},
             {"id": "tick", "property": "disabled"},
         ],
-        "inputs": [
-            {"id": "tick", "property": "n_intervals", "value": 3},
+        "inputs": [{"id": "tick", "property": "n_intervals", "value": 3}],
+        "state": [
             {"id": "url", "property": "search", "value": search},
+            {"id": "version", "property": "data", "value": known},
         ],
-        "state": [{"id": "version", "property": "data", "value": known}],
         "changedPropIds": ["tick.n_intervals"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
-    response = answer.json["response"]
-    return response.get("version", {}).get("data"), response["live"]["children"], response["tick"]["disabled"]
+    response, version = answer.json["response"], answer.json.get("sideUpdate", {}).get("version", {})
+    return version.get("data"), response["live"]["children"], response["tick"]["disabled"]
 
 
 def layout_and_wires(app):
@@ -59,7 +58,8 @@ def test_the_browser_asks_again_only_while_a_run_is_recorded(run):
     layout, wires = layout_and_wires(live)
     assert '"interval"' in layout
     sections = [each for each in json.loads(wires) if each["output"] == "verdict-run.children"]
-    assert [each["id"] for each in sections[0]["inputs"]] == ["url", "version"]
+    assert [each["id"] for each in sections[0]["inputs"]] == ["link", "version"]
+    assert [each["id"] for each in sections[0]["state"]] == ["url"]
 
 
 def test_a_later_state_is_shown_once_it_is_there_and_the_last_one_ends_it(run):
@@ -139,7 +139,7 @@ def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_not
 
 def test_a_refusal_of_a_selection_is_asked_for_again_with_each_copy(run):
     _, wires = layout_and_wires(make_app(ShownRun(Loaded(run), iter(()))))
-    (refusal,) = [each for each in json.loads(wires) if each["output"] == "outside.children"]
+    (refusal,) = [each for each in json.loads(wires) if "outside.children" in each["output"]]
     assert [each["id"] for each in refusal["inputs"]] == ["url", "version"]
 
 

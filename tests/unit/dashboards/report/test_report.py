@@ -70,7 +70,9 @@ def test_the_page_says_what_the_report_says_and_has_its_figures(tmp_path):
     loaded = Loaded(cpu_job().write(tmp_path))
     report = make_report(loaded)
     parts = Parts(html_of(loaded, report))
-    assert report.verdict in parts.text
+    (fault,) = [line.removeprefix("FAULT  ") for line in report.in_short if line.startswith("FAULT")]
+    assert parts.text.count(fault) == 1
+    assert report.verdict not in parts.text  # which says the same
     assert report.gains[0].how() in parts.text
     for name in ("Step time", "Where the mean step of each rank in deep windows goes", "Timeline"):
         assert name in parts.text

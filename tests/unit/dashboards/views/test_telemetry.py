@@ -78,6 +78,16 @@ def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
     assert figure.layout.xaxis.range == (0.0, 5.0)
 
 
+def test_a_counter_that_changes_no_more_is_drawn_up_to_the_last_sample_of_its_device():
+    rows = [(0, "a", "gpu", "sm_clock_mhz", second * S, value) for second, value in ((0, 345), (2, 1980))]
+    rows += [(0, "a", "gpu", "power_w", second * S, 100.0 + second) for second in range(6)]
+    shown = telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link())
+    (clock,) = [
+        trace for trace in telemetry_figure(shown, None, "light").data if " MHz<" in trace.hovertemplate
+    ]
+    assert (list(clock.x), list(clock.y)) == ([0, 2, 5], [345, 1980, 1980])
+
+
 def test_large_amounts_are_shown_in_the_unit_that_fits_the_largest():
     rows = [(-1, "a", "eth0", "tx_bytes", second * S, 2.5e9 * second**2) for second in range(3)]
     rows += [(0, "a", "", "memory_bytes", second * S, (3 + second) * 1e9) for second in range(2)]

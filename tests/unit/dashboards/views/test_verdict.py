@@ -118,6 +118,11 @@ def test_the_fit_and_the_run_are_described_in_words(slow):
     described = dict(run_info(slow.run.manifest, slow.steps))
     assert described["ranks"] == "3 of 3"
     assert described["step time"].startswith("typical step ")
+    said = ["2 of 5 ranks are missing: 3, 4", "clocks differ"]
+    some = dataclasses.replace(slow.run.manifest, world_size=5, warnings=said)
+    lines = run_info(some, slow.steps)
+    assert [text for name, text in lines if name == "warning"] == ["clocks differ"]
+    assert dict(lines)["ranks"] == "3 of 5, missing 3, 4"
     assert dict(run_info(slow.run.manifest, slow.steps.clear()))["step time"] == "no step was timed"
 
 
