@@ -30,13 +30,13 @@ class Case:
     """What the findings of one run are derived from.
 
     Attributes:
-        known: how far each rank had come.
+        progress: how far each rank had come.
         left: ranks that ended well while the job did not, and when they last gave a sign.
         now_ns: when the last dump was saved, -1 unknown.
     """
 
     records: Records
-    known: Knowledge
+    progress: Knowledge
     waits: WaitGraph
     deaths: dict[int, Death]
     left: dict[int, int]
@@ -142,7 +142,7 @@ def deaths_of(root: Root, case: Case) -> list[Death]:
 def _is_first_to_fail(death: Death, failed_ns: int, case: Case) -> bool:
     """Return whether a rank died of its own before its peers did, and not all were killed together."""
     apart_ns = failed_ns + 4 * TOGETHER_NS - death.ended_ns > 0
-    return apart_ns and not death.lost_peer and any(each.first for each in case.deaths.values())
+    return apart_ns and not death.lost_peer and any(other.first for other in case.deaths.values())
 
 
 def died_at_work(death: Death, root: Root) -> bool:
@@ -153,7 +153,7 @@ def died_at_work(death: Death, root: Root) -> bool:
 
 def without_dump(case: Case) -> list[int]:
     """Return the ranks of the job without a dump that shows what they did last."""
-    return [rank for rank in range(case.records.world_size) if rank not in case.known.current]
+    return [rank for rank in range(case.records.world_size) if rank not in case.progress.current]
 
 
 # Calls that count as completed because they failed, which would hide what a job waited for.
