@@ -202,11 +202,10 @@ def stack(rank: int, case: Case) -> list[str]:
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:
     """Return for how long ranks that died had kept their peers waiting, and where their main threads were."""
-    since = min((operation.since_ns for operation in root.operations if operation.since_ns >= 0), default=-1)
     lines = []
     for death in deaths:
-        waited_ns = death.ended_ns - since
-        if since >= 0 and waited_ns >= MIN_WAIT_NS:
+        waited_ns = death.ended_ns - root.since_ns
+        if root.since_ns >= 0 and waited_ns >= MIN_WAIT_NS:
             waited = format_duration(float(waited_ns))
             lines.append(f"its peers had waited for rank {death.rank} for {waited} by then")
             lines += stack(death.rank, case)

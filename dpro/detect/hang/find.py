@@ -348,7 +348,7 @@ def _finding(
     if more > 0:
         calls[-1] += f"; and {more} more like it"
     victims = graph.victims_of(root, case.waits) if root.operations else []
-    waited_ns = case.waited_ns(root.operations)
+    waited_ns = case.waited_ns(root)
     evidence = [
         *facts[:1],
         *calls,
