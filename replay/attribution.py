@@ -219,7 +219,7 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
         names: of the kernels of one stream, in their order, [K].
     """
     count, enough = Counter(names), MIN_COMMON * len(names)
-    bounded = [(_most(count, step), step) for step in eager]
+    bounded = [((count & Counter(step.names)).total(), step) for step in eager]
     bounded.sort(key=lambda pair: (-pair[0], len(pair[1].names)))
     options = []
     for most, step in bounded[:MAX_COMPARED]:
@@ -233,22 +233,12 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
     return Aligned(united, frozenset().union(*(ranks for _, ranks in chosen)))
 
 
-def _most(count: Counter[str], step: EagerStep) -> int:
-    return (count & Counter(step.names)).total()
-
-
 def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """What some steps say of one kernel, as far as they agree."""
     said = [option for option in options if option[3] != UNKNOWN] or options[:1]
     agreed = tuple(values[0] if len(set(values)) == 1 else "" for values in zip(*said, strict=True))
-    how = (
-        BY_EAGER
-        if agreed[1]
-        else AMBIGUOUS
-        if any(option[1] or option[3] == AMBIGUOUS for option in options)
-        else UNKNOWN
-    )
-    return (*agreed[:3], how)
+    is_ambiguous = any(option[1] or option[3] == AMBIGUOUS for option in options)
+    return (*agreed[:3], BY_EAGER if agreed[1] else AMBIGUOUS if is_ambiguous else UNKNOWN)
 
 
 def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str, ...]]]:

@@ -184,9 +184,7 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     rows = candidates(
         asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep, asked.schedules
     )
-    if (
-        software.flash and "recompute" not in asked.keep
-    ):  # nothing of the scores is kept: nothing to compute again
+    if software.flash and "recompute" not in asked.keep:  # no scores are kept: nothing to compute again
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
     ranks = plan(asked.model, rows, machine, software, asked.measured)
     return _plan_document(asked, ranks, top, device, machine.memory_gb, _trust(asked))

@@ -118,15 +118,10 @@ def find_late_ranks(
         together += joint
         named = ranks_of(joint)
         by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
-    costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
-    findings = [
-        *costliest,
-        *together,
-        *_once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]),
-    ]
+    late_alone = _once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)])
+    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # one of several stages' ranks
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
-    doubted = [_doubted(finding) if doubtful else finding for finding in findings]
-    return costliest_first(doubted)
+    return costliest_first([_doubted(finding) if doubtful else finding for finding in findings])
 
 
 def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
@@ -361,12 +356,11 @@ def _cause(
 def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
     """How much more of each counter the rank has per step than its peers, ns."""
     latest = slice(-excess.num_steps, None)
-    size = len(team.ranks)
     places = pl.DataFrame(
         {
             "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
             "time_ns": team.start_ns[latest].ravel(),
-            "step": np.repeat(team.steps[latest], size),
+            "step": np.repeat(team.steps[latest], len(team.ranks)),
         }
     )
     rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
@@ -622,8 +616,7 @@ def find_jitter(
         uneven = explain(team.own_ns, workloads_of(counters, team.ranks, team.start_ns), team.steps)
         equal = team.own_ns if uneven is None else uneven.equal_ns
         findings += [_finding(team, equal, column, counters) for column in varying(equal)]
-    worth = [finding for finding in findings if finding.severity >= MIN_COST]
-    return costliest_first(worth)
+    return costliest_first([finding for finding in findings if finding.severity >= MIN_COST])
 
 
 def varying(own_ns: Floats) -> list[int]:
