@@ -299,7 +299,7 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
     last = next_image(launch.raw, facts["host"], facts["pid"]) - 1
     folder = image_folder(launch.raw, facts["host"], facts["pid"], max(last, 0))
     seen = ending(folder, records.read_records(folder / "records.bin"), status)
-    return seen if seen.known else exited(launch.raw / "exit")
+    return seen if seen.is_known else exited(launch.raw / "exit")
 
 
 def _joined(earlier: Manifest, added: Manifest) -> Manifest:

@@ -40,9 +40,9 @@ def innermost(outer: pl.DataFrame, at: pl.DataFrame) -> Ints:
     Args:
         outer, at: with `LANE` and `start_ns`; the first with `duration_ns`.
     """
-    found = np.full(at.height, -1)
+    open_rows = np.full(at.height, -1)
     lanes = pl.concat([outer.select(LANE), at.select(LANE)]).unique().sort(LANE).with_row_index("lane")
-    outer, at = (f.with_row_index("row").join(lanes, on=LANE, how="left") for f in (outer, at))
+    outer, at = (frame.with_row_index("row").join(lanes, on=LANE, how="left") for frame in (outer, at))
     moments = at.sort("lane").partition_by("lane", as_dict=True)
     for lane, spans in outer.sort("start_ns", -pl.col("duration_ns")).group_by("lane"):
         if (inside := moments.get(lane)) is None:
@@ -51,8 +51,8 @@ def innermost(outer: pl.DataFrame, at: pl.DataFrame) -> Ints:
         begins, span = innermost_segments(start, start + spans["duration_ns"].to_numpy())
         segment = np.searchsorted(begins, inside["start_ns"].to_numpy(), side="right") - 1
         rows = np.append(spans["row"].to_numpy().astype(np.int64), -1)  # the last: no span is open
-        found[inside["row"].to_numpy()] = rows[np.where(segment >= 0, span[segment], -1)]
-    return found
+        open_rows[inside["row"].to_numpy()] = rows[np.where(segment >= 0, span[segment], -1)]
+    return open_rows
 
 
 def attributed(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -170,28 +170,28 @@ def _eager(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> l
     step = pl.when(pl.col("launched_ns") < pl.col("end_ns")).then("step").otherwise(None)
     placed = placed.with_columns(step=step).sort("launched_ns", "start_ns", maintain_order=True)
     groups = placed.group_by("rank", "window", "step", maintain_order=True).agg("name", *WORK)
-    found: dict[tuple[Hashable, ...], EagerStep] = {}
+    by_launches: dict[tuple[Hashable, ...], EagerStep] = {}
     for row in groups.iter_rows(named=True):
         work = list(zip(*(row[column] for column in WORK), strict=True))
         key = (*row["name"], *work)
-        ranks = found[key].ranks if key in found else frozenset()
-        found[key] = EagerStep(row["name"], work, ranks | {row["rank"]})
-    return list(found.values())
+        ranks = by_launches[key].ranks if key in by_launches else frozenset()
+        by_launches[key] = EagerStep(row["name"], work, ranks | {row["rank"]})
+    return list(by_launches.values())
 
 
 def _aligned(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
     """Kernels of graphs with the work of those that they are aligned with."""
     stream = ["rank", "window", "correlation", "stream"]
     graphs = graphs.sort(*stream, "start_ns", "span_id")
-    known: dict[tuple[str, ...], Aligned] = {}
-    found: list[tuple[str, ...]] = []
+    aligned: dict[tuple[str, ...], Aligned] = {}
+    works: list[tuple[str, ...]] = []
     sequences = graphs.group_by(stream, maintain_order=True).agg("name")
     for rank, names in sequences.select("rank", "name").iter_rows():
-        if (key := tuple(names)) not in known:
-            known[key] = align(names, eager)
-        found += known[key].on(rank)
+        if (key := tuple(names)) not in aligned:
+            aligned[key] = align(names, eager)
+        works += aligned[key].on(rank)
     columns = [*WORK, "how"]
-    return graphs.with_columns(pl.DataFrame(found, schema=dict.fromkeys(columns, pl.String), orient="row"))
+    return graphs.with_columns(pl.DataFrame(works, schema=dict.fromkeys(columns, pl.String), orient="row"))
 
 
 class Aligned(NamedTuple):
@@ -219,7 +219,7 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
         names: of the kernels of one stream, in their order, [K].
     """
     count, enough = Counter(names), MIN_COMMON * len(names)
-    bounded = [(_most(count, step), step) for step in eager]
+    bounded = [((count & Counter(step.names)).total(), step) for step in eager]
     bounded.sort(key=lambda pair: (-pair[0], len(pair[1].names)))
     options = []
     for most, step in bounded[:MAX_COMPARED]:
@@ -233,22 +233,12 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
     return Aligned(united, frozenset().union(*(ranks for _, ranks in chosen)))
 
 
-def _most(count: Counter[str], step: EagerStep) -> int:
-    return (count & Counter(step.names)).total()
-
-
 def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """What some steps say of one kernel, as far as they agree."""
     said = [option for option in options if option[3] != UNKNOWN] or options[:1]
     agreed = tuple(values[0] if len(set(values)) == 1 else "" for values in zip(*said, strict=True))
-    how = (
-        BY_EAGER
-        if agreed[1]
-        else AMBIGUOUS
-        if any(option[1] or option[3] == AMBIGUOUS for option in options)
-        else UNKNOWN
-    )
-    return (*agreed[:3], how)
+    is_ambiguous = any(option[1] or option[3] == AMBIGUOUS for option in options)
+    return (*agreed[:3], BY_EAGER if agreed[1] else AMBIGUOUS if is_ambiguous else UNKNOWN)
 
 
 def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str, ...]]]:
@@ -274,7 +264,7 @@ def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str,
             works.append(("", "", "", AMBIGUOUS if max(begin, end) >= 0 else UNKNOWN))
             continue
         between = begin + np.flatnonzero(theirs[begin : end + 1] == code)
-        works.append(_united([(*step.work[kept[each]], BY_EAGER) for each in between]))
+        works.append(_united([(*step.work[kept[index]], BY_EAGER) for index in between]))
     return int(table[-1, -1]), works
 
 

@@ -33,8 +33,8 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
         mean, of each step, averaged), the most uneven first. All-to-alls are there if one layer's are uneven.
     """
     stretches = stretches_of(recorded_steps(spans, steps))
-    found = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]
-    loads = pl.concat(found).group_by(LOADS[:-1]).agg(pl.col("load").sum())
+    sources = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]
+    loads = pl.concat(sources).group_by(LOADS[:-1]).agg(pl.col("load").sum())
     place = LOADS[:2]
     members = loads.group_by(*place, "member").agg(mean=pl.col("load").mean()).sort("mean", "member")
     last = {"busiest": pl.col("member").last(), "most": pl.col("mean").last()}

@@ -180,7 +180,7 @@ def stack_of(folder: Path, since_ns: int = -1) -> str:
     """
     if threads := _at_signal(folder):
         thread = next((thread for thread in threads if thread.is_current), threads[-1])
-        return "\n".join(f"{each['file']}:{each['line']} {each['function']}" for each in thread.frames)
+        return "\n".join(f"{call['file']}:{call['line']} {call['function']}" for call in thread.frames)
     stall = stall_of(folder)
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
 

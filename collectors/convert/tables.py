@@ -487,14 +487,14 @@ class Ending(NamedTuple):
     signal: int
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the code or the signal is known."""
         return self != UNKNOWN
 
     @property
     def status(self) -> int | None:
         """As `os.waitstatus_to_exitcode` puts it: the code, or minus the signal; None where unknown."""
-        return None if not self.known else -self.signal if self.code < 0 else self.code
+        return None if not self.is_known else -self.signal if self.code < 0 else self.code
 
     def failure(self, error: str) -> str:
         """How a job failed, with the first exception of its processes; empty if it is not known to have."""
@@ -520,8 +520,8 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
     reported = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
     by_libc = exited(folder / "exit")
     seen = [reported, _reaped(folder / "reaped"), by_libc, *announced[-1:]]
-    ended = next((end for end in seen if end.known), UNKNOWN)
-    return by_libc if by_libc.known and ended.signal == signal.SIGTERM else ended
+    ended = next((end for end in seen if end.is_known), UNKNOWN)
+    return by_libc if by_libc.is_known and ended.signal == signal.SIGTERM else ended
 
 
 def exception(folder: Path) -> dict[str, Any]:

@@ -56,9 +56,9 @@ def by_lane(spans: pl.DataFrame, lanes: RankLanes) -> pl.DataFrame:
     """
     rows = []
     for number, lane in enumerate(lanes.lanes):
-        own = spans.filter(lane=number)
-        if own.height:
-            busy = union(own["start"].to_numpy(), own["end"].to_numpy())
-            rows.append((lanes.rank, lane.label, own.height, int((busy[:, 1] - busy[:, 0]).sum())))
+        of_lane = spans.filter(lane=number)
+        if of_lane.height:
+            busy = union(of_lane["start"].to_numpy(), of_lane["end"].to_numpy())
+            rows.append((lanes.rank, lane.label, of_lane.height, int((busy[:, 1] - busy[:, 0]).sum())))
     schema = {"rank": pl.Int64, "lane": pl.String, "spans": pl.Int64, "busy_ns": pl.Int64}
     return pl.DataFrame(rows, schema=schema, orient="row")

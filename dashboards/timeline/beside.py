@@ -109,12 +109,12 @@ def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
     """
     if step == NO_STEP:
         return Stretch(NO_STEP, 0, measured.clocks.end_ns)
-    found = measured.clocks.steps.filter(pl.col("step") == step)
-    if found.is_empty():
+    rows = measured.clocks.steps.filter(pl.col("step") == step)
+    if rows.is_empty():
         raise UsageError(
             f"step {step} is not in a deep window of {measured.run.label}: choose one of the list"
         )
-    begin, end = found.select(pl.col("begin_ms", "end_ms") * NS_PER_MS).row(0)
+    begin, end = rows.select(pl.col("begin_ms", "end_ms") * NS_PER_MS).row(0)
     return Stretch(step, round(begin), round(end))
 
 

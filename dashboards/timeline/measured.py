@@ -317,13 +317,13 @@ def _rank_lanes(
     everything = np.arange(columns["ident"].size)
     item = measured_items(measured, nodes.span[columns["ident"]])
     _like(columns, everything, measured, item)
-    known = np.flatnonzero(item >= 0)
-    place, first = np.unique(columns["place"][known], return_index=True)
-    rows = np.searchsorted(measured.all.first, item[known[first]], "right") - 1
-    of = {n: measured.lanes[measured.lane_of(row)] for n, row in zip(place.tolist(), rows.tolist())}
-    labels = [of[n].label if n in of else names[lane] for n, lane in enumerate(lanes.tolist())]
+    recorded = np.flatnonzero(item >= 0)
+    place, first = np.unique(columns["place"][recorded], return_index=True)
+    rows = np.searchsorted(measured.all.first, item[recorded[first]], "right") - 1
+    of = {number: measured.lanes[measured.lane_of(row)] for number, row in zip(place.tolist(), rows.tolist())}
+    labels = [of[number].label if number in of else names[lane] for number, lane in enumerate(lanes.tolist())]
     plain = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
-    gpu = [of[n].gpu if n in of else label.startswith(STREAM) for n, label in enumerate(plain)]
+    gpu = [of[number].gpu if number in of else label.startswith(STREAM) for number, label in enumerate(plain)]
     return laid(rank, columns, labels, gpu, window_ns)
 
 

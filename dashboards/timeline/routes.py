@@ -97,7 +97,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
-    tracks, own = _tracks(loaded, other), len(_tracks(loaded))
+    tracks, num_own = _tracks(loaded, other), len(_tracks(loaded))
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
     read = dict(measured.ranks)
     sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
@@ -119,7 +119,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
         "expected": len(of.parts),
         "end": of.end_ns,
         "counters": [
-            [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < own else "o"]
+            [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < num_own else "o"]
             for number, track in enumerate(tracks)
         ],
         "kinds": KINDS,
@@ -194,13 +194,9 @@ def drawn(
         if lanes is None:
             continue
         measured, shift = _of(loaded, side, other)
-        number = lanes.all.first.size - 1
-        shown = [
-            (place, row)
-            for place, (s, r, row) in enumerate(view.rows)
-            if (s, r) == (side, rank) and row < number
-        ]
-        places, rows = np.array([place for place, _ in shown], np.int64), [row for _, row in shown]
+        height = lanes.all.first.size - 1
+        places = [place for place, row in enumerate(view.rows) if row[:2] == (side, rank) and row[2] < height]
+        rows = [view.rows[place][2] for place in places]
         layers: list[tuple[int, Sequence[DetailLevel]]] = [(SPAN, lanes.levels)]
         if pattern:
             layers.append((MATCH, measured.search.of_rank(pattern, lanes, measured.clocks.window_ns)))
@@ -210,9 +206,9 @@ def drawn(
             if detail and rows:
                 visible = segments(detail, rows, view.begin - shift, view.end - shift, pixel_ns, most)
                 moved = {"start": visible.start + shift, "end": visible.end + shift}
-                known = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
-                names = _in_own_names(loaded, measured, known)
-                yield layer, lanes, replace(visible, row=places[visible.row], **moved), names
+                codes = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
+                names = _in_own_names(loaded, measured, codes)
+                yield layer, lanes, replace(visible, row=np.array(places)[visible.row], **moved), names
 
 
 def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes, int]:
@@ -291,11 +287,11 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
             continue
         measured, shift = _of(loaded, side, other)
         below = [row for row in of if row < lanes.all.first.size - 1]
-        own = spans_within(lanes, below, area.begin - shift, area.end - shift)
+        inside = spans_within(lanes, below, area.begin - shift, area.end - shift)
         whose = f" of {other.name}" if side == "o" and other else ""
-        busy.append(by_lane(own, lanes).with_columns(pl.col("lane") + whose))
-        codes = _in_own_names(loaded, measured, own["name"].to_numpy())
-        spans.append(own.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
+        busy.append(by_lane(inside, lanes).with_columns(pl.col("lane") + whose))
+        codes = _in_own_names(loaded, measured, inside["name"].to_numpy())
+        spans.append(inside.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
     named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
     return {
         "begin": area.begin,
@@ -304,9 +300,9 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
         "more": max(named.height - MAX_NAMES, 0),
         "lanes": [list(row) for row in pl.concat(busy).iter_rows()] if busy else [],
         "counters": [
-            [track.rank, track.label, track.unit, *found]
+            [track.rank, track.label, track.unit, *totals]
             for row, track in enumerate(_tracks(loaded, other))
-            if row in area.counters and (found := track.totals(area.begin, area.end))
+            if row in area.counters and (totals := track.totals(area.begin, area.end))
         ],
     }
 
@@ -381,10 +377,10 @@ def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> d
     if side == "r":
         return node_info(loaded, rank, item)
     if side == "o":
-        found = span_info(measured, rank, item)
-        for place in (found["place"], *(arrow["place"] for arrow in found["arrows"])):
+        answer = span_info(measured, rank, item)
+        for place in (answer["place"], *(arrow["place"] for arrow in answer["arrows"])):
             place |= {"side": "o", "start": place["start"] + shift, "end": place["end"] + shift}
-        return found
+        return answer
     replayed = loaded.replay_lanes.value
     return span_info(loaded.measured, rank, item, None if replayed is None else replayed.timeline)
 

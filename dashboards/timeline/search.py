@@ -124,8 +124,8 @@ class Search:
         keys = keys[:, np.lexsort(keys[::-1])]
         if not keys.size:
             return None, 0
-        known = after.rank in ranks and 0 <= after.item < ranks[after.rank].name.size
-        on_cpu = known and not ranks[after.rank].on_gpu[after.item]
+        is_read = after.rank in ranks and 0 <= after.item < ranks[after.rank].name.size
+        on_cpu = is_read and not ranks[after.rank].on_gpu[after.item]
         before, same = np.zeros(keys.shape[1], bool), np.ones(keys.shape[1], bool)
         for key, value in zip(keys, (int(on_cpu), *after), strict=True):
             before |= same & (key < value)

@@ -185,9 +185,9 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         ]
         for size, row in zip(distinct_sizes(sizes["bytes"].to_list()), sizes.iter_rows(named=True))
     ]
-    known = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
-    rows = [[row[place] for place in known] for row in rows]
-    return [table([header[place] for place in known], rows), csv_link(NAME, "sizes", link)]
+    shown = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
+    rows = [[row[place] for place in shown] for row in rows]
+    return [table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
 
 
 def _duration(ns: int | None) -> str:

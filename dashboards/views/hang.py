@@ -71,11 +71,11 @@ def standing_info(case: Case) -> pl.DataFrame:
             },
             schema=[("rank", rows.schema["rank"]), ("key", pl.String), (name, pl.Int64)],
         )
-        for name, numbers in (("issued", case.known.issued), ("finished", case.known.done))
+        for name, numbers in (("issued", case.progress.issued), ("finished", case.progress.done))
     ]
     for frame in progress:
         rows = rows.join(frame, on=["rank", "key"], how="left", maintain_order="left")
-    current = pl.col("rank").is_in(list(case.known.current))
+    current = pl.col("rank").is_in(list(case.progress.current))
     rows = rows.with_columns(
         pl.when(current).then(pl.col("issued", "finished").fill_null(-1)).otherwise(None)
     ).with_columns(behind=pl.col("issued").max().over("key") - pl.col("issued"))
@@ -182,7 +182,7 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
     states = (FAULT, WAITS, GOES_ON, UNKNOWN)
     rows = []
     for rank in range(case.records.world_size):
-        is_current = rank in case.known.current
+        is_current = rank in case.progress.current
         state = FAULT if rank in blamed else WAITS if rank in waiting else GOES_ON if is_current else UNKNOWN
         _, name, since_ns = oldest.get(rank, (0, "", -1))
         host, pid = where.get(rank, ("", -1))

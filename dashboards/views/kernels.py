@@ -308,7 +308,7 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         title_text="FLOP per byte", type="log", exponentformat="none", **log_ticks((low, high))
     )
     peaks = gpu.tflops.values()
-    least, most = (math.log10(TERA * each) for each in (shown["tflops"].min(), max(peaks)))  # type: ignore
+    least, most = (math.log10(TERA * tflops) for tflops in (shown["tflops"].min(), max(peaks)))  # type: ignore
     powers = range(max(math.floor(least), 0), math.ceil(most) + 1, 1 + int(most - least) // FEW_POWERS)
     words = [f"{10 ** (power % 3)} {' kMGTPE'[power // 3]}FLOP/s" for power in powers]
     figure.update_yaxes(type="log", tickvals=[10**power for power in powers], ticktext=words)

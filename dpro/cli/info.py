@@ -137,11 +137,8 @@ def _windows_in_words(windows: WindowCosts) -> list[str]:
     count, cost_ms, share = windows.count, windows.cost_ms, windows.share
     if count is UNSET or cost_ms is UNSET or share is UNSET:
         return []
-    each = " each" * (count != 1)
-    cost = "costs" if count == 1 else "cost"
-    return [
-        f"{counted(round(count), 'deep window')} of {cost_ms:.3g} ms{each} {cost} {share:.2%} of the time"
-    ]
+    cost = "costs" if count == 1 else "each cost"
+    return [f"{counted(round(count), 'deep window')} of {cost_ms:.3g} ms {cost} {share:.2%} of the time"]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:

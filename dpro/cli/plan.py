@@ -310,7 +310,7 @@ def _print(document: PlanDocument) -> None:
         f"({document.gpus_per_host} a host{memory}), {document.global_batch} sequences of "
         f"{document.sequence} tokens a step, {document.framework}, {document.precision}"
     )
-    for line in document.found:
+    for line in document.run_facts:
         out.print(f"  - found: {line}")
     out.print(f"{document.trust[0].upper()}{document.trust[1:]}")
     for line in document.assumed:
@@ -321,8 +321,8 @@ def _print(document: PlanDocument) -> None:
     out.print(f"  {heads}  memory  layout")
     for row in document.layouts:
         out.print(f"  {_figures(row)}  {row.layout}{' (tight)' if row.fits == 'tight' else ''}")
-    if document.own:
-        out.print(f"The run's own:\n  {_figures(document.own)}  {document.own.layout}")
+    if document.run_layout:
+        out.print(f"The run's own:\n  {_figures(document.run_layout)}  {document.run_layout.layout}")
     if document.unfitting:
         which = "The fastest of those that do not fit" if document.layouts else "Those that need the least"
         out.print(f"{which}:")

@@ -268,15 +268,17 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
     means = mean_steps(steps, "rank")
     parts = [*shown_parts(means), "overlapped_comm_ns"]
     counts = means["steps"].unique().to_list()
-    own = [] if len(counts) == 1 else ["steps"]  # a column less, where all ranks have as many
+    columns = ["rank"] if len(counts) == 1 else ["rank", "steps"]
     cells = [
         [
-            *(str(row["rank"]), *(str(row[name]) for name in own), _ms(row["duration_ns"])),
+            *(str(row[name]) for name in columns),
+            _ms(row["duration_ns"]),
             *(_share(row[part], row["duration_ns"]) for part in parts),
         ]
         for row in means.iter_rows(named=True)
     ]
-    header = ["\nrank", *(f"\n{whole}s" for _ in own), f"mean\n{whole} ms", *(PARTS[part] for part in parts)]
+    header = [*["\nrank", f"\n{whole}s"][: len(columns)], f"mean\n{whole} ms"]
+    header += [PARTS[part] for part in parts]
     of_each = f", {counted(counts[0], whole)} of each rank" if len(counts) == 1 else ""
     return _table(f"Where each {whole} recorded in depth went{of_each}", header, cells)
 
@@ -357,7 +359,7 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
         cells.append([shortened(row["layer"], room), row["source"], *amounts, on, f"x{row['imbalance']:.2f}"])
     costs = []
     with suppress(DproError):  # it cannot be replayed
-        costs = [each.cost_ns for each in analysis.verdict[0] if each.class_ == "imbalance.data"]
+        costs = [finding.cost_ns for finding in analysis.verdict[0] if finding.class_ == "imbalance.data"]
     title = f"Work sent to ranks or experts, of a step: {min(top, layers.height)} of {layers.height}"
     title += f"; spread evenly, the step takes {_ms(max(costs))} ms less" if costs else ""
     return _table(title, ["layer", "by", "mean", "most", "on", "most/mean"], cells)

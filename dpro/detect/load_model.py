@@ -72,21 +72,21 @@ class Uneven:
 
     Attributes:
         workloads: [T, R]; NaN where unknown.
-        own: [T, R] ns.
-        equal: [T, R] ns, what own times would be if all ranks had the step's mean amount.
+        own_ns: [T, R] ns.
+        equal_ns: [T, R] ns, what own times would be if all ranks had the step's mean amount.
         what: what the workloads count.
     """
 
     model: LoadModel
     workloads: Floats
-    own: Floats
-    equal: Floats
+    own_ns: Floats
+    equal_ns: Floats
     what: str = ELEMENTS
 
     @property
     def explained(self) -> Floats:
         """[R] ns per step that a rank typically works longer (negative: shorter) because of its workloads."""
-        return np.median((self.own - self.equal)[-LATEST:], axis=0)
+        return np.median((self.own_ns - self.equal_ns)[-LATEST:], axis=0)
 
 
 def workloads_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:

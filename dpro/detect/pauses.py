@@ -176,17 +176,17 @@ def merged(pauses: list[Pause]) -> list[Pause]:
     What a rank does after its last call of a step makes that step longer for it, and the next one for the
     ranks that wait for it: the step of the job, between these, is longer by a part of it each time.
     """
-    found: list[Pause] = []
-    for pause in sorted(pauses, key=lambda each: each.step):
-        last = found[-1] if found else None
+    merged_pauses: list[Pause] = []
+    for pause in sorted(pauses, key=lambda pause: pause.step):
+        last = merged_pauses[-1] if merged_pauses else None
         if last is None or pause.step != last.step + 1 or not _is_one(last, pause):
-            found.append(pause)
+            merged_pauses.append(pause)
             continue
         main, other = (last, pause) if _is_explained(last) or not _is_explained(pause) else (pause, last)
         longer, lost = last.longer_ns + pause.longer_ns, last.lost_ns + pause.lost_ns
         ranks = main.ranks or other.ranks
-        found[-1] = Pause(last.step, longer, lost, main.kind, main.explained, ranks)
-    return found
+        merged_pauses[-1] = Pause(last.step, longer, lost, main.kind, main.explained, ranks)
+    return merged_pauses
 
 
 def _is_explained(pause: Pause) -> bool:

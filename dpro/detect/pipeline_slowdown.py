@@ -247,11 +247,11 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
     The latest half and quarter of the steps are looked at as well: a stage may have become slow meanwhile.
     """
     free = without_launches(graph)
-    found: dict[str, Finding] = {}
+    by_stage: dict[str, Finding] = {}
     for since in first_of_latest(np.unique(free.nodes.step[free.nodes.step >= 0]))[:LATEST]:
         for finding in _uneven_since(free, since):
-            found.setdefault(finding.component_id, finding)
-    return list(found.values())
+            by_stage.setdefault(finding.component_id, finding)
+    return list(by_stage.values())
 
 
 def _uneven_since(free: Graph, since: int) -> list[Finding]:

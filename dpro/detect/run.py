@@ -261,7 +261,7 @@ def not_beside_a_larger_slowdown(context: Context, _: ByDetector, new: list[Find
 
     Where the network became slow, hosts wait in their calls, and not all of them for as long.
     """
-    slowdown = context.slowdown if any(each.cause == WAITING_CODE for each in new) else None
+    slowdown = context.slowdown if any(finding.cause == WAITING_CODE for finding in new) else None
     if slowdown is None:
         return new
     grown_ns = slowdown.after_ns - slowdown.before_ns
@@ -564,14 +564,14 @@ class LatestSteps(NamedTuple):
     """What is known of the latest steps of a job that runs.
 
     Attributes:
-        own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
+        own_times: as `own_time` returns them, `start_ns` on each host's own clock.
         calls: as `calls_of` returns them.
         amounts: rows of `counters` that say how much work steps had.
         counters: returns the rows of `counters` of ranks that are late and some others.
         messages_unseen: whether ranks may also have waited for messages, which calls do not show.
     """
 
-    own: pl.DataFrame
+    own_times: pl.DataFrame
     calls: pl.DataFrame
     steps: pl.DataFrame
     workers: pl.DataFrame
@@ -598,6 +598,6 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
 
 def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
     findings = find_late_ranks(
-        latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
+        latest.own_times, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
     )
     return [finding for finding in findings if finding.severity >= NEGLIGIBLE]

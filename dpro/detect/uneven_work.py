@@ -86,7 +86,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
     if findings and run.num_rows(SPANS) <= MAX_NAMED:
         layers = uneven_layers(imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS)))
-        findings = [replace(each, evidence=(*each.evidence, *layers)) for each in findings]
+        findings = [replace(finding, evidence=(*finding.evidence, *layers)) for finding in findings]
     by_rank = {
         rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
     }
@@ -126,7 +126,7 @@ def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
             {
                 "rank": np.tile(np.array(ranks, np.int64), steps.size),
                 "step": np.repeat(steps, len(ranks)),
-                "factor": (uneven.equal / uneven.own).ravel(),
+                "factor": (uneven.equal_ns / uneven.own_ns).ravel(),
             }
         )
         for ranks, steps, uneven in of_teams

@@ -152,11 +152,11 @@ def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding
         status=Status(StatusCode.ERROR, "; ".join(broken)) if broken else Status(StatusCode.UNSET), **of_run,
     )  # fmt: skip
     for row in steps.iter_rows(named=True):
-        known = {"host.name": row["host"], "dpro.step_ns": row["step_ns"], "dpro.window": row["window"]}
-        known = {name: value for name, value in known.items() if value not in (None, -1)}
+        facts = {"host.name": row["host"], "dpro.step_ns": row["step_ns"], "dpro.window": row["window"]}
+        facts = {name: value for name, value in facts.items() if value not in (None, -1)}
         yield ReadableSpan(
             "step", context(row["rank"], row["step"], row["start_ns"]), parent=whole,
-            attributes={"dpro.rank": row["rank"], "dpro.step": row["step"]} | known,
+            attributes={"dpro.rank": row["rank"], "dpro.step": row["step"]} | facts,
             start_time=row["start_ns"], end_time=row["end_ns"], **of_run,
         )  # fmt: skip
 

@@ -99,11 +99,11 @@ class NewNames:
 
     def whole(self, text: str) -> str:
         """A text of the job's, with new names for all that is no word of Python's or PyTorch's."""
-        return self._in_own.sub(lambda found: self._new(found, self.words.setdefault), text)
+        return self._in_own.sub(lambda match: self._new(match, self.words.setdefault), text)
 
-    def known(self, text: str) -> str:
+    def mixed(self, text: str) -> str:
         """A text of ours, with new names for paths and for what has one."""
-        return self._in_ours.sub(lambda found: self._new(found, self.words.get), text)
+        return self._in_ours.sub(lambda match: self._new(match, self.words.get), text)
 
     def settle(self) -> None:
         """Give new names to all that was seen, in the order of the old ones."""
@@ -130,7 +130,7 @@ class NewNames:
     def of_part(self, part: str) -> str:
         """The name of a part, in which the host may be."""
         return self._in_own.sub(
-            lambda found: self.hosts[found[0]] if found.lastgroup == "host" else found[0], part
+            lambda match: self.hosts[match[0]] if match.lastgroup == "host" else match[0], part
         )
 
     def of_stack(self, stack: str) -> str:
@@ -138,19 +138,19 @@ class NewNames:
         lines = stack.splitlines()
         return "\n".join(line if line.startswith("torch/") else self.whole(line) for line in lines)
 
-    def _new(self, found: re.Match[str], renamed: Callable[[str, str], str]) -> str:
-        old = found[0]
-        if found.lastgroup == "path":
+    def _new(self, match: re.Match[str], renamed: Callable[[str, str], str]) -> str:
+        old = match[0]
+        if match.lastgroup == "path":
             return self.whole(old)
-        if found.lastgroup == "host":
+        if match.lastgroup == "host":
             return self.hosts[old]
-        if found.lastgroup == "word":
+        if match.lastgroup == "word":
             return old if old in KEPT else renamed(old, old)
         try:
-            own = not ip_address(old).is_loopback
+            is_loopback = ip_address(old).is_loopback
         except ValueError:
             return old
-        return self.addresses.setdefault(old, old) if own else old
+        return old if is_loopback else self.addresses.setdefault(old, old)
 
 
 def _numbered(number: int, names: list[str]) -> str:
@@ -169,20 +169,20 @@ def scrub(run: Run, copy: Path) -> NewNames:
     runs = {copy: run}
     for manifest in sorted(run.path.glob(f"{ATTEMPTS}/*/manifest.json")):
         runs[copy / manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
-    names = NewNames({host: host for each in runs.values() for host in _hosts(each)})
-    for each in runs.values():  # what is seen has no new name yet
-        for _ in _renamed_parts(each, names):
+    names = NewNames({host: host for source in runs.values() for host in _hosts(source)})
+    for source in runs.values():  # what is seen has no new name yet
+        for _ in _renamed_parts(source, names):
             pass
-        _renamed_manifest(each.manifest, names)
-        _renamed_log(each, names)
+        _renamed_manifest(source.manifest, names)
+        _renamed_log(source, names)
     names.settle()
-    for folder, each in reversed(runs.items()):  # the run itself last
-        for table, part, rows in _renamed_parts(each, names):
+    for folder, source in reversed(runs.items()):  # the run itself last
+        for table, part, rows in _renamed_parts(source, names):
             write_part(folder, TABLES[table], names.of_part(part), rows)
-        if text := _renamed_log(each, names):
+        if text := _renamed_log(source, names):
             (folder / FOLDER).mkdir(parents=True)
             (folder / FOLDER / FILE).write_text(text)
-        write_manifest(folder, _renamed_manifest(each.manifest, names))
+        write_manifest(folder, _renamed_manifest(source.manifest, names))
     return names
 
 
@@ -201,7 +201,7 @@ def _renamed_parts(run: Run, names: NewNames) -> Iterator[tuple[str, str, pl.Dat
             rows = run.read(table, [part], list(table.columns))
             ways: list[tuple[str, Callable[[str], str]]] = [
                 *((column, names.of_host) for column in HOSTS.get(table.name, ())),
-                *((column, names.known) for column in MIXED.get(table.name, ())),
+                *((column, names.mixed) for column in MIXED.get(table.name, ())),
                 *((column, names.whole) for column in OWN.get(table.name, ())),
             ]
             if table is WORKERS:
@@ -236,13 +236,13 @@ def _renamed_log(run: Run, names: NewNames) -> str:
     """What was found while the job ran, under new names; empty for nothing."""
     log = run.path / FOLDER / FILE
     lines = log.read_text().splitlines() if log.is_file() else []
-    return "".join(f"{json.dumps(_deep(from_json(line), names.known))}\n" for line in lines if line.strip())
+    return "".join(f"{json.dumps(_deep(from_json(line), names.mixed))}\n" for line in lines if line.strip())
 
 
 def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
     """The manifest under new names."""
     environment = {
-        name: (names.known if GIVEN_SETTING.match(name) else names.whole)(value)
+        name: (names.mixed if GIVEN_SETTING.match(name) else names.whole)(value)
         for name, value in manifest.environment.items()
     }
     return replace(
@@ -251,14 +251,14 @@ def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
         hosts=list(map(names.of_host, manifest.hosts)),
         environment=environment,
         options={
-            name: _deep(value, names.whole if name in ("requests", "step", "nccl_inspector") else names.known)
+            name: _deep(value, names.whole if name in ("requests", "step", "nccl_inspector") else names.mixed)
             for name, value in manifest.options.items()
         },
         error=names.whole(manifest.error),
-        unrecorded=names.known(manifest.unrecorded),
-        warnings=[names.known(line) for line in manifest.warnings],
-        skipped={names.known(reason): number for reason, number in manifest.skipped.items()},
-        sources=_deep(manifest.sources, names.known),
+        unrecorded=names.mixed(manifest.unrecorded),
+        warnings=[names.mixed(line) for line in manifest.warnings],
+        skipped={names.mixed(reason): number for reason, number in manifest.skipped.items()},
+        sources=_deep(manifest.sources, names.mixed),
         applied=[
             structs_replace(
                 change,
@@ -268,7 +268,7 @@ def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
                     )
                     for place in change.applied
                 ],
-                refused=[names.known(reason) for reason in change.refused],
+                refused=[names.mixed(reason) for reason in change.refused],
             )
             for change in manifest.applied
         ],
@@ -280,7 +280,7 @@ def _deep(value: Any, way: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return way(value)
     if isinstance(value, Mapping):
-        return {key: _deep(each, way) for key, each in value.items()}
+        return {key: _deep(part, way) for key, part in value.items()}
     if isinstance(value, Iterable):
-        return [_deep(each, way) for each in value]
+        return [_deep(part, way) for part in value]
     return value

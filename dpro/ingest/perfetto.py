@@ -191,7 +191,7 @@ class _Sequence:
 
     def arguments(self, annotations: Any) -> dict[str, Any]:
         """Arguments by name."""
-        return {each.name or self.keys.get(each.name_iid, ""): self.value(each) for each in annotations}
+        return {entry.name or self.keys.get(entry.name_iid, ""): self.value(entry) for entry in annotations}
 
 
 class _Trace:

@@ -49,7 +49,7 @@ MAX_ADVICE = 3
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
-MOST = (
+NEARLY_ALL = (
     0.9  # of the time that calls wait: those that hold it are named; of a kernel's: it belongs to attention
 )
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
@@ -484,7 +484,7 @@ def _around_softmax(facts: JobFacts, softmaxes: Collection[str]) -> list[str]:
         .group_by("name")
         .agg(part=pl.col("duration_ns").filter("inside").sum() / pl.col("duration_ns").sum())
     )
-    mostly = parts.filter((pl.col("part") >= MOST) & ~pl.col("name").is_in(list(softmaxes)))
+    mostly = parts.filter((pl.col("part") >= NEARLY_ALL) & ~pl.col("name").is_in(list(softmaxes)))
     return mostly["name"].sort().to_list()
 
 
@@ -623,7 +623,7 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     waits = pl.concat(facts.job.map_ranks(_measured_waits)).select("rank", "span_id", "waited_ns")
     usual = facts.spans.join(waits, on=["rank", "span_id"]).sort("waited_ns", "span_id", descending=True)
     before_ns = pl.col("waited_ns").cum_sum() - pl.col("waited_ns")
-    longest = usual.filter(before_ns < MOST * pl.col("waited_ns").sum())
+    longest = usual.filter(before_ns < NEARLY_ALL * pl.col("waited_ns").sum())
     count = longest.height / facts.rank_steps
     if count < 0.5:
         return

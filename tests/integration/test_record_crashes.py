@@ -109,7 +109,7 @@ def test_process_itself_leaves_how_it_ended(ended_from_within, number, how):
     [process] = (folder / str(number)).glob("*-*")
     seen = ending(process, read_records(process / "records.bin"), None)
     assert seen == ENDS[how]
-    if seen.known:
+    if seen.is_known:
         assert seen.status == codes[number]
     assert (folder / str(number) / "log.txt").read_text() == ""
 

@@ -1,6 +1,7 @@
-"""Names stand for one thing, and texts name what exists.
+"""Names stand for one thing and say what they hold, and texts name what exists.
 
-No two modules define public classes of the same name; a dotted name of dpro in backquotes can be imported.
+No two modules define public classes of the same name; no variable, argument, field or function has a name
+that fits anything; a dotted name of dpro in backquotes can be imported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,22 @@ def test_each_public_class_name_is_defined_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path}:{node.lineno}")
     assert len(places) > 300
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+    assert not {name: lines for name, lines in places.items() if len(lines) > 1}
+
+
+FIT_ANYTHING = {"each", "found", "known", "own"}
+BOUND_BY = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.FunctionDef: "name"}
+
+
+def test_names_say_what_they_hold() -> None:
+    bindings = {
+        (f"{path}:{node.lineno}", getattr(node, BOUND_BY[type(node)]))
+        for path in modules(*PACKAGES)
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if type(node) in BOUND_BY and isinstance(getattr(node, "ctx", ast.Store()), ast.Store)
+    }
+    assert len(bindings) > 10_000
+    assert not {(place, name) for place, name in bindings if name in FIT_ANYTHING}
 
 
 DOTTED = re.compile(r"`(dpro(?:\.\w+){2,})`")

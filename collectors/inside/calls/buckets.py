@@ -72,7 +72,7 @@ class Buckets:
         for module in _alive(self._of_megatron):
             with suppress(Exception):  # another version of it: those of torch are not lost for that
                 described += of_megatron(module)
-        described += self.of_deepspeed.found()
+        described += self.of_deepspeed.described()
         if described:
             self._recorder.write_file("buckets.json", json.dumps(described).encode())
 

@@ -85,7 +85,7 @@ class DeepSpeedBuckets:
         """No more are needed."""
         self._is_final = True
 
-    def found(self) -> list[dict[str, Any]]:
+    def described(self) -> list[dict[str, Any]]:
         """One object per optimizer and source, its buckets in the order of their reductions."""
         modules: dict[tuple[int, str], list[dict[str, Any]]] = {}
         for flushed in self._met.values():

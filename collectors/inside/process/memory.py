@@ -97,10 +97,10 @@ class RefusedAllocations:
 
 def sizes_in(message: str) -> dict[str, int]:
     """The sizes in the message of an `OutOfMemoryError`, as far as it has them, bytes."""
-    found = {name: re.search(pattern, message) for name, pattern in _SIZES.items()}
+    matches = {name: re.search(pattern, message) for name, pattern in _SIZES.items()}
     sizes = {
         name: int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ")[0]))
-        for name, match in found.items()
+        for name, match in matches.items()
         if match
     }
     unused = sizes.pop("unused_bytes", 0)
@@ -145,7 +145,7 @@ def filled(device: int) -> dict[str, Any]:
     Args:
         device: its number; -1 where no device is known, and the tensors of all are counted.
     """
-    held, known = held_by_python(device)
+    held, addresses = held_by_python(device)
     facts: dict[str, Any] = {}
     if device >= 0:
         stats = torch.cuda.memory_stats(device)
@@ -154,12 +154,12 @@ def filled(device: int) -> dict[str, Any]:
         facts = {name: current[name] for name in ("allocated_bytes", "reserved_bytes")}
         facts["refused"] = int(stats.get("num_ooms", -1))
         if current["active"] + current["inactive_split"] <= MAX_BLOCKS:
-            facts |= reduced([s for s in _segments() if s["device"] == device], held, known)
+            facts |= reduced(_segments(device), held, addresses)
     rows = held.most_common()
-    rest = Counter[str]()
+    beyond = Counter[str]()
     for (kind, _), size in rows[MAX_ROWS:]:
-        rest[kind] += size
-    rows = [*rows[:MAX_ROWS], *(((kind, ""), size) for kind, size in rest.most_common())]
+        beyond[kind] += size
+    rows = [*rows[:MAX_ROWS], *(((kind, ""), size) for kind, size in beyond.most_common())]
     return facts | {
         "kinds": [kind for (kind, _), _ in rows],
         "names": [name for (_, name), _ in rows],
@@ -167,20 +167,21 @@ def filled(device: int) -> dict[str, Any]:
     }
 
 
-def _segments() -> list[dict[str, Any]]:
+def _segments(device: int) -> list[dict[str, Any]]:
     try:
-        return list(torch.cuda.memory_snapshot(include_traces=False))
+        segments = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # before PyTorch 2.10 or so
-        return list(torch.cuda.memory_snapshot())
+        segments = torch.cuda.memory_snapshot()
+    return [segment for segment in segments if segment["device"] == device]
 
 
-def reduced(segments: Iterable[dict[str, Any]], held: Held, known: set[int]) -> dict[str, Any]:
+def reduced(segments: Iterable[dict[str, Any]], held: Held, addresses: set[int]) -> dict[str, Any]:
     """Count the blocks that no tensor of Python's holds, by the line that allocated them where it is known.
 
     Args:
         segments: of one device, as `torch.cuda.memory_snapshot` returns them.
         held: gets the bytes of these blocks.
-        known: addresses of what Python's tensors hold.
+        addresses: of what Python's tensors hold.
 
     Returns:
         `largest_free_bytes`, and `history`: whether allocations were recorded by the line that made them.
@@ -193,7 +194,7 @@ def reduced(segments: Iterable[dict[str, Any]], held: Held, known: set[int]) -> 
                 continue
             calls = block.get("frames") or ()
             history = history or bool(calls)
-            if block.get("address", 0) not in known:
+            if block.get("address", 0) not in addresses:
                 held[UNHELD, environment.mask(_line_of(calls))] += block.get("requested_size", block["size"])
     return {"largest_free_bytes": largest, "history": history}
 
@@ -202,8 +203,8 @@ def _line_of(calls: Iterable[dict[str, Any]]) -> str:
     """The innermost call of the job's own code: `file:line function`; empty where no call is known."""
     python = (call for call in calls if ".py" in call["filename"])
     named = [f"{call['filename']}:{call['line']} {call['name']}" for call in python]
-    own = (call for call in named if "-packages/" not in call and "/lib/python" not in call)
-    return next(own, named[0] if named else "")
+    of_job = (call for call in named if "-packages/" not in call and "/lib/python" not in call)
+    return next(of_job, named[0] if named else "")
 
 
 def held_by_python(device: int) -> tuple[Held, set[int]]:
@@ -213,20 +214,20 @@ def held_by_python(device: int) -> tuple[Held, set[int]]:
         device: number of the GPU; -1 for all devices.
     """
     objects = gc.get_objects()
-    modules = [each for each in objects if issubclass(type(each), Module)]
-    optimizers = [each for each in objects if issubclass(type(each), Optimizer)]
-    tensors = [each for each in objects if issubclass(type(each), torch.Tensor)]
+    modules = [value for value in objects if issubclass(type(value), Module)]
+    optimizers = [value for value in objects if issubclass(type(value), Optimizer)]
+    tensors = [value for value in objects if issubclass(type(value), torch.Tensor)]
     del objects
-    held, known, names = Held(), set[int](), dict[int, str]()
+    held, addresses, names = Held(), set[int](), dict[int, str]()
 
     def count(kind: str, name: str, tensor: Any) -> None:
         with suppress(Exception):  # of a class of the job's, or one that only stands for a tensor
             for part in _parts(tensor):
                 storage = part.untyped_storage()
                 size, address = storage.nbytes(), storage.data_ptr()
-                here = device < 0 or (part.device.type == "cuda" and part.device.index == device)
-                if here and size and address and address not in known:
-                    known.add(address)
+                is_on_device = device < 0 or (part.device.type == "cuda" and part.device.index == device)
+                if is_on_device and size and address and address not in addresses:
+                    addresses.add(address)
                     held[kind, name] += size
 
     inner = {id(child) for module in modules for child in module.children()}
@@ -250,7 +251,7 @@ def held_by_python(device: int) -> tuple[Held, set[int]]:
         with suppress(Exception):
             kind = ACTIVATIONS if tensor.requires_grad else OTHERS
             count(kind, f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}", tensor)
-    return held, known
+    return held, addresses
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:

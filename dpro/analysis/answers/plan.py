@@ -160,8 +160,8 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     layouts: list[LayoutDocument]
     unfitting: list[LayoutDocument]
     run: str = ""
-    found: list[str] = msgspec.field(default_factory=list)
-    own: LayoutDocument | None = None
+    run_facts: list[str] = msgspec.field(name="found", default_factory=list)
+    run_layout: LayoutDocument | None = msgspec.field(name="own", default=None)
     explained: float | None = None
 
 
@@ -184,9 +184,7 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     rows = candidates(
         asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep, asked.schedules
     )
-    if (
-        software.flash and "recompute" not in asked.keep
-    ):  # nothing of the scores is kept: nothing to compute again
+    if software.flash and "recompute" not in asked.keep:  # no scores are kept: nothing to compute again
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
     ranks = plan(asked.model, rows, machine, software, asked.measured)
     return _plan_document(asked, ranks, top, device, machine.memory_gb, _trust(asked))
@@ -215,8 +213,9 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     )
     document = _plan_document(of_job, ranks, top, machine.gpu, memory_gb, trust)
     return msgspec.structs.replace(
-        document, calibrated=True, run=label, found=list(job.said), own=layout, explained=job.explained
-    )
+        document, calibrated=True, run=label, run_facts=list(job.said), run_layout=layout,
+        explained=job.explained,
+    )  # fmt: skip
 
 
 def _plan_document(

@@ -30,22 +30,21 @@ class Case:
     """What the findings of one run are derived from.
 
     Attributes:
-        known: how far each rank had come.
+        progress: how far each rank had come.
         left: ranks that ended well while the job did not, and when they last gave a sign.
         now_ns: when the last dump was saved, -1 unknown.
     """
 
     records: Records
-    known: Knowledge
+    progress: Knowledge
     waits: WaitGraph
     deaths: dict[int, Death]
     left: dict[int, int]
     now_ns: int
 
-    def waited_ns(self, operations: Sequence[Operation]) -> int:
-        """Return how long operations had been waited for when the dumps were saved, ns; -1 unknown."""
-        since = [operation.since_ns for operation in operations if operation.since_ns >= 0]
-        return self.now_ns - min(since) if since and self.now_ns >= 0 else -1
+    def waited_ns(self, root: Root) -> int:
+        """Return how long a root had been waited for when the dumps were saved, ns; -1 unknown."""
+        return self.now_ns - root.since_ns if min(self.now_ns, root.since_ns) >= 0 else -1
 
     @property
     def roots(self) -> list[Root]:
@@ -88,16 +87,14 @@ def gone_early(death: Death, now_ns: int) -> bool:
 
 def _lasts(root: Root, case: Case) -> bool:
     """Return whether the wait has lasted `MIN_WAIT_NS`, or it is not known when dumps were saved."""
-    waited_ns = case.waited_ns(root.operations)
-    return waited_ns < 0 or waited_ns >= MIN_WAIT_NS
+    return not 0 <= case.waited_ns(root) < MIN_WAIT_NS
 
 
 def has_left(root: Root, case: Case) -> bool:
     """Return whether the rank that all wait for exited with code 0 before they had waited `MIN_WAIT_NS`."""
     if root.kind != graph.HOST or root.ranks[0] not in case.left:
         return False
-    since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
-    return not since or case.left[root.ranks[0]] < min(since) + MIN_WAIT_NS
+    return root.since_ns < 0 or case.left[root.ranks[0]] < root.since_ns + MIN_WAIT_NS
 
 
 def each_frozen(root: Root, case: Case) -> list[Root]:
@@ -142,18 +139,17 @@ def deaths_of(root: Root, case: Case) -> list[Death]:
 def _is_first_to_fail(death: Death, failed_ns: int, case: Case) -> bool:
     """Return whether a rank died of its own before its peers did, and not all were killed together."""
     apart_ns = failed_ns + 4 * TOGETHER_NS - death.ended_ns > 0
-    return apart_ns and not death.lost_peer and any(each.first for each in case.deaths.values())
+    return apart_ns and not death.lost_peer and any(other.first for other in case.deaths.values())
 
 
 def died_at_work(death: Death, root: Root) -> bool:
     """Whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first."""
-    since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
-    return not since or death.ended_ns < min(since) + MIN_WAIT_NS
+    return root.since_ns < 0 or death.ended_ns < root.since_ns + MIN_WAIT_NS
 
 
 def without_dump(case: Case) -> list[int]:
     """Return the ranks of the job without a dump that shows what they did last."""
-    return [rank for rank in range(case.records.world_size) if rank not in case.known.current]
+    return [rank for rank in range(case.records.world_size) if rank not in case.progress.current]
 
 
 # Calls that count as completed because they failed, which would hide what a job waited for.

@@ -142,7 +142,7 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
 def last_call(rank: int, root: Root, case: Case) -> str:
     """Return what a rank called last in the group in which its peers wait for it."""
     operation = root.operations[0] if root.operations else None
-    number = -1 if operation is None else case.known.issued.get((rank, operation.key), -1)
+    number = -1 if operation is None else case.progress.issued.get((rank, operation.key), -1)
     if operation is None or operation.pair or number < 0:
         return ""
     return f": its last call in that group is #{number}, and finished"
@@ -150,7 +150,7 @@ def last_call(rank: int, root: Root, case: Case) -> str:
 
 def no_dump(ranks: Sequence[int], case: Case) -> str:
     """Return why the last calls of some ranks are not known."""
-    old = [rank for rank in ranks if rank in case.known.outdated or rank in case.known.current]
+    old = [rank for rank in ranks if rank in case.progress.outdated or rank in case.progress.current]
     none = [rank for rank in ranks if rank not in old]
     said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
     said += [f"the dump of {ranks_in_words(old)} is older than what its peers wait for"] if old else []
@@ -166,7 +166,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
     lines = []
     calls = case.records.calls
     for rank in ranks:
-        if rank not in case.known.outdated:
+        if rank not in case.progress.outdated:
             continue
         unfinished = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
         done = case.records.ranks.filter((pl.col("rank") == rank) & pl.col("idle")).height
@@ -208,11 +208,10 @@ def stack(rank: int, case: Case) -> list[str]:
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:
     """Return for how long ranks that died had kept their peers waiting, and where their main threads were."""
-    since = min((each.since_ns for each in root.operations if each.since_ns >= 0), default=-1)
     lines = []
     for death in deaths:
-        waited_ns = death.ended_ns - since
-        if since >= 0 and waited_ns >= MIN_WAIT_NS:
+        waited_ns = death.ended_ns - root.since_ns
+        if root.since_ns >= 0 and waited_ns >= MIN_WAIT_NS:
             waited = format_duration(float(waited_ns))
             lines.append(f"its peers had waited for rank {death.rank} for {waited} by then")
             lines += stack(death.rank, case)

@@ -352,7 +352,7 @@ def _finding(
     if more > 0:
         calls[-1] += f"; and {more} more like it"
     victims = graph.victims_of(root, case.waits) if root.operations else []
-    waited_ns = case.waited_ns(root.operations)
+    waited_ns = case.waited_ns(root)
     evidence = [
         *facts[:1],
         *calls,
@@ -610,27 +610,26 @@ def unlike_before(records: Records) -> list[Mismatch]:
     aborted = records.ranks.filter(pl.col("exit_signal") == int(signal.SIGABRT))
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
     groups = records.members.join(aborted.select("rank"), on="rank", how="semi")["key"].unique().sort()
-    found = []
-    for key in groups.to_list():
-        mismatch = _departing(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records)
-        found += [mismatch] if mismatch else []
-    return found
+    mismatches = (
+        _departing(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records) for key in groups
+    )
+    return list(filter(None, mismatches))
 
 
 def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Records) -> Mismatch | None:
     members = set(records.members.filter(pl.col("key") == key)["rank"].to_list())
     gone = members & set(aborted["rank"].to_list())
-    known = members - gone
-    rows = {rank: list(calls.filter(pl.col("rank") == rank).iter_rows(named=True)) for rank in known}
-    rounds = {rank: _round_of(rows[rank]) for rank in known}
-    if not known or not all(rounds.values()):
+    others = members - gone
+    rows = {rank: list(calls.filter(pl.col("rank") == rank).iter_rows(named=True)) for rank in others}
+    rounds = {rank: _round_of(rows[rank]) for rank in others}
+    if not others or not all(rounds.values()):
         return None
     departures = {rank: place for rank, (place, _) in rounds.items() if place >= 0}  # type: ignore[misc]
-    last = {rank: rows[rank][departures.get(rank, -1)] for rank in known}
+    last = {rank: rows[rank][departures.get(rank, -1)] for rank in others}
     group = calls["group"][0]
     if not departures:
         return _ended_in_a_call(key, group, gone, last, records)
-    if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(known) > 1:
+    if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(others) > 1:
         return None  # all called something else, as at the end of an epoch
     first = min(departures, key=lambda rank: last[rank]["sequence"])
     place, period = rounds[first]  # type: ignore[misc]

@@ -153,5 +153,5 @@ def described(row: Mapping[str, Any]) -> list[str]:
 def _names_of(row: Mapping[str, Any], kind: str) -> str:
     """The names that hold most of a kind."""
     rows = zip(row["kinds"], row["names"], row["bytes"], strict=True)
-    named = [f"{name} {format_bytes(size)}" for each, name, size in rows if each == kind and name]
+    named = [f"{name} {format_bytes(size)}" for of_kind, name, size in rows if of_kind == kind and name]
     return f": {few(named, SHOWN)}" if named else ""

@@ -43,6 +43,12 @@ class Root:
     ranks: tuple[int, ...]
     operations: tuple[Operation, ...]
 
+    @property
+    def since_ns(self) -> int:
+        """When the first of its operations began to wait, ns; -1 unknown."""
+        began_ns = (operation.since_ns for operation in self.operations)
+        return min((time_ns for time_ns in began_ns if time_ns >= 0), default=-1)
+
 
 @dataclass(frozen=True)
 class WaitGraph:

@@ -194,17 +194,17 @@ def _waits_most(finding: Finding, crowd: Crowd | None, steps: pl.DataFrame, coun
     facts = host_facts(steps, counters).drop_nulls("run_queue_ns")
     facts = facts.filter(pl.col("rank").is_in(list(crowd.ranks)))
     latest = facts["step"].unique().sort().tail(crowd.steps).implode()
-    own, wait = pl.col("rank").is_in(list(finding.ranks)), pl.col("run_queue_ns")
+    is_named, wait = pl.col("rank").is_in(list(finding.ranks)), pl.col("run_queue_ns")
     compared = (
         facts.filter(pl.col("step").is_in(latest))
         .group_by("step")
-        .agg(own=wait.filter(own).min(), others=wait.filter(~own).max())
+        .agg(named=wait.filter(is_named).min(), others=wait.filter(~is_named).max())
         .drop_nulls()
     )
     if compared.is_empty():
         return False
-    of_rank, of_others = (float(np.mean(compared[name].to_numpy())) for name in ("own", "others"))
-    often = float((compared["own"] > compared["others"]).mean())  # type: ignore[arg-type]
+    of_rank, of_others = (float(np.mean(compared[name].to_numpy())) for name in ("named", "others"))
+    often = float((compared["named"] > compared["others"]).mean())  # type: ignore[arg-type]
     return of_rank >= TIMES_AS_LONG * of_others and often >= PERSISTENT
 
 
@@ -215,9 +215,9 @@ def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame
     if finding.class_ != "slow.compute":
         return False  # it waits for its data, collects garbage, sleeps: these have counters of their own
     places = steps.select("rank", time_ns="start_ns")
-    rows = counters.filter(pl.col("counter").is_in([CPU])).join(places, on=["rank", "time_ns"])
-    rest = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))
-    more = counted_more(rest, finding.ranks[0]).get(CPU, 0.0)
+    rows = counters.filter(pl.col("counter") == CPU).join(places, on=["rank", "time_ns"])
+    compared = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))
+    more = counted_more(compared, finding.ranks[0]).get(CPU, 0.0)
     return more < EXPLAINED * finding.cost_ns
 
 
@@ -255,10 +255,11 @@ def with_throttling(
         named = [
             finding for finding in findings if finding.component_kind == "rank" and finding.ranks == (rank,)
         ]
-        same = [finding for finding in named if finding.cause == CONTENTION]
         explained = [
-            replace(each, cause=HELD_BACK, evidence=(line, *each.evidence)) if each in same else each
-            for each in explained
+            replace(finding, cause=HELD_BACK, evidence=(line, *finding.evidence))
+            if finding in named and finding.cause == CONTENTION
+            else finding
+            for finding in explained
         ]
         if not named:
             share = round(held_ns / step_ns, 4)

@@ -488,7 +488,7 @@ def _findings(
     ends = [[gpus[source], gpus[target]] for source, target in pairs.select("source", "target").iter_rows()]
     flows = flows_of(wires.fabric, ends, ["send"] * len(ends))
     evidence = votes_of_losses(pairs["sent"].to_numpy(), pairs["again"].to_numpy())
-    blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
+    blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.paths), flows.of, evidence)
     ranks = {gpu: rank for rank, gpu in wires.gpus.items()}
     hosts_at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
     return [_loss_finding(part, pairs, hosts_at) for part in blamed]

@@ -91,13 +91,13 @@ class Wires:
 
     Attributes:
         gpus: of ranks that can send to other hosts.
-        known: paths that the run keeps.
+        paths: that the run keeps.
         channels: of groups of ranks, as far as they were recorded.
     """
 
     routes: Routes
     gpus: dict[int, int]
-    known: tuple[PathEntry, ...] = ()
+    paths: tuple[PathEntry, ...] = ()
     channels: Mapping[Ranks, Channels] = field(default_factory=dict)
 
     @property
@@ -273,7 +273,7 @@ def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
     ops = ["send" if op == "message" else op for op in groups["op"]]
     channels = [wires.channels.get(group, NOT_RECORDED) for group in ranks]
     flows = flows_of(wires.fabric, members, ops, channels=channels)
-    return flows, crossings(flows, wires.routes, wires.known)
+    return flows, crossings(flows, wires.routes, wires.paths)
 
 
 # Network tomography: what is at fault, from what flows show end to end.

@@ -65,11 +65,10 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     """
     counted = {name: value for name, value in more.items() if name in HOST_CAUSES}
     if counted.get(RUN_QUEUE, 0.0) >= EXPLAINED * longer_ns:
-        own = _by_own_programs(more, longer_ns)
-        if own is not None or computes(more, longer_ns):
+        if (by_programs := _by_own_programs(more, longer_ns)) is not None:
+            return by_programs
+        if computes(more, longer_ns):
             counted.pop(RUN_QUEUE, None)
-        if own is not None:
-            return own
     largest = max(counted, key=lambda name: counted[name], default="")
     if not largest or counted[largest] < EXPLAINED * longer_ns:
         return None
@@ -102,13 +101,13 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
 def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     """What of its own a training thread waits for, by counters: a thread, a program, a disk; or None."""
-    own = _by_own_programs(more, longer_ns)
-    if own is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
+    by_programs = _by_own_programs(more, longer_ns)
+    if by_programs is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
         size = format_bytes(more[WRITTEN])
         return HostCause(
             "waiting for a disk", f"it writes {size} more per step to a disk than they, and waits meanwhile"
         )
-    return own
+    return by_programs
 
 
 def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause | None:

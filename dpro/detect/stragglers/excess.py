@@ -40,16 +40,16 @@ class Team:
     Attributes:
         ranks: [R] which ranks.
         steps: [T] which steps.
-        own: [T, R] ns of work.
-        waited: [T, R] ns of waiting for others.
-        start: [T, R] ns, when the steps began.
+        own_ns: [T, R] ns of work.
+        waited_ns: [T, R] ns of waiting for others.
+        start_ns: [T, R] ns, when the steps began.
     """
 
     ranks: list[int]
     steps: NDArray[np.int64]
-    own: Floats
-    waited: Floats
-    start: NDArray[np.int64]
+    own_ns: Floats
+    waited_ns: Floats
+    start_ns: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Excess:
 
 def late_columns(team: Team) -> list[Excess]:
     """The ranks of a team that are clearly and persistently slower: than their peers, then than they were."""
-    logs = np.log(np.maximum(team.own, 1.0))
+    logs = np.log(np.maximum(team.own_ns, 1.0))
     excess = logs - median_of_peers(logs)
     peers = [_against_peers(excess, size) for size in LATEST_STEPS if size <= len(excess)]
     past = [_against_past(logs, excess, size) for size in PAST_STEPS if size + MIN_BEFORE <= len(excess)]

@@ -100,35 +100,34 @@ def find_late_ranks(
         doubtful: whether ranks may also have waited for what calls do not show.
         ahead: hosts whose own times are theirs alone.
     """
-    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
     together: list[Finding] = []
-    for ranks in teams_by_calls(calls, own_times, stages):
-        team = team_of(own_times, ranks)
-        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
+    for team in _teams(own_times, calls, workers):
+        uneven = explain(team.own_ns, workloads_of(counters, team.ranks, team.start_ns), team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
-            team = replace(team, own=uneven.equal)
+            team = replace(team, own_ns=uneven.equal_ns)
             late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
-        found = [(team, excess, finding_of(team, excess, counters, workers, ahead)) for excess in late]
+        alone = [(excess, finding_of(team, excess, counters, workers, ahead)) for excess in late]
         # Several ranks that wait for a message that calls do not show would look as late as its sender, and
         # those of a group of their own where that is slow.
         ambiguous = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
-        joint = [] if ambiguous else _together(team, [(excess, finding) for _, excess, finding in found])
+        joint = [] if ambiguous else _together(team, alone)
         together += joint
         named = ranks_of(joint)
-        by_excess += [each for each in found if team.ranks[each[1].column] not in named]
-    costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
-    findings = [
-        *costliest,
-        *together,
-        *_once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]),
-    ]
+        by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
+    late_alone = _once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)])
+    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # one of several stages' ranks
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
-    doubted = [_doubted(finding) if doubtful else finding for finding in findings]
-    return costliest_first(doubted)
+    return costliest_first([_doubted(finding) if doubtful else finding for finding in findings])
+
+
+def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
+    """The teams of the job, of one pipeline stage each."""
+    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
+    return [team_of(own_times, ranks) for ranks in teams_by_calls(calls, own_times, stages)]
 
 
 def _has_group(calls: pl.DataFrame, ranks: list[int]) -> bool:
@@ -150,18 +149,18 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     num_steps = min(excess.num_steps for excess, _ in slow.values())
     joint = _mean_but_pauses(_waited_for(team, list(slow), num_steps))
     alone = max(_mean_but_pauses(_waited_for(team, [column], num_steps)) for column in slow)
-    worst, finding = max(slow.values(), key=lambda each: each[0].level)
+    worst, finding = max(slow.values(), key=lambda pair: pair[0].level)
     cycle = _cycle(team, worst)
     if joint < max(TOGETHER * alone, MIN_COST * cycle):
         return []
     ranks = tuple(sorted(team.ranks[column] for column in slow))
     evidence = [
-        *(each.evidence[0] for _, (_, each) in sorted(slow.items())),
+        *(slow[column][1].evidence[0] for column in sorted(slow)),
         f"the others wait {format_duration(joint)} per step for {ranks_in_words(ranks)} together; healing "
         f"one of them alone saves {format_duration(alone)} at most, since the others are as late",
         *(line for line in finding.evidence[2:] if line != NEARLY_AS_LATE),
     ]
-    sure = min(each.confidence for _, each in slow.values())
+    sure = min(by_itself.confidence for _, by_itself in slow.values())
     severity = round(joint / cycle, 4) if cycle else 0.0
     return [
         Finding(
@@ -178,10 +177,10 @@ def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
     Args:
         own_times: as `own_time` gives it.
     """
-    late, own = pl.col("step") >= since, pl.col("rank") == rank
+    late, of_rank = pl.col("step") >= since, pl.col("rank") == rank
     excess = (
         own_times.group_by("step")
-        .agg(more=pl.col("own_ns").filter(own).first() - pl.col("own_ns").filter(~own).median())
+        .agg(more=pl.col("own_ns").filter(of_rank).first() - pl.col("own_ns").filter(~of_rank).median())
         .drop_nulls()
     )
     before, after = (excess.filter(side)["more"] for side in (~late, late))
@@ -193,15 +192,15 @@ def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
     """The finding of uneven work: it costs no more than ranks waited for each other."""
     latest = slice(-LATEST, None)
-    own_ns, waited_ns = team.own[latest], team.waited[latest]
-    saved = float((own_ns.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
+    own_ns, waited_ns = team.own_ns[latest], team.waited_ns[latest]
+    saved = float((own_ns.max(axis=1) - uneven.equal_ns[latest].max(axis=1)).mean())
     cost = min(saved, float(waited_ns.mean()))
     return describe_uneven_work(uneven, cost, float(np.median((own_ns + waited_ns).mean(axis=1))), team.ranks)
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
     """Whether a rank is slower by more than what the load model may be wrong about."""
-    more = excess.effect * float(np.median(uneven.equal[-excess.num_steps :, excess.column]))
+    more = excess.effect * float(np.median(uneven.equal_ns[-excess.num_steps :, excess.column]))
     return more >= REST * float(uneven.explained[excess.column])
 
 
@@ -222,7 +221,7 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
 
 def _waited_for(team: Team, columns: list[int], num_steps: int) -> Floats:
     """[num_steps] ns that the others waited for ranks: beyond the next slowest, no more than they did."""
-    own_ns, waited_ns = team.own[-num_steps:], team.waited[-num_steps:]
+    own_ns, waited_ns = team.own_ns[-num_steps:], team.waited_ns[-num_steps:]
     others = np.delete(own_ns, columns, axis=1).max(axis=1)
     waits = np.median(np.delete(waited_ns, columns, axis=1), axis=1)
     return np.asarray(np.clip(np.minimum(own_ns[:, columns].max(axis=1) - others, waits), 0, None))
@@ -235,7 +234,7 @@ def _mean_but_pauses(waited_for: Floats) -> float:
 
 def _cycle(team: Team, excess: Excess) -> float:
     """Typical ns from the end of one step to that of the next."""
-    return float(np.median((team.own + team.waited)[-excess.num_steps :, excess.column]))
+    return float(np.median((team.own_ns + team.waited_ns)[-excess.num_steps :, excess.column]))
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
@@ -271,7 +270,7 @@ def finding_of(
 ) -> Finding:
     """Return the finding of a rank that is late for its team."""
     column, latest = excess.column, slice(-excess.num_steps, None)
-    own_ns, waited_ns = team.own[latest], team.waited[latest]
+    own_ns, waited_ns = team.own_ns[latest], team.waited_ns[latest]
     waits = np.median(np.delete(waited_ns, column, axis=1), axis=1)
     waited_for = _waited_for(team, [column], excess.num_steps)
     cost = _mean_but_pauses(waited_for)
@@ -357,12 +356,11 @@ def _cause(
 def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
     """How much more of each counter the rank has per step than its peers, ns."""
     latest = slice(-excess.num_steps, None)
-    size = len(team.ranks)
     places = pl.DataFrame(
         {
             "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
-            "time_ns": team.start[latest].ravel(),
-            "step": np.repeat(team.steps[latest], size),
+            "time_ns": team.start_ns[latest].ravel(),
+            "step": np.repeat(team.steps[latest], len(team.ranks)),
         }
     )
     rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
@@ -542,18 +540,17 @@ def find_turns(
         workers: table `workers`, which says of what stage ranks are.
         facts: as of `host_facts`: how long ranks waited for a core.
     """
-    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     findings = []
-    for ranks in teams_by_calls(calls, own_times, stages):
-        team = team_of(own_times, ranks)
+    for team in _teams(own_times, calls, workers):
+        ranks = team.ranks
         if len(ranks) < 2 or team.steps.size < MIN_STEPS_IN_TURN:
             continue
-        cycle = float(np.median((team.own + team.waited).mean(axis=1)))
-        gaps_ns = distances(team.own, cycle)
-        if gaps_ns is None or distances(team.own - _waits_for_core(team, facts), cycle) is None:
+        cycle = float(np.median((team.own_ns + team.waited_ns).mean(axis=1)))
+        gaps_ns = distances(team.own_ns, cycle)
+        if gaps_ns is None or distances(team.own_ns - _waits_for_core(team, facts), cycle) is None:
             continue
-        cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
-        last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
+        cost = float(min(gaps_ns.sum(), team.waited_ns.max(axis=1).mean()))
+        last = np.bincount(team.own_ns.argmax(axis=1), minlength=len(ranks)) / team.steps.size
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, last, strict=True))
         gap = format_duration(float(np.median(gaps_ns)))
         evidence = (
@@ -587,7 +584,7 @@ def _waits_for_core(team: Team, facts: pl.DataFrame) -> Floats:
         }
     )
     waits = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")["run_queue_ns"]
-    waits_ns: Floats = waits.fill_null(0.0).to_numpy().reshape(team.own.shape)
+    waits_ns: Floats = waits.fill_null(0.0).to_numpy().reshape(team.own_ns.shape)
     return waits_ns
 
 
@@ -628,17 +625,14 @@ def find_jitter(
         own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
         calls: as `calls_of` gives them; for which ranks belong together.
     """
-    stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     findings: list[Finding] = []
-    for ranks in teams_by_calls(calls, own_times, stages):
-        team = team_of(own_times, ranks)
-        if len(ranks) < 2 or team.steps.size < MIN_STEPS:
+    for team in _teams(own_times, calls, workers):
+        if len(team.ranks) < 2 or team.steps.size < MIN_STEPS:
             continue
-        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
-        equal = team.own if uneven is None else uneven.equal
+        uneven = explain(team.own_ns, workloads_of(counters, team.ranks, team.start_ns), team.steps)
+        equal = team.own_ns if uneven is None else uneven.equal_ns
         findings += [_finding(team, equal, column, counters) for column in varying(equal)]
-    worth = [finding for finding in findings if finding.severity >= MIN_COST]
-    return costliest_first(worth)
+    return costliest_first([finding for finding in findings if finding.severity >= MIN_COST])
 
 
 def varying(own_ns: Floats) -> list[int]:
@@ -683,10 +677,10 @@ def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) ->
     middle = np.median(own_ns[:, column])
     calm = own_ns.copy()
     calm[:, column] = middle * (own_ns[:, column] / middle) ** (usual / spread[column])
-    waits = np.median(np.delete(team.waited, column, axis=1), axis=1)
+    waits = np.median(np.delete(team.waited_ns, column, axis=1), axis=1)
     saved = np.clip(own_ns.max(axis=1) - calm.max(axis=1), 0, None)
     cost = min(float(saved.mean()), float(waits.mean()))  # a wait may be counted in the step after
-    step = float(np.median((team.own + team.waited)[:, column]))
+    step = float(np.median((team.own_ns + team.waited_ns)[:, column]))
     last = float((own_ns.argmax(axis=1) == column).mean())
     evidence = [
         f"rank {rank}'s own time of a step is {format_duration(middle)}, and in the slowest tenth of "
@@ -707,7 +701,7 @@ def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tup
     Returns:
         The cause, empty if unknown, and a line of evidence.
     """
-    of_rank, start = own_ns[:, column], team.start[:, column]
+    of_rank, start = own_ns[:, column], team.start_ns[:, column]
     late = of_rank >= np.quantile(of_rank, TAIL)
     longer = float(of_rank[late].mean() - np.median(of_rank))
     rows = counters.filter(

@@ -437,8 +437,8 @@ def why_needed(graph: Graph, ranks: Collection[int]) -> str:
         return ""
     calls, mesh = _calls_with_others(graph.run, ranks), mesh_of_run(graph.run)
     needed = _by_coordinates(mesh, ranks) or _by_names(calls) or _by_kind(calls)
-    known = mesh.axes and all(axis.name for axis in mesh.axes)
-    return needed or ("" if known or calls.is_empty() else _by_forward_sums(graph.run, ranks))
+    are_axes_named = mesh.axes and all(axis.name for axis in mesh.axes)
+    return needed or ("" if are_axes_named or calls.is_empty() else _by_forward_sums(graph.run, ranks))
 
 
 def _is_of_operations(graph: Graph) -> bool:

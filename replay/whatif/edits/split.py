@@ -235,10 +235,10 @@ class MoePipeline(ChunkedEdit):
             if not isinstance(stage, WorkStage)
         ]
         further = f", with {len(inner)} collectives in between" if inner else ""
-        own = any(message.op == DISPATCH for message in graph.messages)
+        has_dispatch = any(message.op == DISPATCH for message in graph.messages)
         return (
             f"{len(segments)} exchanges there and back{further}",
-            *([OF_DISPATCH] if own else ()),
+            *([OF_DISPATCH] if has_dispatch else ()),
             *unknown_latencies(graph),
         )
 

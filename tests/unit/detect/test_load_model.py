@@ -57,7 +57,7 @@ def test_own_time_at_equal_work_is_what_the_mean_batch_would_take():
     uneven = explain((0.2 + 0.4 * amounts) * MS, amounts, np.arange(24))
     assert (uneven.model.power, uneven.model.typical) == (1, 2)
     assert uneven.model.share == pytest.approx(0.8, abs=0.01)
-    assert uneven.equal[:4] == pytest.approx(
+    assert uneven.equal_ns[:4] == pytest.approx(
         np.repeat([[1.2], [1.4], [1.4], [0.8]], 2, axis=1) * MS, rel=0.01
     )
 
@@ -68,7 +68,7 @@ def test_of_ranks_one_of_which_always_has_more_all_take_as_long_at_equal_work(ti
     amounts[::3, 0] = amounts[1::4, 1] = np.nan  # samples may be missing
     uneven = explain(np.tile([times, 1.0, 1.0], (14, 1)) * MS, amounts, np.arange(14))
     assert uneven.model.significance == 0
-    assert uneven.equal / uneven.equal[0, 0] == pytest.approx(1, abs=0.02)
+    assert uneven.equal_ns / uneven.equal_ns[0, 0] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("quadratic", [0.0, 0.4])

@@ -108,7 +108,7 @@ def test_each_buffer_has_the_gradients_that_were_in_it_when_it_was_reduced(bucke
     optimizer.step((3, 2), (0,))
     optimizer.step((3, 2), (0,))  # another micro-batch
     assert optimizer.reduced == [2, 1, 2, 1]
-    [found] = buckets.found()
+    [found] = buckets.described()
     assert found["source"] == "DeepSpeed ZeRO-2 buckets"
     first, second = found["buckets"]
     assert first["names"] == ["1.bias", "1.weight"]
@@ -120,7 +120,7 @@ def test_each_buffer_has_the_gradients_that_were_in_it_when_it_was_reduced(bucke
 
 def test_zero_1_says_that_it_reduces_after_backward(buckets):
     made(ZERO_1_2, model(), 1).step((0, 2, 3))
-    assert buckets.found()[0]["source"] == "DeepSpeed ZeRO-1 buckets, after backward"
+    assert buckets.described()[0]["source"] == "DeepSpeed ZeRO-1 buckets, after backward"
 
 
 def test_what_was_met_before_is_forgotten_and_nothing_is_met_after_the_last_step_of_interest(buckets):
@@ -130,7 +130,7 @@ def test_what_was_met_before_is_forgotten_and_nothing_is_met_after_the_last_step
     optimizer.step((3, 2))
     buckets.finish()
     optimizer.step((0,))
-    assert [each["names"] for each in buckets.found()[0]["buckets"]] == [["1.bias", "1.weight"]]
+    assert [each["names"] for each in buckets.described()[0]["buckets"]] == [["1.bias", "1.weight"]]
 
 
 def test_zero_3_has_the_shapes_of_parameters_that_are_shared_out_and_only_the_buffer_of_a_type(buckets):
@@ -140,7 +140,7 @@ def test_zero_3_has_the_shapes_of_parameters_that_are_shared_out_and_only_the_bu
     optimizer.ipg_buckets[torch.float32].params += [bias, weight]
     optimizer.ipg_buckets[torch.float16].params += [bias]
     getattr(optimizer, REDUCE_3)(torch.float32)
-    [found] = buckets.found()
+    [found] = buckets.described()
     assert found["source"] == "DeepSpeed ZeRO-3 buckets"
     assert [(each["names"], each["parameter_bytes"]) for each in found["buckets"]] == [
         (["1.bias", "0.weight"], [8, 128])
@@ -152,7 +152,7 @@ def test_experts_are_apart(buckets):
     for parameter in layers[1].parameters():
         parameter.allreduce = False
     made(ZERO_1_2, layers, 2).step((3, 2), (0,))
-    assert [each["source"] for each in buckets.found()] == [
+    assert [each["source"] for each in buckets.described()] == [
         "DeepSpeed ZeRO-2 buckets of experts",
         "DeepSpeed ZeRO-2 buckets",
     ]
@@ -164,7 +164,7 @@ def test_without_zero_gradients_are_known_by_where_they_are(buckets):
     engine = made(ENGINE, layers)
     engine.allreduce_and_copy([each.grad.data for each in layers.parameters() if each.grad is not None])
     engine.allreduce_and_copy([torch.ones(3)])  # of something else
-    [found] = buckets.found()
+    [found] = buckets.described()
     assert [each["names"] for each in found["buckets"]] == [["0.weight", "1.weight", "1.bias"]]
     assert found["source"] == "DeepSpeed buckets, after backward"
 
@@ -174,4 +174,4 @@ def test_a_version_without_the_method_is_left_alone(monkeypatch):
     monkeypatch.setattr(deepspeed, "HOOKS", deepspeed.HOOKS[:1])
     found = DeepSpeedBuckets(Recorder())
     found.look()
-    assert found.found() == []
+    assert found.described() == []
