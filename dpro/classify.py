@@ -126,11 +126,11 @@ _COMMUNICATION = (
 
 # Everything else. The order settles names that fit several: attention built on cutlass is attention.
 _COMPUTE = (
-    ("fused", r"^triton_(poi|red|per|tem|for|_)"),
+    ("fused", r"^triton_(poi|red|per|for|_|tem(?!\w*(attention|mm|convolution)))"),
     ("optimizer", r"multi_tensor_apply|foreach|fused_?(adam|sgd|lamb|adagrad)|adam_?w?_(kernel|cuda)"),
     (
         "attention",
-        r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|rope"
+        r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|(?<![a-z])rope"
         r"|compute_dot_do_o|convert_dq_to",
     ),
     (
@@ -155,7 +155,7 @@ _COMPUTE = (
         "gemm",
         r"(?<!fb)gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
         r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
-        r"|fused_moe_kernel|^Custom_Cijk",
+        r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm",
     ),
     (
         "sort",
