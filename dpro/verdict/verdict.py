@@ -145,6 +145,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     ranked = advise(facts, limit.kind) if limit else []
     usual = facts.usual.height
     steps = f"{counted(usual, 'step')} of {format_duration(facts.unslowed_ns)}"
+    faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
@@ -155,7 +156,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         phase=in_words(analysis.phases) if analysis.condensed is None else "",
-        fault=fault_in_words([finding for finding in facts.findings if finding.component_id != THE_HOST]),
+        fault=fault_in_words(faults, analysis.trust.answerable),
         faulty_ranks=_ranks_of(facts.findings),
         advice=first_of(ranked),
         then=_then(facts, limit, ranked),
@@ -226,10 +227,14 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
-def fault_in_words(findings: Sequence[Finding]) -> str:
-    """Which parts are at fault, the costliest two by name."""
+def fault_in_words(findings: Sequence[Finding], diagnosed: bool = True) -> str:
+    """Which parts are at fault, the costliest two by name.
+
+    Args:
+        diagnosed: whether the run could show it.
+    """
     if not findings:
-        return "no rank or part stands out."
+        return "no rank or part stands out." if diagnosed else "not diagnosed: the replay does not fit."
     words = [
         f"{_part_of(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 import pytest
@@ -270,6 +272,13 @@ def finding(component_kind: str, component_id: str, cost_us: float, cause: str =
 )
 def test_the_costliest_two_faults_are_named_and_others_counted(findings, words):
     assert fault_in_words(findings) == words
+
+
+def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    analysis = Analysis(launches_of([("mul", 60, 10)] * 50).write(tmp_path / "run"))
+    poor = dataclasses.replace(analysis.trust, answerable=False, reasons=("the replayed steps are off",))
+    monkeypatch.setattr(Analysis, "trust", poor)
+    assert explain(analysis).fault == "not diagnosed: the replay does not fit."
 
 
 def test_launches_are_counted_and_other_calls_are_not(tmp_path):
