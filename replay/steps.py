@@ -517,11 +517,11 @@ def spans_of_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame
     Returns:
         The rows, in their order.
     """
-    numbered = spans.with_row_index("place")
-    on_gpu = within_stretches(numbered.filter(IS_GPU), device_steps(spans, stretches))
-    return (
-        pl.concat([within_stretches(numbered.filter(~IS_GPU), stretches), on_gpu]).sort("place").drop("place")
-    )
+    places = spans.select("rank", "start_ns", on_gpu=IS_GPU).with_row_index("place")  # a whole table is large
+    inside = np.zeros(spans.height, np.bool_)
+    for on_gpu, steps in ((True, device_steps(spans, stretches)), (False, stretches)):
+        inside[within_stretches(places.filter(on_gpu=on_gpu), steps)["place"].to_numpy()] = True
+    return spans.filter(pl.Series(inside))
 
 
 def within_stretches(
