@@ -10,8 +10,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
+OURS = str(Path(__file__).parents[1]) + os.sep  # where files of ours are: no place in the user's code
 _dump = faulthandler.dump_traceback
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

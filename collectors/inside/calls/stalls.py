@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
-from ..tracebacks import stacks
+from ..tracebacks import OURS, stacks
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
@@ -142,10 +142,11 @@ def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def _main_stack() -> list[str]:
-    """Calls of the main thread, innermost first: `file:line function`."""
+    """Calls of the main thread without ours, innermost first: `file:line function`."""
     main = threading.main_thread().ident
     frames = next((stack.frames for stack in stacks() if stack.ident == main), [])
-    return [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames[:DEEPEST]]
+    calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
+    return [call for call in calls if not call.startswith(OURS)][:DEEPEST]
 
 
 def install(recorder: Recorder) -> None:

@@ -31,10 +31,10 @@ from .. import environment, records
 from ..files import FAILED, RAISED, REPLACED, image_folder, next_image, write_whole
 from ..patching import patch, wrap
 from ..recorder import Recorder
+from ..tracebacks import OURS
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
-OURS = str(Path(__file__).parents[2]) + os.sep  # where files of ours are: no place in the user's code
 _QUOTED_CALL = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _UNBUFFERED = 2  # _IONBF
 _MAP_FIXED = 0x10  # of Linux

@@ -34,7 +34,8 @@ from ..files import MEMORY
 from ..patching import uncompiled
 from ..recorder import Recorder
 from ..torch_internals import is_within_backward, on_refused_allocation
-from .exits import DEEPEST, OURS
+from ..tracebacks import OURS
+from .exits import DEEPEST
 
 MAX_LINES = 16
 UNSHARED = 3  # references to what `f_locals` returns: the frame's, ours, and that of the call that counts

@@ -12,7 +12,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen
+from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
 from dpro.detect.hang.memory import CAUSE, advice_on
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
@@ -203,7 +203,15 @@ def stack(rank: int, case: Case) -> list[str]:
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
-    return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:MAX_CALLS])}"]
+    return [f"the main thread of rank {rank} is in {calls_in_words(rows['stack'][0].splitlines())}"]
+
+
+def calls_in_words(calls: Sequence[str]) -> str:
+    """The innermost calls of a stack, and that of the user's own code where it is further out."""
+    quoted, called = [*calls[:MAX_CALLS]], own_call(calls)
+    if called not in quoted:
+        quoted += ["…", called] if calls.index(called) > MAX_CALLS else [called]
+    return " < ".join(quoted)
 
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:

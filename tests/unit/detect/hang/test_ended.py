@@ -6,7 +6,7 @@ import pytest
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import lost_peer
-from dpro.detect.hang.evidence import verdict_in_words
+from dpro.detect.hang.evidence import calls_in_words, verdict_in_words
 from tests.unit.detect.hanging import DONE, OPEN, Job
 
 WORLD = range(4)
@@ -43,6 +43,25 @@ def test_a_call_that_failed_when_the_job_was_interrupted_is_unfinished_if_one_ne
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.host", (2,))
     assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (["job.py:7 load", "job.py:30 main"], "job.py:7 load < job.py:30 main"),
+        (["/lib/python3/a.py:0 f", "job.py:7 load"], "/lib/python3/a.py:0 f < job.py:7 load"),
+        (
+            [*(f"/lib/python3/a.py:{line} f" for line in range(6)), "job.py:7 load", "job.py:30 main"],
+            "/lib/python3/a.py:0 f < /lib/python3/a.py:1 f < /lib/python3/a.py:2 f < … < job.py:7 load",
+        ),
+        (
+            ["/lib/python3/a.py:0 f"] * 4,
+            "/lib/python3/a.py:0 f < /lib/python3/a.py:0 f < /lib/python3/a.py:0 f",
+        ),
+    ],
+)
+def test_the_call_of_the_users_own_code_is_quoted_of_any_stack(calls, words):
+    assert calls_in_words(calls) == words
 
 
 def test_a_deadlock_in_first_calls_stays_one_though_those_of_ranks_that_were_ended_last_failed(job):

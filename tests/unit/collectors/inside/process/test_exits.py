@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 from dpro.collectors.convert.calls import stack_of
 from dpro.collectors.convert.tables import UNKNOWN, ending, exception, left_ns
 from dpro.collectors.inside.files import FATAL, LAST, RAISED
-from dpro.collectors.inside.process.exits import OURS, Exits, raised
+from dpro.collectors.inside.process.exits import Exits, raised
+from dpro.collectors.inside.tracebacks import OURS
 
 
 def caught(error: BaseException) -> dict[str, object]:
