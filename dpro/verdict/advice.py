@@ -17,11 +17,13 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
+from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.pauses import CLASS as PAUSES
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.predict import predict
@@ -46,6 +48,7 @@ from dpro.verdict.limits import (
 from dpro.words import counted
 
 MAX_ADVICE = 3
+NO_FAULT = ("warm-up", "imbalance.data")  # classes of findings that are of what was recorded, or of the data
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
@@ -53,7 +56,6 @@ NEARLY_ALL = (
     0.9  # of the time that calls wait: those that hold it are named; of a kernel's: it belongs to attention
 )
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
-NO_SPAN = "code in no span"
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
@@ -163,6 +165,9 @@ _FIRST = {
 def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Find out what a rank that a finding names does, and end it."""
     for finding in facts.findings:
+        if finding.class_ == PAUSES or finding.of_job:  # few steps that are replayed do not show these
+            yield from remedies_of([finding])
+            continue
         if finding.component_kind != "rank" or not finding.ranks:
             continue
         job = facts.job
@@ -184,11 +189,27 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
+def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
+    """What findings themselves say to do, or to look for, each with what the mean step gains without it."""
+    for finding in findings:
+        gain = 1 / (1 - min(finding.severity, 1 - 1 / MUCH))
+        said = [line.split("; do: ") for line in finding.evidence if "; do: " in line]
+        if finding.class_ in NO_FAULT or gain < WORTH:
+            continue
+        if said:
+            do = f"{said[0][1]} ({said[0][0]})"
+        elif finding.component_kind == "rank":
+            do = f"find what {finding.component} does that its peers do not, and end it"
+        else:
+            continue
+        yield Advice("heal", do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
+
+
 def _place_of(evidence: Sequence[str]) -> str:
     """Where in the code a finding has seen the time go."""
     for line in evidence:
         _, colon, place = line.rpartition(": ")
-        if colon and ("works" in line):
+        if colon and "works" in line and place != NO_SPAN:
             return f", in {short_place(place)}"
     return ""
 
@@ -363,7 +384,8 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{short_place(name)} takes {format_duration(took_ns / rank_steps)}"
+        f"{'code in no span' if name == NO_SPAN else short_place(name)} takes "
+        f"{format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
     return f": {shown}" if shown else ""
@@ -384,8 +406,7 @@ def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     work = np.flatnonzero(work_of(graph) & (nodes.duration > 0))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
-    named = pl.when(pl.Series(nodes.kind[work]) == NodeKind.GAP).then(pl.lit(NO_SPAN)).otherwise(names)
-    return pl.select(name=named, took_ns=pl.Series(nodes.duration[work]))
+    return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:

@@ -26,7 +26,7 @@ from dpro.replay.fidelity.accuracy import ranks_without_spans
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
-from dpro.verdict.advice import Advice, advise, first_of, without_tensor_cores, worth_after
+from dpro.verdict.advice import Advice, advise, first_of, remedies_of, without_tensor_cores, worth_after
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -191,7 +191,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
-        fault, advice = fault_in_words(findings), []
+        fault, advice = fault_in_words(findings), first_of([*remedies_of(findings)])
     end = analysis.end
     first = f"{end.sentence} {capitalised(fault)}"
     return Explanation(

@@ -14,7 +14,7 @@ from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
-from dpro.verdict.advice import Advice, advise, partly, worth_after
+from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, SYNCHRONISATION
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
@@ -251,6 +251,22 @@ def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:
     other = JobFacts(facts.analysis, facts.job)
     other.__dict__["findings"] = findings
     return other
+
+
+def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_step():
+    waits = ("rank 1 stands still in every 5th step; do: see what it opens", "steps 5, 10, 15")
+    pauses = Finding("pauses", "rank", "1", (1,), 0.5, 0.9, 4e7, waits, "unknown wait")
+    turns = Finding(
+        "slow.host", "job", "what ranks take in turn", (0, 1), 0.2, 0.9, 1e7, ("a", "b; do: look")
+    )
+    late = Finding("slow.host", "rank", "2", (2,), 0.1, 0.9, 5e6, ("rank 2 takes longer",))
+    warm_up = Finding("warm-up", "job", "warm-up", (), 0.6, 0.9, 5e6, ("long; do: record more steps",))
+    first, second, third = remedies_of([pauses, turns, late, warm_up])
+    assert first.do == "see what it opens (rank 1 stands still in every 5th step)"
+    assert (first.gain_low, first.gain_high) == pytest.approx((4 / 3, 2.0))
+    assert second.do == "look (b)"
+    assert third.do == "find what rank 2 does that its peers do not, and end it"
+    assert third.gain_high == pytest.approx(1 / 0.9)
 
 
 def finding(component_kind: str, component_id: str, cost_us: float, cause: str = "") -> Finding:
