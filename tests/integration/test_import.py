@@ -256,7 +256,7 @@ def test_info_in_words_names_the_ranks_that_are_missing(tmp_path):
     write_rank(tmp_path / "in", 0, world_size=2)
     import_sources([tmp_path / "in"], tmp_path / "run")
     done = dpro("info", tmp_path / "run")
-    assert "1 of 2 ranks are missing: 1" in done.stdout
+    assert "1 of 2, missing 1" in done.stdout
     assert "node0" in done.stdout
 
 
