@@ -12,7 +12,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen
+from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
 from dpro.detect.hang.memory import CAUSE, advice_on
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
@@ -203,7 +203,18 @@ def stack(rank: int, case: Case) -> list[str]:
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
-    return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:MAX_CALLS])}"]
+    return [f"the main thread of rank {rank} is in {calls_in_words(rows['stack'][0].splitlines())}"]
+
+
+def calls_in_words(calls: Sequence[str]) -> str:
+    """Return the innermost calls of a stack, and the innermost in the user's code where that is further out.
+
+    Args:
+        calls: innermost first, at least one.
+    """
+    shown, script = calls[:MAX_CALLS], own_call(calls)
+    further = [] if script in shown else [script] if calls[MAX_CALLS] == script else ["…", script]
+    return " < ".join([*shown, *further])
 
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:
