@@ -6,6 +6,7 @@ the ranks that are left when one has failed: such a signal is never what the job
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +30,7 @@ SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
 STOOD_STILL_NS = 10 * NS_PER_S  # no step ended for so long before a job was ended, and
 STOOD_STILL = 20  # times as long as a step takes: that is said
+_RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
@@ -177,7 +179,7 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
     interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
     if interrupted:
         return ENDED, _FROM_OUTSIDE[signal.SIGINT]
-    unprompted = [death for death in deaths if not death.lost_peer]
+    unprompted = [death for death in deaths if not death.lost_peer or _RAN_OUT.search(death.how)]
     all_killed = workers.height > 0 and bool((workers["exit_signal"] == signal.SIGKILL).all())
     killed = all_killed and not any(death.first for death in unprompted)
     for number in (signal.SIGTERM, signal.SIGHUP):

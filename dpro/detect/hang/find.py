@@ -50,6 +50,7 @@ from dpro.detect.hang.evidence import (
     LEFT,
     RAISED,
     attendance,
+    calls_in_words,
     chain,
     death_in_words,
     doubts,
@@ -401,8 +402,6 @@ def _component(root: Root, kind: str) -> str:
 
 # Hangs that a watcher saw, merged with those that the records show.
 
-MAX_FRAMES = 3  # of a thread that are quoted
-
 
 def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
     """Merge the hangs of a run's findings log with those that its records show.
@@ -436,7 +435,7 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     kept = run / FOLDER / f"hang-{notice.number}"
     where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
     lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
-    evidence = "\n".join(finding.evidence)
+    evidence = "\n".join(finding.evidence).replace(" is in ", " was in ")
     lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
     return replace(finding, evidence=(*finding.evidence, *lines))
 
@@ -450,8 +449,8 @@ def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:
     for answer in answers.get("ranks", ()):
         frames: list[dict[str, Any]] = next((thread["frames"] for thread in answer.get("threads", ())), [])
         if answer.get("rank") in ranks and frames:
-            calls = (f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames[:MAX_FRAMES])
-            yield f"the main thread of rank {answer['rank']} was in {' < '.join(calls)}"
+            calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
+            yield f"the main thread of rank {answer['rank']} was in {calls_in_words(calls)}"
     for rank, why in answers.get("why_silent", {}).items():
         if int(rank) in ranks:
             yield f"rank {rank} did not say where its threads were: {why}"

@@ -122,6 +122,12 @@ def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
     assert f"by {said}" in end.sentence
 
 
+def test_a_hang_in_which_a_call_timed_out_failed_though_the_launcher_ended_the_other_rank(tmp_path):
+    said = "RuntimeError: [pair.cc:78] Timed out waiting 30000ms for recv operation\njob.py:9 step"
+    end = end_of(written(tmp_path, {**LOST, "error": said}, {"exit_signal": 15}, calls=(0,)))
+    assert (end.how, end.hung, end.ranks, end.by) == (FAILED, True, [1], None)
+
+
 def test_a_job_that_moved_until_it_was_ended_did_not_hang(tmp_path):
     ended = {"exit_signal": 15, "ended_ns": at(12)}
     end = end_of(written(tmp_path, ended, ended))
