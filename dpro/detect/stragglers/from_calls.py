@@ -524,6 +524,7 @@ def _on_gpu(finding: Finding) -> Finding:
 
 
 COMPONENT = "what ranks take in turn"
+CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20
 MIN_GAP_IN_TURN = 0.05  # of the step: from one rank to the next
 MAX_SPREAD = 0.25  # of a distance: of normal noise it is 0.6 or more, however large that is
@@ -534,13 +535,13 @@ MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by 
 def find_turns(
     own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame, facts: pl.DataFrame
 ) -> list[Finding]:
-    """Find ranks that take turns at something else than a core, costliest first.
+    """Find ranks that take turns at something else than a core, costliest first: they stand still meanwhile.
 
     Args:
         own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
         calls: as `calls_of` gives them; for which ranks belong together.
         workers: table `workers`, which says of what stage ranks are.
-        facts: as of `host_facts`: how long ranks waited for a core.
+        facts: as of `host_facts`: how long ranks computed, and waited for a core.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     findings = []
@@ -550,7 +551,8 @@ def find_turns(
             continue
         cycle = float(np.median((team.own + team.waited).mean(axis=1)))
         gaps_ns = distances(team.own, cycle)
-        if gaps_ns is None or distances(team.own - _waits_for_core(team, facts), cycle) is None:
+        still_ns = team.own - _of_team(team, facts, "run_queue_ns") - _of_team(team, facts, CPU_COLUMN)
+        if gaps_ns is None or distances(still_ns, cycle) is None:
             continue
         cost = float(min(gaps_ns.sum(), team.waited.max(axis=1).mean()))
         last = np.bincount(team.own.argmax(axis=1), minlength=len(ranks)) / team.steps.size
@@ -578,17 +580,17 @@ def find_turns(
     return costliest_first(findings)
 
 
-def _waits_for_core(team: Team, facts: pl.DataFrame) -> Floats:
-    """[T, R] ns for which ranks were ready to run and had no core; 0 where that is not known."""
+def _of_team(team: Team, facts: pl.DataFrame, column: str) -> Floats:
+    """[T, R] ns, a column of `facts`; 0 where that is not known."""
     places = pl.DataFrame(
         {
             "rank": pl.Series(np.tile(team.ranks, team.steps.size), dtype=facts.schema["rank"]),
             "step": pl.Series(np.repeat(team.steps, len(team.ranks)), dtype=facts.schema["step"]),
         }
     )
-    waits = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")["run_queue_ns"]
-    waits_ns: Floats = waits.fill_null(0.0).to_numpy().reshape(team.own.shape)
-    return waits_ns
+    values = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")[column]
+    values_ns: Floats = values.fill_null(0.0).to_numpy().reshape(team.own.shape)
+    return values_ns
 
 
 def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
