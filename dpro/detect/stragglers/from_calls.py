@@ -22,7 +22,7 @@ import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.findings import Finding, costliest_first, ranks_of
-from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
+from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain_counted
 from dpro.detect.significance import MIN_COST, PERSISTENT
 from dpro.detect.stragglers.causes import (
     COUNTED,
@@ -106,7 +106,7 @@ def find_late_ranks(
     together: list[Finding] = []
     for ranks in teams_by_calls(calls, own_times, stages):
         team = team_of(own_times, ranks)
-        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
+        uneven = explain_counted(team.own, counters, ranks, team.start, team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
@@ -636,7 +636,7 @@ def find_jitter(
         team = team_of(own_times, ranks)
         if len(ranks) < 2 or team.steps.size < MIN_STEPS:
             continue
-        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
+        uneven = explain_counted(team.own, counters, ranks, team.start, team.steps)
         equal = team.own if uneven is None else uneven.equal
         findings += [_finding(team, equal, column, counters) for column in varying(equal)]
     worth = [finding for finding in findings if finding.severity >= MIN_COST]
