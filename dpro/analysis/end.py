@@ -6,6 +6,7 @@ the ranks that are left when one has failed: such a signal is never what the job
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +30,7 @@ SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
 STOOD_STILL_NS = 10 * NS_PER_S  # no step ended for so long before a job was ended, and
 STOOD_STILL = 20  # times as long as a step takes: that is said
+_RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
@@ -128,7 +130,7 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
 
     if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
         roots = [root for root in case.roots if not has_left(root, case)]
-        if roots or how != FAILED:
+        if roots or how != FAILED or findings[0].class_ != "hang.mismatch":
             waited = (operation.since_ns for root in roots for operation in root.operations)
             since_ns = min((ns for ns in waited if ns > 0), default=-1)
             return judged(how, since_ns, _ranks(findings), hung=True)
@@ -177,7 +179,7 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
     interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
     if interrupted:
         return ENDED, _FROM_OUTSIDE[signal.SIGINT]
-    unprompted = [death for death in deaths if not death.lost_peer]
+    unprompted = [death for death in deaths if not death.lost_peer or _RAN_OUT.search(death.how)]
     all_killed = workers.height > 0 and bool((workers["exit_signal"] == signal.SIGKILL).all())
     killed = all_killed and not any(death.first for death in unprompted)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -222,21 +224,27 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         return f"The job hung{where}{since}, and {ended}."
     if end.how == FAILED:
         cause = end.cause or f"the command ended with {end.by}, and no rank is seen to have failed"
+        stood = "" if end.cause else _stood_still(evidence.workers["ended_ns"].max(), evidence)
+        cause += f"; {stood}" if stood else ""
         return f"The job failed{where}{when}: {cause}."
     if end.how == ENDED:
-        stood = _stood_still(end, evidence) or "it did not hang before, as far as its calls show"
+        stood = _stood_still(end.time_ns, evidence) or "it did not hang before, as far as its calls show"
         return f"The job was ended{where}{when}, by {end.by}; {stood}."
     return ""
 
 
-def _stood_still(end: JobEnd, evidence: EndEvidence) -> str:
-    """For how long no step had ended before the job was ended, where that is far longer than a step takes."""
+def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
+    """For how long no step had ended before the job did, where that is far longer than a step takes.
+
+    Args:
+        ended_ns: int, when it ended; None where that is not known.
+    """
     steps = evidence.steps
     last_ns = (steps["start_ns"] + steps["duration_ns"]).max()
     usual_ns = steps["duration_ns"].median()
-    if end.time_ns is None or not isinstance(last_ns, int) or not isinstance(usual_ns, float):
+    if not isinstance(ended_ns, int) or not isinstance(last_ns, int) or not isinstance(usual_ns, float):
         return ""
-    stood_ns = end.time_ns - last_ns
+    stood_ns = ended_ns - last_ns
     if stood_ns < max(STOOD_STILL_NS, STOOD_STILL * usual_ns):
         return ""
     calls = evidence.workers.filter(pl.col("stack") != "").select("rank", "stack").sort("rank")

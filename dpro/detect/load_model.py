@@ -27,6 +27,7 @@ WORKLOAD = "step_input_elements"
 CLASS = "imbalance.data"
 BATCHES = "the ranks' batches"
 ELEMENTS = "elements in its batches"
+COUNTED = {WORKLOAD: ELEMENTS, "step_backward_calls": "backward passes"}  # what says best comes first
 POWERS = (1.0, 2.0)
 MIN_SIGNIFICANCE = 4.5  # standard errors by which time has to grow with the workload
 MIN_CONTRAST = 10.0  # standard errors that proportional growth would have, for the share to be inferred
@@ -89,17 +90,30 @@ class Uneven:
         return np.median((self.own_ns - self.equal_ns)[-LATEST:], axis=0)
 
 
-def workloads_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:
-    """[T, R] the workloads of ranks in steps; NaN where unknown.
+def explain_counted(
+    own_ns: Floats, counters: pl.DataFrame, ranks: list[int], start: Ints, steps: Ints
+) -> Uneven | None:
+    """Infer what of own times the counted workload explains; None where it is unknown, or all equal.
 
     Args:
+        own_ns: [T, R] ns of work.
         ranks: [R] which.
         start: [T, R] ns, when their steps began.
+        steps: [T] their numbers.
     """
+    for counter, what in COUNTED.items():
+        counted = counters.filter((pl.col("counter") == counter) & (pl.col("value") > 0))
+        uneven = explain(own_ns, _workloads_of(counted, ranks, start), steps, what)
+        if uneven is not None:
+            return uneven
+    return None
+
+
+def _workloads_of(counted: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:
+    """[T, R] the workloads of ranks in steps; NaN where unknown."""
     places = pl.DataFrame(
         {"rank": pl.Series(np.tile(ranks, len(start)), dtype=pl.Int32), "time_ns": start.ravel()}
     )
-    counted = counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
     counted = counted.select("rank", "time_ns", "value").unique(["rank", "time_ns"])
     joined = places.join(counted, on=["rank", "time_ns"], how="left", maintain_order="left")
     return joined["value"].fill_null(np.nan).to_numpy().reshape(start.shape)

@@ -22,7 +22,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
-from dpro.replay.fidelity.accuracy import ranks_without_spans
+from dpro.replay.fidelity.accuracy import deep_and_usual, ranks_without_spans
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -46,6 +46,7 @@ NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks a
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
 SEEN = 1.05  # gain, below which nothing that was recorded limits devices that mostly idle
+UNLIKE = 1.5  # times as long: steps in deep windows, or the others, of which a limit does not tell both
 ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -330,10 +331,25 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
         "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
+        (unlike := unlike_the_others(facts.analysis)): bool(unlike),
         "Python stacks were recorded, which slow the host": facts.has_stacks,
         "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def unlike_the_others(analysis: Analysis) -> str:
+    """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
+    both = deep_and_usual(analysis.steps)
+    if both is None or analysis.trust.slowed > 1:
+        return ""
+    deep_ns, usual_ns = both[0], both[1].typical_ns
+    if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
+        return ""
+    return (
+        f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(usual_ns)}: "
+        "what limits those is not known"
+    )
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:

@@ -21,7 +21,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import Explanation, Limit
+from dpro.verdict.verdict import Explanation, Limit, unlike_the_others
 
 WIDTH = 80
 TRY, THEN = "TRY", "THEN"
@@ -117,7 +117,9 @@ def limit_of_run(analysis: Analysis) -> str:
     if explanation.limit is None or explanation.limit.kind == COMPUTE:
         return ""
     limits = limit_in_words(explanation.limit, explanation.step_ms or 0.0).rstrip(".")
-    return f"No rank or part stands out. What limits the job is {limits}"
+    unlike = unlike_the_others(analysis)
+    where = "the steps of its deep windows" if unlike else "the job"
+    return f"No rank or part stands out. What limits {where} is {limits}{f'; {unlike}' if unlike else ''}"
 
 
 def times(low: float, high: float) -> str:

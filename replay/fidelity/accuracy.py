@@ -137,7 +137,7 @@ def _smallest_change(
     return float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
 
 
-def _deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
+def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
     """Ns of the median step in deep windows, and the steps outside; None where either are missing."""
     deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
     usual = step_series(steps)
@@ -152,7 +152,7 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     Returns:
         None where either are missing.
     """
-    both = _deep_and_usual(steps)
+    both = deep_and_usual(steps)
     if both is None:
         return None
     ratio = both[0] / both[1].typical_ns
@@ -165,7 +165,7 @@ def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
     Returns:
         1 where they do not, and where steps differ too much to show it.
     """
-    both = _deep_and_usual(steps) if is_of(graph.nodes.kind, GPU_KINDS).any() else None
+    both = deep_and_usual(steps) if is_of(graph.nodes.kind, GPU_KINDS).any() else None
     if both is None:
         return 1.0
     deep_ns, usual = both

@@ -252,7 +252,7 @@ MEMORY_ERROR = "OutOfMemoryError"  # of PyTorch, of a GPU
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote (process|worker|peer)"
     r"|ncclRemoteError|failed to recv|(socket|wait) time(d )?-?out|timed out (after|waiting)"
-    r"|DistNetworkError",
+    r"|DistNetworkError|failed to pass monitoredBarrier|errors while waiting for send/recv",
     re.IGNORECASE,
 )
 _MEANS = {
@@ -262,6 +262,10 @@ _MEANS = {
     signal.SIGSEGV: "native code touched memory that is not its own",
     signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
 }
+_FULL = re.compile(r"inline_container.* unexpected pos|PytorchStreamWriter failed writing")  # of torch.save
+_FULL_MEANS = "its disk is full, or the quota there is used up"
+_LOADER, _PROCESSES = "/torch/utils/data/dataloader.py", "/multiprocessing/"  # in calls
+_LOADER_MEANS = "a worker process of its DataLoader is gone: killed, as where memory or /dev/shm runs out"
 
 
 @dataclass(frozen=True)
@@ -298,7 +302,7 @@ def find_deaths(records: Records) -> list[Death]:
             row["rank"],
             _died_ns(row),
             _how(row),
-            "" if _failed(row) else _MEANS.get(row["exit_signal"], ""),
+            _means(row),
             row["rank"] in first,
             lost_peer(row["error"]),
             _failed(row),
@@ -329,8 +333,14 @@ def left_early(records: Records) -> dict[int, int]:
 
 
 def lost_peer(error: str) -> bool:
-    """Return whether an exception says that the process at the other end of a connection is gone."""
-    return bool(_LOST_PEER.search(error.partition("\n")[0]))
+    """Return whether an exception says that another rank, at the other end of a connection, is gone."""
+    return bool(_LOST_PEER.search(error.partition("\n")[0])) and not _lost_worker(error)
+
+
+def _lost_worker(error: str) -> bool:
+    """Return whether the other end of the connection was a worker process of a DataLoader."""
+    said, _, calls = error.partition("\n")
+    return bool(_LOST_PEER.search(said)) and _LOADER in calls and _PROCESSES in calls
 
 
 def _died(row: Mapping[str, Any], asked_ns: int) -> bool:
@@ -387,6 +397,14 @@ def _how(row: Mapping[str, Any]) -> str:
         return f"exit code {row['exit_code']}"
     where = f" in {own_call(calls)}" if calls and number in _OF_ITS_OWN else ""
     return f"signal {number} ({signal_name(number)}){where}"
+
+
+def _means(row: Mapping[str, Any]) -> str:
+    if not _failed(row):
+        return _MEANS.get(row["exit_signal"], "")
+    if _lost_worker(row["error"]):
+        return _LOADER_MEANS
+    return _FULL_MEANS if _FULL.search(row["error"]) else ""
 
 
 def own_call(calls: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ sizes of an all-to-all, of a gather) is not compared.
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -70,6 +71,8 @@ from dpro.words import numbers_in_words, one_of, ranks_in_words
 MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
 MAX_OF_DEADLOCK = 6  # the same of ranks that wait for each other
 
+_MISSED = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier")  # of gloo
+
 # Confidences: all dumps show it; all but some; NCCL's RAS reports it where dumps do not; it is one of two.
 _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
 
@@ -98,9 +101,11 @@ def find_causes(case: Case) -> list[Finding]:
     findings = [_with_doubt(finding, findings) for finding in findings]
     findings += _further_suspects(roots, findings, case)
     if not findings:
-        findings = _left_findings(case) or [
-            _death_finding(death, case) for death in deaths.values() if death.first
-        ]
+        findings = (
+            _left_findings(case)
+            or _missed_findings(case)
+            or [_death_finding(death, case) for death in deaths.values() if death.first]
+        )
     return sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks))
 
 
@@ -300,6 +305,18 @@ def _left_findings(case: Case) -> list[Finding]:
     return [_left_finding(Root(graph.HOST, (rank,), ()), case) for rank in left] if few else []
 
 
+def _missed_findings(case: Case) -> list[Finding]:
+    """Return findings of ranks that the exception of a peer names as not come to a barrier."""
+    findings = []
+    for death in case.deaths.values():
+        named = _MISSED.search(death.how) if death.lost_peer else None
+        for rank in {int(number) for number in named[1].split(",")} - case.deaths.keys() if named else ():
+            root = Root(graph.HOST, (rank,), ())
+            facts = [*stack(rank, case), death_in_words(death)]
+            findings.append(_finding("hang.host", "rank", root, case, _LIKELY, facts))
+    return findings
+
+
 def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     root = Root(graph.CYCLE, mismatch.minority, ())
     number = f" #{mismatch.sequence}" if mismatch.sequence >= 0 else ""
@@ -418,7 +435,7 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     kept = run / FOLDER / f"hang-{notice.number}"
     where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
     lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
-    evidence = "\n".join(finding.evidence)
+    evidence = "\n".join(finding.evidence).replace(" is in ", " was in ")
     lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
     return replace(finding, evidence=(*finding.evidence, *lines))
 
@@ -671,7 +688,8 @@ def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     """Where a rank's calls depart from their rounds, and how many calls a round has; None without rounds.
 
     Args:
-        rows: calls of a rank in one group, by number; only those since the last gap count.
+        rows: calls of a rank in one group, by number; only those since the last gap count, and of these
+            half at most come before the rounds: a job begins with other calls.
 
     Returns:
         The place of the first call that differs, -1 where none does; it is in the last round.
@@ -683,12 +701,15 @@ def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     calls = np.array([names.setdefault(_signature(row), len(names)) for row in rows[begin:]], np.int64)
     departs = None
     for period in range(1, min(len(calls) // ROUNDS, MAX_PERIOD) + 1):
-        differs = np.flatnonzero(calls[period:] != calls[:-period])
-        if not differs.size:
+        differs = np.flatnonzero(calls[period:] != calls[:-period]) + period
+        early, late = np.split(differs, [np.searchsorted(differs, len(calls) - period)])
+        regular = int(early[-1]) + 1 - period if early.size else 0
+        end = int(late[0]) if late.size else len(calls)
+        if 2 * regular > len(calls) or end - regular < ROUNDS * period:
+            continue
+        if not late.size:
             return -1, period
-        first = int(differs[0]) + period
-        if departs is None and first >= ROUNDS * period and len(calls) - first <= period:
-            departs = begin + first, period
+        departs = departs or (begin + end, period)
     return departs
 
 

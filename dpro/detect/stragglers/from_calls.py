@@ -22,7 +22,7 @@ import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.findings import Finding, costliest_first, ranks_of
-from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
+from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain_counted
 from dpro.detect.significance import MIN_COST, PERSISTENT
 from dpro.detect.stragglers.causes import (
     COUNTED,
@@ -104,7 +104,7 @@ def find_late_ranks(
     uneven_work: list[Finding] = []
     together: list[Finding] = []
     for team in _teams(own_times, calls, workers):
-        uneven = explain(team.own_ns, workloads_of(counters, team.ranks, team.start_ns), team.steps)
+        uneven = explain_counted(team.own_ns, counters, team.ranks, team.start_ns, team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
@@ -522,6 +522,7 @@ def _on_gpu(finding: Finding) -> Finding:
 
 
 COMPONENT = "what ranks take in turn"
+CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20
 MIN_GAP_IN_TURN = 0.05  # of the step: from one rank to the next
 MAX_SPREAD = 0.25  # of a distance: of normal noise it is 0.6 or more, however large that is
@@ -532,13 +533,13 @@ MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by 
 def find_turns(
     own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame, facts: pl.DataFrame
 ) -> list[Finding]:
-    """Find ranks that take turns at something else than a core, costliest first.
+    """Find ranks that take turns at something else than a core, costliest first: they stand still meanwhile.
 
     Args:
         own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
         calls: as `calls_of` gives them; for which ranks belong together.
         workers: table `workers`, which says of what stage ranks are.
-        facts: as of `host_facts`: how long ranks waited for a core.
+        facts: as of `host_facts`: how long ranks computed, and waited for a core.
     """
     findings = []
     for team in _teams(own_times, calls, workers):
@@ -547,7 +548,8 @@ def find_turns(
             continue
         cycle = float(np.median((team.own_ns + team.waited_ns).mean(axis=1)))
         gaps_ns = distances(team.own_ns, cycle)
-        if gaps_ns is None or distances(team.own_ns - _waits_for_core(team, facts), cycle) is None:
+        still_ns = team.own_ns - _of_team(team, facts, "run_queue_ns") - _of_team(team, facts, CPU_COLUMN)
+        if gaps_ns is None or distances(still_ns, cycle) is None:
             continue
         cost = float(min(gaps_ns.sum(), team.waited_ns.max(axis=1).mean()))
         last = np.bincount(team.own_ns.argmax(axis=1), minlength=len(ranks)) / team.steps.size
@@ -575,17 +577,17 @@ def find_turns(
     return costliest_first(findings)
 
 
-def _waits_for_core(team: Team, facts: pl.DataFrame) -> Floats:
-    """[T, R] ns for which ranks were ready to run and had no core; 0 where that is not known."""
+def _of_team(team: Team, facts: pl.DataFrame, column: str) -> Floats:
+    """[T, R] ns, a column of `facts`; 0 where that is not known."""
     places = pl.DataFrame(
         {
             "rank": pl.Series(np.tile(team.ranks, team.steps.size), dtype=facts.schema["rank"]),
             "step": pl.Series(np.repeat(team.steps, len(team.ranks)), dtype=facts.schema["step"]),
         }
     )
-    waits = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")["run_queue_ns"]
-    waits_ns: Floats = waits.fill_null(0.0).to_numpy().reshape(team.own_ns.shape)
-    return waits_ns
+    values = places.join(facts, on=["rank", "step"], how="left", maintain_order="left")[column]
+    values_ns: Floats = values.fill_null(0.0).to_numpy().reshape(team.own_ns.shape)
+    return values_ns
 
 
 def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
@@ -629,7 +631,7 @@ def find_jitter(
     for team in _teams(own_times, calls, workers):
         if len(team.ranks) < 2 or team.steps.size < MIN_STEPS:
             continue
-        uneven = explain(team.own_ns, workloads_of(counters, team.ranks, team.start_ns), team.steps)
+        uneven = explain_counted(team.own_ns, counters, team.ranks, team.start_ns, team.steps)
         equal = team.own_ns if uneven is None else uneven.equal_ns
         findings += [_finding(team, equal, column, counters) for column in varying(equal)]
     return costliest_first([finding for finding in findings if finding.severity >= MIN_COST])

@@ -122,6 +122,12 @@ def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
     assert f"by {said}" in end.sentence
 
 
+def test_a_hang_in_which_a_call_timed_out_failed_though_the_launcher_ended_the_other_rank(tmp_path):
+    said = "RuntimeError: [pair.cc:78] Timed out waiting 30000ms for recv operation\njob.py:9 step"
+    end = end_of(written(tmp_path, {**LOST, "error": said}, {"exit_signal": 15}, calls=(0,)))
+    assert (end.how, end.hung, end.ranks, end.by) == (FAILED, True, [1], None)
+
+
 def test_a_job_that_moved_until_it_was_ended_did_not_hang(tmp_path):
     ended = {"exit_signal": 15, "ended_ns": at(12)}
     end = end_of(written(tmp_path, ended, ended))
@@ -145,8 +151,22 @@ def test_a_job_of_which_no_rank_has_ended_still_hangs(tmp_path):
 
 
 def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):
-    end = end_of(written(tmp_path, {"exit_code": 0}, {"exit_code": 0}, status=3))
-    assert "the command ended with exit code 3, and no rank is seen to have failed" in end.sentence
+    well = {"exit_code": 0, "ended_ns": at(4)}
+    end = end_of(written(tmp_path, well, well, status=3))
+    assert "the command ended with exit code 3, and no rank is seen to have failed." in end.sentence
+
+
+def test_a_command_that_fails_because_a_rank_did_not_leave_says_for_how_long_and_where_it_was(tmp_path):
+    stuck = {"exit_code": 0, "stack": "/usr/lib/python3.11/queue.py:171 get\njob.py:49 close"}
+    end = end_of(written(tmp_path, {"exit_code": 0, "ended_ns": at(4)}, stuck, status=1))
+    assert "no step had ended for 37 s" in end.sentence
+    assert "(rank 1: job.py:49 close)" in end.sentence
+
+
+def test_a_rank_that_a_barrier_waited_for_hung_though_the_job_failed(tmp_path):
+    said = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 8000 ms\njob.py:9 step"
+    end = end_of(written(tmp_path, {**LOST, "error": said}, {}))
+    assert (end.how, end.hung, end.ranks) == (FAILED, True, [1])
 
 
 def test_nothing_is_said_of_traces_of_which_nothing_watched_the_processes(tmp_path):

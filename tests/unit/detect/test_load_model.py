@@ -87,6 +87,16 @@ def test_a_rank_that_always_has_more_is_not_blamed():
     assert named(handed(healthy(), always_more(), quadratic=0.5)) == [ALL]
 
 
+def test_a_rank_that_runs_more_backward_passes_has_more_work_where_batches_do_not_show_it():
+    passes = always_more() / USUAL
+    job = handed(healthy(), always_more())
+    (finding,) = findings(counted(job, step_input_elements=passes**0, step_backward_calls=passes))
+    assert (finding.class_, finding.ranks) == ALL
+    assert "more backward passes than the mean of all" in finding.evidence[0]
+    slow = slower(counted(healthy(), step_backward_calls=passes**0), 1, 1.5)
+    assert named(slow) == [("slow.compute", (1,))]
+
+
 def test_of_many_ranks_the_one_that_began_to_have_more_is_not_blamed():
     amounts = np.full((16, NUM_STEPS), USUAL)
     amounts[5, 20:] *= 2

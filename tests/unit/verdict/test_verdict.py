@@ -528,6 +528,20 @@ def test_what_limits_a_run_is_a_sentence_unless_devices_compute(tmp_path):
     assert limit_of_run(compute) == ""
 
 
+@pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (3.0, True), (0.3, True)])
+def test_a_limit_is_that_of_the_deep_steps_alone_where_the_others_take_another_time(tmp_path, times, is_said):
+    run = launches_of([("mul", 60, 10)] * 50)
+    rows = run.rows["steps"]
+    begin_ns, takes_ns = rows[-1]["start_ns"] + rows[-1]["duration_ns"], rows[-1]["duration_ns"] / times
+    for number, varies in enumerate([0.8, 1.25] * 6):  # so that recording does not explain the difference
+        times_ns = {"start_ns": begin_ns, "duration_ns": round(varies * takes_ns)}
+        rows.append({"rank": 0, "step": 3 + number, "window": -1} | times_ns)
+        begin_ns += times_ns["duration_ns"]
+    analysis = Analysis(run.write(tmp_path / "run"))
+    assert ("the steps of its deep windows is" in limit_of_run(analysis)) == is_said
+    assert any("what limits those is not known" in reason for reason in explain(analysis).unsure) == is_said
+
+
 def test_the_kernels_that_compute_longest_are_named_behind_compute_and_transfers_behind_communication(
     tmp_path,
 ):

@@ -13,6 +13,7 @@ WORLD = range(4)
 INTERRUPTED = "KeyboardInterrupt\njob.py:7 main"
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9616\njob.py:9 step"
 BUG = "ValueError: x is negative\n/venv/lib/python3.11/site-packages/lib.py:3 f\njob.py:31 step"
+LOADING = "/lib/python3.11/multiprocessing/connection.py:395 _recv\n/torch/utils/data/dataloader.py:725 next"
 
 
 @pytest.fixture
@@ -231,6 +232,15 @@ def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_
     assert "do not distinguish its host from its device" in verdict_in_words(finding)
 
 
+def test_who_a_barrier_names_as_not_come_is_stuck_and_not_who_says_so(job):
+    said = "RuntimeError: [Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 8000 ms\njob.py:9 step"
+    job.ended(0, 5, code=1, error=said)
+    for rank in (1, 2, 3):
+        job.ended(rank, 6, number=15)
+    assert named(job) == [("hang.host", (1,)), ("hang.host", (3,))]
+    assert all("failed to pass monitoredBarrier" in evidence_of(finding) for finding in job.findings())
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -238,6 +248,9 @@ def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_
         ("DistBackendError: NCCL error: remote process exited or there was a network error", True),
         ("DistNetworkError: The client socket has timed out after 60000ms", True),
         ("RuntimeError: Timed out waiting 1800000ms for recv operation to complete", True),
+        ("RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 8000 ms", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer\njob.py:9 upload", True),
+        (f"ConnectionResetError: [Errno 104] Connection reset by peer\n{LOADING}", False),
         (BUG, False),
         ("OutOfMemoryError: CUDA out of memory.", False),
         ("AcceleratorError: CUDA error: an illegal memory access was encountered", False),
@@ -290,8 +303,36 @@ def test_the_rank_that_leaves_a_call_out_is_at_fault_and_not_the_one_that_a_libr
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (1,))
 
 
-def test_of_two_ranks_the_one_whose_call_departs_from_its_rounds_is_at_fault():
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", "disk is"),
+        (f"ConnectionResetError: [Errno 104] Connection reset by peer\n{LOADING}", "worker process of its"),
+    ],
+)
+def test_an_exception_that_does_not_name_its_cause_is_explained(job, error, means):
+    job.ended(2, 5, code=1, error=error)
+    for rank in (0, 1, 3):
+        job.ended(rank, 5.1, code=1, error=LOST)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks, finding.confidence) == ("dead.rank", (2,), 0.9)
+    assert means in evidence_of(finding)
+
+
+def test_where_a_stuck_rank_is_ends_with_the_innermost_call_of_its_script():
+    library = [f"/usr/lib/python3.11/subprocess.py:{line} wait" for line in range(4)]
+    shown = " < ".join(library[:3])
+    assert calls_in_words([*library, "job.py:9 step"]) == f"{shown} < … < job.py:9 step"
+    assert calls_in_words([*library[:3], "job.py:9 step", "job.py:20 main"]) == f"{shown} < job.py:9 step"
+    assert calls_in_words(["job.py:9 step", "job.py:20 main"]) == "job.py:9 step < job.py:20 main"
+    assert calls_in_words(library) == shown
+
+
+@pytest.mark.parametrize("warm_up", [(), (12, 36, 400, 36, 4)])
+def test_of_two_ranks_the_one_whose_call_departs_from_its_rounds_is_at_fault(warm_up):
     job = Job(2)
+    for size in warm_up:
+        job.call(range(2), range(2), bytes_in=size, bytes_out=size)
     for _ in range(4):
         for size in ROUND:
             job.call(range(2), range(2), bytes_in=size, bytes_out=size)

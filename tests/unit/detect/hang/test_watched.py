@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ def test_the_stacks_that_were_kept_are_evidence(tmp_path):
     (tmp_path / FOLDER / "hang-1" / "stacks.json").write_text(json.dumps(stacks))
     (finding,) = merge_watched([], run.path, NO_STEPS)
     assert "the main thread of rank 2 was in job.py:7 load < job.py:30 main" in finding.evidence
+    there = ("the main thread of rank 2 is in job.py:7 load < job.py:30 main",)
+    (finding,) = merge_watched([replace(finding, evidence=there)], run.path, NO_STEPS)
+    assert sum("main thread" in line for line in finding.evidence) == 1
 
 
 def test_a_hang_that_was_over_is_no_verdict(tmp_path):

@@ -30,11 +30,12 @@ def turns_of(job: Job) -> list[Finding]:
     return find_turns(own_time(calls, steps), calls, workers, host_facts(steps, counters))
 
 
-def test_ranks_that_take_turns_at_a_core_are_left_to_what_judges_cores():
+@pytest.mark.parametrize("counter", ["step_run_queue_ns", "step_training_thread_cpu_ns"])
+def test_ranks_that_wait_for_a_core_or_compute_longer_in_turn_do_not_share_what_holds_them_up(counter):
     job = in_turn(2, 30.0)
-    waits_ms = np.where(job.factors[:, :, 0] > 2, 30.0, 0.0)
-    assert turns_of(replace(job, counters={"step_run_queue_ns": 0 * waits_ms}))
-    assert turns_of(replace(job, counters={"step_run_queue_ns": waits_ms})) == []
+    longer_ms = np.where(job.factors[:, :, 0] > 2, 30.0, 0.0)
+    assert turns_of(replace(job, counters={counter: 0 * longer_ms + 5}))
+    assert turns_of(replace(job, counters={counter: longer_ms + 5})) == []
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
