@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.hang.case import INTERRUPTED, has_left, own_call, signal_name
-from dpro.detect.hang.evidence import LEFT
+from dpro.detect.hang.evidence import LEFT, SKIPPED
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import NS_PER_S, format_duration, time_in_words
@@ -128,7 +128,7 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
     def judged(how: str, time_ns: int, ranks: Sequence[int], cause: str = "", hung: bool = False) -> JobEnd:
         return JobEnd(how, hung, _seen(time_ns), _seen(step), by or None, [*ranks], cause or None, None, [])
 
-    if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
+    if findings and findings[0].class_.startswith("hang.") and findings[0].cause not in (LEFT, SKIPPED):
         roots = [root for root in case.roots if not has_left(root, case)]
         if roots or how != FAILED or findings[0].class_ != "hang.mismatch":
             waited = (operation.since_ns for root in roots for operation in root.operations)
@@ -139,7 +139,7 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
         return judged(FAILED, when, _ranks(findings), cause)
     if findings:
         ranks = _ranks(findings)
-        if findings[0].cause == LEFT:
+        if findings[0].cause in (LEFT, SKIPPED):
             cause = (
                 f"{ranks_in_words(ranks)} left early, its script ended well, and its peers failed without it"
             )

@@ -46,7 +46,7 @@ NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks a
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
 SEEN = 1.05  # gain, below which nothing that was recorded limits devices that mostly idle
-UNLIKE = 1.5  # times as long: steps in deep windows, or the others, of which one limit does not show both
+UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
 ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
 SHORT_NAMES = {
     "waiting for others": "waiting",

@@ -44,7 +44,7 @@ _ADVICE = {
 }
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
 MAX_CALLS = 3  # of a stack that are quoted
-LEFT, RAISED, DEADLOCK = "left early", "an exception", "deadlock"  # causes
+LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception", "deadlock"  # causes
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
@@ -63,8 +63,16 @@ _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
     "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
 )
-_MEANS = {LEFT: _LEFT_MEANS, RAISED: _RAISED_MEANS, DEADLOCK: _DEADLOCK_MEANS}
-_ADVICE |= {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE, DEADLOCK: _DEADLOCK_ADVICE}
+_SKIPPED_MEANS = (
+    "{who}: its script ended well after as many steps as its peers made, but with fewer calls: it left calls "
+    "out in a step; the program is wrong, no hardware"
+)
+_SKIPPED_ADVICE = (
+    "look for what lets a rank leave collectives out of a step: `no_sync`, a `continue`, a branch on its own "
+    "data; from then on it reduced what belongs to another step{where}"
+)
+_MEANS = {LEFT: _LEFT_MEANS, SKIPPED: _SKIPPED_MEANS, RAISED: _RAISED_MEANS, DEADLOCK: _DEADLOCK_MEANS}
+_ADVICE |= {LEFT: _LEFT_ADVICE, SKIPPED: _SKIPPED_ADVICE, RAISED: _RAISED_ADVICE, DEADLOCK: _DEADLOCK_ADVICE}
 
 
 def name_of(operation: Operation) -> str:

@@ -49,6 +49,7 @@ from dpro.detect.hang.evidence import (
     DEADLOCK,
     LEFT,
     RAISED,
+    SKIPPED,
     attendance,
     calls_in_words,
     chain,
@@ -292,7 +293,9 @@ def _left_finding(root: Root, case: Case) -> Finding:
     if failed:
         facts.append(f"{ranks_in_words(failed)} failed because it was gone, at fault in nothing")
     finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
-    return replace(finding, cause=LEFT)
+    steps = dict(case.records.ranks.select("rank", pl.col("last_step").fill_null(-1)).iter_rows())
+    fewest = min((step for other, step in steps.items() if other != rank), default=-1)
+    return replace(finding, cause=SKIPPED if steps.get(rank, -1) > fewest >= 0 else LEFT)
 
 
 def _left_findings(case: Case) -> list[Finding]:

@@ -97,9 +97,9 @@ class Records:
         members: `key`, `rank`: who belongs to a group.
         status: `rank`, `key`, `enqueued`, `completed`: last sequence numbers that a rank reported of a group.
         ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it
-            reported that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
-            `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final`
-            (it made no call after those).
+            reported that it had finished all it had begun), `last_step`, `last_step_ns`, `heartbeat_ns`,
+            `ended_ns`, `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final` (it made no call
+            after those).
         starts_unknown: whether calls run on GPUs that record no starts: none of them is ever `started`.
     """
 
@@ -250,7 +250,8 @@ def _ranks(
         whole=(order.min() < _COUNT_SCALE) & (order.max() - order.min() <= _COUNT_SCALE * (order.len() - 1)),
         last_call_ns=pl.col("enqueued_ns").max(),
     )
-    progress = steps.group_by("rank").agg(last_step_ns=(pl.col("start_ns") + pl.col("duration_ns")).max())
+    ends_ns = pl.col("start_ns") + pl.col("duration_ns")
+    progress = steps.group_by("rank").agg(last_step=pl.col("step").max(), last_step_ns=ends_ns.max())
     beats = clock_samples.group_by("rank").agg(heartbeat_ns=pl.col("time_ns").max())
     facts = ("host", "pid", "ended_ns", "exit_code", "exit_signal", "stack", "error", "failed_ns", "left_ns")
     ends = workers.select("rank", *facts).unique("rank", keep="last")

@@ -111,6 +111,20 @@ def test_a_rank_that_left_early_is_the_cause_and_not_those_that_failed_without_i
     assert "ranks 0-1, 3 failed because it was gone" in evidence_of(finding)
 
 
+@pytest.mark.parametrize(("last_step", "said"), [(8, "had fewer steps"), (9, "left calls out in a step")])
+def test_a_rank_that_left_after_more_steps_than_its_peers_ended_left_calls_out(job, last_step, said):
+    job.call([0, 1, 3], WORLD, DONE)
+    saved(job, 0.1, *WORLD)
+    for rank, step in ((0, 8), (1, 8), (2, last_step), (3, 8)):
+        job.steps.append({"rank": rank, "step": step, "start_ns": 1, "duration_ns": 10})
+    job.ended(2, 0.1, code=0, final=True)
+    for rank in (0, 1, 3):
+        job.ended(rank, 0.2, code=1, error=LOST, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
+    assert said in verdict_in_words(finding)
+
+
 def test_a_rank_that_left_early_while_its_peers_hang_is_the_cause(job):
     job.call([0, 1, 3], WORLD, OPEN)
     saved(job, 60, 0, 1, 3)
