@@ -46,6 +46,7 @@ def main(model=lambda: torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _
         if check:
             check(step, ddp)
     print("trained to the end")
+    dist.barrier()  # lets gloo's threads have the GIL: the end of the process group may wait for them with it
     dist.destroy_process_group()
 """
 )
