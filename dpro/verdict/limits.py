@@ -23,7 +23,7 @@ from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
-from dpro.replay.whatif.edits.host import FreeHost, NoSync, free_host, launching_calls
+from dpro.replay.whatif.edits.host import LAUNCHES, FreeHost, NoSync, free_host, launching_calls
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
@@ -207,7 +207,7 @@ class FreeLaunching:
 
     def apply(self, graph: Graph) -> Graph:
         """As of `RankChange`."""
-        free = free_host(graph)
+        free = free_host(graph, {LAUNCHES: 1})  # of the job: a rank may launch nothing
         return free.with_durations(
             np.where(before_dear(None, graph), graph.nodes.duration, free.nodes.duration)
         )

@@ -11,15 +11,25 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.replay.graph import CPU_KINDS, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
-from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT, SYNCHRONISATION
+from dpro.verdict.limits import (
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    SYNCHRONISATION,
+    FreeLaunching,
+    host_before_launches,
+)
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
-from tests.builders import MAIN, TinyRun
+from tests.builders import MAIN, TinyRun, cpu_job
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -97,6 +107,13 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     verdict = explained(run, tmp_path)
     assert kinds(verdict)[:2] == ["launch", "batch"]
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain)
+
+
+def test_a_rank_that_launches_nothing_is_free_where_launching_is(tmp_path):
+    graph = facts_of(cpu_job(), tmp_path).job.graph
+    assert host_before_launches(graph).is_empty()
+    freed = FreeLaunching().apply(graph).nodes
+    assert not freed.duration[is_of(freed.kind, CPU_KINDS) & (freed.step >= 0)].any()
 
 
 def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_unsure(tmp_path):
