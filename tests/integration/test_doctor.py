@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 DOCTOR = [sys.executable, "-m", "dpro", "doctor"]
 
 
+@pytest.mark.slow
 def test_machine_that_can_record_is_ready_and_loops_alone_are_left_behind(tmp_path):
     cache, tmp_path = tmp_path / "cache", tmp_path / "work"
     tmp_path.mkdir()
