@@ -92,9 +92,9 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("What is wrong, and the evidence")
     print_diagnosis(diagnosis)
     if saved is not None and diagnosis.findings:
-        click.echo(
-            f"  Checked: recorded without the fault, the same job really takes {saved:.1f} ms less per step."
-        )
+        by = f"{saved:.1f} ms less" if saved > 0 else f"{-saved:.1f} ms more"
+        why = "" if saved > 0 else ": other work took the cores"
+        click.echo(f"  Checked: recorded without the fault, the same job really takes {by} per step{why}.")
     _section("Look further")
     for command, what in FURTHER.items():
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
