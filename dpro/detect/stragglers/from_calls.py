@@ -558,8 +558,8 @@ def find_turns(
         evidence = (
             f"in each step ranks come one after another, each {gap} later, "
             f"and which comes last changes: {shares} of {team.steps.size} steps",
-            "no rank is at fault: they take in turn what they share, as a lock of a file, a server, or a disk; "
-            "do: look at what all of them open in each step",
+            "no rank is at fault: they take in turn what they share, such as a lock of a file, a server, a "
+            "disk; do: look at what all of them open in each step",
         )
         sure = round(float(1 - last.max()) * len(ranks) / (len(ranks) - 1), 3)
         findings.append(
