@@ -52,9 +52,7 @@ NO_FAULT = ("warm-up", "imbalance.data")  # classes of findings that are of what
 MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
-NEARLY_ALL = (
-    0.9  # of the time that calls wait: those that hold it are named; of a kernel's: it belongs to attention
-)
+NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a kernel's, in attention
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most

@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import DproError
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
@@ -215,6 +215,12 @@ class FreeLaunching:
 
 def next_launches(graph: Graph) -> Ints:
     """[N] of CPU work of steps, the call by which its rank launches work of the GPU next; -1 of others."""
+    nodes, edges = graph.nodes, graph.edges
+    columns = (nodes.kind, nodes.measured_start, edges.kind, edges.source)
+    return once(graph, "next launches", columns, lambda: _next_launches(graph))
+
+
+def _next_launches(graph: Graph) -> Ints:
     nodes, edges = graph.nodes, graph.edges
     launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
     on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))

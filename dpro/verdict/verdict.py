@@ -22,7 +22,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
-from dpro.replay.fidelity.accuracy import deep_and_usual, ranks_without_spans
+from dpro.replay.fidelity.accuracy import deep_and_usual, without_spans
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -316,14 +316,13 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     left_out = facts.ends.height - usual
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
-    without_spans = ranks_without_spans(facts.job.graph, manifest)
     loading = facts.loading or ("", 0)
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
-        f"no spans of {ranks_in_words(without_spans)}: left out of the replay": len(without_spans) > 0,
+        **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
         "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
         "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "

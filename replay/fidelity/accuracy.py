@@ -576,10 +576,7 @@ def _doubts(
 
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
     """What the trace leaves open without forbidding predictions, one line each."""
-    reasons = list(built.unknown)
-    without_spans = ranks_without_spans(built.graph, manifest)
-    if without_spans:
-        reasons.append(f"no spans of {ranks_in_words(without_spans)}: left out of the replay")
+    reasons = [*built.unknown, *without_spans(built.graph, manifest)]
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
@@ -591,9 +588,10 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
     return reasons + _clocks_not_known(built)
 
 
-def ranks_without_spans(graph: Graph, manifest: Manifest) -> list[int]:
-    """Recorded ranks that no node of their graph is of, ascending."""
-    return sorted({*manifest.ranks} - {*graph.ranks})
+def without_spans(graph: Graph, manifest: Manifest) -> list[str]:
+    """That recorded ranks have no node in their graph, in a line; none where all have."""
+    ranks = {*manifest.ranks} - {*graph.ranks}
+    return [f"no spans of {ranks_in_words(ranks)}: left out of the replay"] if ranks else []
 
 
 def _clocks_not_known(built: Built) -> list[str]:
