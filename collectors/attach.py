@@ -24,7 +24,9 @@ from msgspec import UNSET, UnsetType
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
 from dpro.collectors.inside import tracebacks
+from dpro.collectors.inside.files import STACKS, STACKS_BY
 from dpro.collectors.inside.kernel import lives
+from dpro.collectors.inside.threads import is_started_here
 from dpro.collectors.launch.processes import environment_of
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, launch_on, launches
 from dpro.collectors.liveness import is_running
@@ -131,7 +133,7 @@ def parse_stacks(text: str) -> list[dict[str, Any]]:
     return [
         {"name": f"thread {stack.ident:#x}", "frames": stack.frames}
         for stack in tracebacks.parse(text)
-        if not stack.is_current and not _is_ours(stack.frames)
+        if not stack.is_current and not is_started_here(stack.frames)
     ]
 
 
@@ -198,12 +200,12 @@ def _stacks_by_signal(process: RecordedProcess) -> str:
     """Return what the handler in C writes; empty where there is none, or it writes nothing in time."""
     where: Mapping[str, int] = {}
     with suppress(OSError, ValueError):
-        where = from_json((process.folder / "stacks.json").read_bytes())
-    written = process.folder / "stacks.txt"
-    if not where or not written.exists():
+        where = from_json((process.folder / STACKS_BY).read_bytes())
+    written = process.folder / STACKS
+    pid = int(process.facts["pid"])
+    if not where or not _is_open_there(written, pid, where["descriptor"]):
         return ""
     before = written.stat().st_size
-    pid = int(process.facts["pid"])
     if ctypes.CDLL(None).tgkill(pid, where["thread"], where["signal"]) != 0:
         return ""
     deadline, size = time.monotonic() + SIGNAL_S, -1
@@ -218,11 +220,11 @@ def _stacks_by_signal(process: RecordedProcess) -> str:
         return file.read().decode(errors="replace")
 
 
-def _is_ours(frames: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether frames are those of a thread of the recorder."""
-    package = str(Path(__file__).resolve().with_name("inside"))
-    started = bool(frames) and frames[-1]["function"].endswith("_bootstrap")
-    return started and any(frame["file"].startswith(package) for frame in frames)
+def _is_open_there(path: Path, pid: int, descriptor: int) -> bool:
+    """Whether a process has a file open under a number, by which a handler in C would write to it."""
+    with suppress(OSError):
+        return path.samefile(f"/proc/{pid}/fd/{descriptor}")
+    return False
 
 
 # What `dpro attach` answers, as typed documents.

@@ -28,7 +28,7 @@ from dpro.collectors.convert.served import add_logged, write_engines
 from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
-from dpro.collectors.inside.files import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
+from dpro.collectors.inside.files import EXIT, IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.launch.absence import why_no_steps
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out, launches
 from dpro.collectors.sidecar import ABSENCE
@@ -299,7 +299,7 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
     last = next_image(launch.raw, facts["host"], facts["pid"]) - 1
     folder = image_folder(launch.raw, facts["host"], facts["pid"], max(last, 0))
     seen = ending(folder, records.read_records(folder / "records.bin"), status)
-    return seen if seen.is_known else exited(launch.raw / "exit")
+    return seen if seen.is_known else exited(launch.raw / EXIT)
 
 
 def _joined(earlier: Manifest, added: Manifest) -> Manifest:

@@ -93,10 +93,18 @@ def _bounds(event: Event, base_ns: int) -> tuple[int, int]:
     return start_ns, start_ns + round(event["dur"] * 1000)
 
 
+class FlushedWriter(records.RecordWriter):
+    """Whose records are in the file at once."""
+
+    def write(self, *record: int) -> None:
+        super().write(*record)
+        self.flush()
+
+
 def _write_records(folder: Path, steps: Sequence[tuple[int, int]]) -> None:
     """Ends of steps, the one before the first among them, and the window around all."""
     begun_ns, ended_ns = steps[0][0], steps[-1][1]
-    writer = records.RecordWriter(folder / "records.bin")
+    writer = FlushedWriter(folder / "records.bin")
     writer.write(records.UPDATE, 0, 1, begun_ns, begun_ns)
     writer.write(records.OPENED, 0, begun_ns, 1)
     for number, (_, end_ns) in enumerate(steps, start=2):

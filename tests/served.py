@@ -6,6 +6,7 @@ from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.served import iterations, requests
 from dpro.collectors.inside import records
 from dpro.schema import ITERATIONS, REQUESTS, conform
+from tests.recorder_output import FlushedWriter
 
 
 class Recorder:
@@ -13,7 +14,7 @@ class Recorder:
 
     def __init__(self, folder):
         self.folder, self.steps, self.ends = folder, 0, []
-        self.records = records.RecordWriter(folder / "records.bin")
+        self.records = FlushedWriter(folder / "records.bin")
 
     def listen(self, occasion, action):
         if occasion == "end":

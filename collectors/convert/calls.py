@@ -17,8 +17,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert.recorded import saved
-from dpro.collectors.inside.files import FATAL, STALL
-from dpro.collectors.inside.tracebacks import ThreadTraceback, parse
+from dpro.collectors.inside.files import STALL
 from dpro.folders import written_whole
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
@@ -170,25 +169,14 @@ def stall_of(folder: Path) -> Mapping[str, Any]:
 
 
 def stack_of(folder: Path, since_ns: int = -1) -> str:
-    """Return where a process was, innermost call first: at the signal that ended it, else when it stalled.
-
-    Where a thread that Python does not know caused the signal, it is the main thread, which is listed last.
+    """Return where a process was when it stalled, innermost call first; empty where it did not.
 
     Args:
         folder: of the process.
         since_ns: a stall before then does not count.
     """
-    if threads := _at_signal(folder):
-        thread = next((thread for thread in threads if thread.is_current), threads[-1])
-        return "\n".join(f"{call['file']}:{call['line']} {call['function']}" for call in thread.frames)
     stall = stall_of(folder)
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
-
-
-def _at_signal(folder: Path) -> list[ThreadTraceback]:
-    path = folder / FATAL
-    threads = parse(path.read_text(errors="replace")) if path.is_file() else []
-    return [thread for thread in threads if thread.frames]
 
 
 def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.DataFrame:

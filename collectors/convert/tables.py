@@ -22,6 +22,7 @@ from dpro.collectors.convert.recorded import RecordedProcess, latest_lines, save
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import CHECKPOINTS as LINES
 from dpro.collectors.inside.files import (
+    EXIT,
     FAILED,
     FORWARD,
     LAST,
@@ -507,7 +508,6 @@ class Ending(NamedTuple):
 UNKNOWN = Ending(-1, -1)
 LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException")  # say that others failed
 QUOTING = ("ProcessRaisedException",)
-NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
 
 
 def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
@@ -518,7 +518,7 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
     """
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
     reported = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
-    by_libc = exited(folder / "exit")
+    by_libc = exited(folder / EXIT)
     seen = [reported, _reaped(folder / "reaped"), by_libc, *announced[-1:]]
     ended = next((end for end in seen if end.is_known), UNKNOWN)
     return by_libc if by_libc.is_known and ended.signal == signal.SIGTERM else ended
@@ -564,10 +564,15 @@ def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> s
 
 
 def exited(path: Path) -> Ending:
-    """What libc wrote when a process exited."""
-    said = path.read_bytes() if path.is_file() else b""
-    once, twice = said[:2] if len(said) > 1 else NOT_EXITED
-    return Ending(once, -1) if once == twice else UNKNOWN
+    """How a process exited, by the name that libc gave a file then.
+
+    Args:
+        path: the file, as it was called before.
+    """
+    begin = os.fsencode(f"{path.name}-")
+    names = os.listdir(os.fsencode(path.parent)) if path.parent.is_dir() else []
+    codes = [name[len(begin) :] for name in names if name.startswith(begin) and len(name) <= len(begin) + 1]
+    return Ending(codes[0][0] if codes[0] else 0, -1) if codes else UNKNOWN
 
 
 def _reaped(path: Path) -> Ending:

@@ -9,7 +9,6 @@ common libraries use; one that C++ code begins by itself is seen only on the str
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from .recorder import Recorder
+from .threads import Monitor
 
 WAIT_S = 1.0  # a capture begins after this long, whatever we still do
 
@@ -26,7 +26,7 @@ class RunningCaptures:
     """What captures, and what keeps captures waiting."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed = Monitor()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is deleted captures no more
         self.guards = 0
 
@@ -67,7 +67,6 @@ def guard() -> Iterator[bool]:
         if free:
             with state.changed:
                 state.guards -= 1
-                state.changed.notify_all()
 
 
 def begin_capture(graph: Any) -> None:

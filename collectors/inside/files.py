@@ -5,7 +5,10 @@ Runs inside the job, where only the standard library may be assumed.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import resource
 import stat
 import tempfile
 import time
@@ -42,14 +45,103 @@ def write_whole(path: Path, content: bytes) -> None:
         OSError: it cannot be written.
     """
     with written_whole(path) as temporary:
-        temporary.write_bytes(content)
+        _write_all(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content)
 
 
-def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
-    """Whether a descriptor is still that of a file: a job may close all, and reuse its number."""
-    with suppress(OSError):
-        return identity_of(descriptor) == identity
-    return False
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, which is made where it is missing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write_all(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, content)
+
+
+def _write_all(path: Path, flags: int, content: bytes) -> None:
+    file = OwnDescriptor(path, flags, 0o666)
+    try:
+        at = os.fstat(file.number).st_size
+        while content:
+            written = file.write(content, at)
+            content, at = content[written:], at + written
+    finally:
+        file.close()
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
+
+
+class OwnDescriptor:
+    """A file that we opened, by its number, of which no more is assumed than the kernel says at each use.
+
+    A job may close all descriptors, as daemons do, and open a file of its own that gets the number of ours.
+    So this has no finaliser, which would close whatever is there by then.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
+        """Open a file.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self.number = os.open(path, flags | os.O_CLOEXEC, mode)
+        self._identity = identity_of(self.number)
+
+    def is_ours(self) -> bool:
+        """Whether the number is still that of our file."""
+        with suppress(OSError):
+            return identity_of(self.number) == self._identity
+        return False
+
+    def write(self, content: bytes | bytearray, at: int) -> int:
+        """Write what fits; returns how many bytes did.
+
+        Args:
+            at: the offset; of a file opened to append, its end.
+
+        Raises:
+            OSError: it is not ours any more; or it cannot be written, or not grow so far: where a job limits
+                the size of its files, the kernel would send it a signal.
+        """
+        if not self.is_ours():
+            raise OSError(errno.EBADF, "a descriptor of the recorder was closed by the job")
+        longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if longest != resource.RLIM_INFINITY and at + len(content) > longest:
+            raise OSError(errno.EFBIG, "the job may not write such long files")
+        return os.pwrite(self.number, content, at)
+
+    def reserve(self, at: int, length: int) -> None:
+        """Have blocks taken for bytes that follow, as far as the file system can; the file gets no longer."""
+        if self.is_ours():
+            offsets = ctypes.c_int64(at), ctypes.c_int64(length)
+            ctypes.CDLL(None).fallocate64(self.number, _KEEP_SIZE, *offsets)
+
+    def read(self, longest: int) -> bytes:
+        """The first bytes of the file.
+
+        Raises:
+            OSError: it is not ours any more, or cannot be read.
+        """
+        if not self.is_ours():
+            raise OSError(errno.EBADF, "a descriptor of the recorder was closed by the job")
+        return os.pread(self.number, longest, 0)
+
+    def reopened(self, path: Path) -> OwnDescriptor:
+        """Open the file anew, where the job has closed all descriptors.
+
+        Raises:
+            OSError: it is no longer there, or another one.
+        """
+        file = OwnDescriptor(path, os.O_RDWR)
+        if file._identity != self._identity:
+            file.close()
+            raise OSError(errno.ESTALE, f"{path} is another file now")
+        return file
+
+    def close(self) -> None:
+        """Close it, if it is ours."""
+        if self.is_ours():
+            os.close(self.number)
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:
@@ -103,6 +195,8 @@ WANTED = "wanted.json"  # beside the folders of the launches: changes when an ob
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
 LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line
+STACKS = "stacks.txt"  # what a handler in C writes where a process cannot answer
+STACKS_BY = "stacks.json"  # by which signal to which thread, and under which number the file is open there
 LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
 STALL = "stall"  # what dumps of calls are called that were made while no step ended
 CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
@@ -111,7 +205,7 @@ ENGINE = "engine.json"  # which engine of a server a process drives
 ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank
 PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline has
 STARTED = "started.json"  # when a process had got how far on its way to the first step
-FATAL = "fatal.txt"  # where the threads of a process were when a signal ended it that it caused itself
+EXIT = "exit"  # renamed, when a process exits, to this, a hyphen, and the exit code as a byte, none for 0
 RAISED = "raised.json"  # the exception that ended a process
 MEMORY = "memory.jsonl"  # allocations that were refused to a process, a line each
 FAILED = (

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import captures, peers, wall, windows
+from . import captures, kineto, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
-from .process import exits, memory, preemption, requests, stacks, starting
+from .process import exits, memory, requests, stacks, starting
 from .recorder import Recorder
 from .serving import sglang, transformers, vllm
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming, phases
@@ -49,13 +49,30 @@ def install(launch: str) -> None:
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
         inference, model_calls, mesh, pipelining, megatron, deepspeed, transformers, vllm, sglang, windows,
-        stalls, flight, buckets, wall, peers, memory, exits, preemption, stacks,
+        stalls, flight, buckets, wall, peers, memory, exits, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)
     keep_compiler_out()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
-    atexit.register(recorder.guarded, recorder.on_exit)
+    _install_exit(recorder)
+
+
+def _install_exit(recorder: Recorder) -> None:
+    """End the recording before the interpreter exits, also where the job clears what it does then."""
+
+    def leave() -> None:
+        try:
+            recorder.guarded(recorder.on_exit)
+        finally:  # handlers of the job's that were there before torch was imported follow, and may train
+            recorder.has_exited = True
+
+    def register() -> None:
+        atexit.register(kineto.stop_left)
+        atexit.register(leave)  # called first
+
+    register()
+    patch(atexit, "_clear", after=lambda *_: register())
 
 
 def _install_optimizers(recorder: Recorder) -> None:

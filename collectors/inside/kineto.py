@@ -9,8 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .files import written_whole
+from .threads import Local, SignalsBlocked, get_ident, sleep
 from .torch_internals import experimental_config, observe_execution, start_profiler
 
 TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
@@ -45,7 +44,7 @@ class Recording:
         Args:
             options: `shapes`, `stacks`, `modules`, `memory`, `execution_trace`: whether to record them.
         """
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         gpu = self.gpu = torch.cuda.is_initialized()
         self.profiler = OwnProfile(
             use_kineto=True,
@@ -68,7 +67,8 @@ class Recording:
                 self._trace = execution_trace
                 self._undo.append(end)
         try:
-            start_profiler(self.profiler)
+            with SignalsBlocked():  # Kineto starts threads of its own
+                start_profiler(self.profiler)
         except BaseException:
             self._restore()
             raise
@@ -84,7 +84,8 @@ class Recording:
         self.profiler.use_device = None
         try:
             _running.remove(self)
-            self.profiler.__exit__(None, None, None)
+            with SignalsBlocked():
+                self.profiler.__exit__(None, None, None)
         finally:
             self._restore()
         if self._trace is not None:
@@ -106,7 +107,7 @@ class Recording:
 def stop_left() -> None:
     """Called before the interpreter exits: what still runs, whatever has failed, would crash it then."""
     for recording in tuple(_running):
-        if recording.thread == threading.get_ident():
+        if recording.thread == get_ident():
             with suppress(Exception):
                 recording.stop(None)
     if _running:  # of another thread, which alone could stop it
@@ -124,7 +125,7 @@ def finish_teardown() -> None:
     with suppress(RuntimeError):  # the GPU has failed, which the job has seen
         for _ in range(TEARDOWN_CALLS):
             torch.cuda.current_stream().query()
-            time.sleep(TEARDOWN_S)
+            sleep(TEARDOWN_S)
 
 
 def start_in_main_thread() -> None:
@@ -148,7 +149,7 @@ def leave_out_destructors() -> None:
 PREFIX = "nn.Module: "
 
 
-class _Calls(threading.local):
+class _Calls(Local):
     """The calls that are open on a thread, outermost first, and the names within the outermost."""
 
     def __init__(self) -> None:

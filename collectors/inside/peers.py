@@ -11,12 +11,13 @@ The store is left alone at first: torch says on stderr when it is gone, as in a 
 
 from __future__ import annotations
 
+import _socket as socket  # that of C, which gevent and eventlet leave as it is
+import ctypes
+import errno
 import json
 import os
 import secrets
-import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,8 +26,10 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from . import records
+from .files import identity_of
 from .kernel import host_clock
 from .recorder import SECOND_S, Recorder, identity
+from .threads import Thread
 
 FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0
@@ -60,10 +63,7 @@ class Peers:
             return
         self._begun = True
         if dist.get_world_size() > 1:
-            arguments = (self._run, self._recorder.records)
-            threading.Thread(
-                target=self._recorder.call, args=arguments, name="dpro-peers", daemon=True
-            ).start()
+            Thread(self._recorder.call, self._run, self._recorder.records)
 
     def _run(self, writer: records.RecordWriter) -> None:
         store = self._recorder.store
@@ -176,6 +176,9 @@ class PingPong:
         """
         self._family = _family(toward)
         self._socket = socket.socket(self._family, socket.SOCK_DGRAM)
+        # Its end would close whatever file of the job's may have its number by then.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._socket))
+        self._identity = identity_of(self._socket.fileno())
         self._socket.bind(("", 0))
         with suppress(OSError):  # without it arrivals are stamped when they are read
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -212,6 +215,7 @@ class PingPong:
     def _ask(self, peer: Address, host: str) -> ClockSample | None:
         asked = self._shown(time.time_ns())
         try:
+            self._hold_ours()
             self._socket.sendto(_MESSAGE.pack(peer.token, 0, asked, 0, 0), (host, peer.port))
         except OSError:  # no route to it
             return None
@@ -221,10 +225,13 @@ class PingPong:
         """The answer to a question of ours, None if it does not come in time; others' are answered."""
         while (left_s := until_s - time.monotonic()) > 0:
             self._socket.settimeout(left_s)
+            self._hold_ours()
             try:
-                content, ancillary, _, sender = self._socket.recvmsg(_MESSAGE.size, 64)
+                self._socket.recvmsg(1, 0, socket.MSG_PEEK)  # waits, and takes nothing
             except TimeoutError:
                 return None
+            self._hold_ours()
+            content, ancillary, _, sender = self._socket.recvmsg(_MESSAGE.size, 64)
             came = self._shown(_stamp(ancillary))
             if len(content) != _MESSAGE.size:
                 continue
@@ -238,6 +245,15 @@ class PingPong:
                 return ClockSample((sent + came) // 2, offset, (came - sent) - (theirs_sent - theirs_came))
         return None
 
+    def _hold_ours(self) -> None:
+        """Hold the socket to be the one that was opened.
+
+        Raises:
+            OSError: the job has closed it, and may have opened another under its number.
+        """
+        if identity_of(self._socket.fileno()) != self._identity:
+            raise OSError(errno.EBADF, "a socket of the recorder was closed by the job")
+
 
 def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
     """CLOCK_REALTIME when a message came, ns."""
@@ -248,15 +264,19 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
     return time.time_ns()
 
 
-def _family(host: str) -> socket.AddressFamily:
+def _family(host: str) -> int:
     """IPv4 where a host has it."""
-    families = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
+    families = {family for family, *_ in socket.getaddrinfo(host, None, 0, socket.SOCK_DGRAM)}
     return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
 
 
-def _source(family: socket.AddressFamily, host: str) -> str:
+def _source(family: int, host: str) -> str:
     """The address that packets to a host would leave from; empty where it cannot be reached."""
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # of a datagram socket this sends nothing
-        return str(probe.getsockname()[0])
+    with suppress(OSError):
+        probe = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            probe.connect((host, 9))  # of a datagram socket this sends nothing
+            return str(probe.getsockname()[0])
+        finally:
+            probe.close()
     return ""

@@ -33,7 +33,6 @@ import os
 import platform
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,9 +46,10 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
-from .files import identity_of, image_folder, is_own, is_still, next_image, write_whole
+from .files import OwnDescriptor, image_folder, is_own, next_image, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
+from .threads import Bell, Thread, allocate_lock, get_ident
 from .torch_internals import default_store, is_within_backward, sequence_number
 
 SECOND_S = 1.0
@@ -79,7 +79,9 @@ class Recorder:
         joining: the same folder, from when a rank asks for its process group; None of others.
         records: its records; None likewise.
         enabled: whether it records; not after trouble in the core.
-        ending: what is ending the process: `exception` for an uncaught one, `signal`, or nothing.
+        has_exited: whether our exit handler has run: whatever the job does in handlers after it, nothing of
+            ours is called or opened any more.
+        ending: what is ending the process: `exception` for an uncaught one, or nothing.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
@@ -104,11 +106,12 @@ class Recorder:
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
         self.launch = launch
         self.enabled = True
+        self.has_exited = False
         self.pretending: Any = None
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
-        self._log, self._log_identity = -1, (0, 0)
+        self._log: OwnDescriptor | None = None
         self._imports = AwaitedModules()
         self._forget()
 
@@ -119,8 +122,9 @@ class Recorder:
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
         self.store = JobStore()
-        self._thread: threading.Thread | None = None
-        self._exiting = threading.Event()
+        self._thread: Thread | None = None
+        self._flushed_ns = 0  # when a step last did
+        self._exiting = Bell()
         self.training_thread = self.num_messages = 0
         self.device: Any = None
         self.ending = ""
@@ -134,7 +138,7 @@ class Recorder:
 
     def guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run a part of the core; if it fails, say so in the log and record no more."""
-        if self.enabled:
+        if self.enabled and not self.has_exited:
             self.run(action, *arguments)
 
     def run(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -157,15 +161,15 @@ class Recorder:
         """
         with suppress(Exception):
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
-            if not is_still(self._log, self._log_identity):
-                self._open_log()
-            os.write(self._log, f"{line}\n".encode(errors="backslashreplace"))
+            content = f"{line}\n".encode(errors="backslashreplace")
+            log = self._opened_log()
+            log.write(content, os.fstat(log.number).st_size)
 
-    def _open_log(self) -> None:
-        """Open the log for as long as the process lives, which may give up the right to open it."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._log = os.open(self.launch / "log.txt", flags, 0o600)
-        self._log_identity = identity_of(self._log)
+    def _opened_log(self) -> OwnDescriptor:
+        """The log, open for as long as the process lives, which may give up the right to open it."""
+        if self._log is None or not self._log.is_ours():
+            self._log = OwnDescriptor(self.launch / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        return self._log
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
         """Have an action of a probe called on an occasion, as by `call`."""
@@ -177,7 +181,7 @@ class Recorder:
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """Run an action of a probe; after one of its actions has raised, none of them runs again."""
-        if action.__module__ in self._silenced:
+        if self.has_exited or action.__module__ in self._silenced:
             return
         try:
             action(*arguments)
@@ -220,7 +224,7 @@ class Recorder:
         """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
         if not is_within_backward():
             self.num_backward += 1
-            self.training_thread = threading.get_ident()
+            self.training_thread = get_ident()
             self.on_work()
 
     def after_backward(self) -> None:
@@ -248,7 +252,7 @@ class Recorder:
             self._open()
         assert self.records is not None
         if not self.training_thread and not isinstance(optimizer, stepping.StepSignal):
-            self.training_thread = threading.get_ident()  # as Megatron, which asks the engine for gradients
+            self.training_thread = get_ident()  # as Megatron, which asks the engine for gradients
         before = self._counter.step
         counted = self._counter.update(optimizer, self._gradients(optimizer))
         if counted is None:
@@ -256,6 +260,9 @@ class Recorder:
         if self._counter.step != before:
             self._on_step(self._counter.step)
         self.records.write(records.UPDATE, *counted, now, time.time_ns())
+        if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
+            self._flushed_ns = now
+            self.records.flush()
 
     def on_window(self, name: str) -> None:
         """A deep window was saved under a name."""
@@ -286,12 +293,14 @@ class Recorder:
     def _end(self) -> None:
         self.call(self.store.leave)
         self._notify("end")
+        if self.records is not None:
+            self.call(self.records.flush)
 
     def on_exit(self) -> None:
         """Called before the interpreter exits; a thread of ours that is in C then would crash it."""
         self.on_end()
         self._notify("exit")
-        self._exiting.set()
+        self._exiting.ring()
         if self._thread is not None:
             self._thread.join(THREAD_JOIN_S)
 
@@ -348,7 +357,7 @@ class Recorder:
         self._image = next_image(self.launch, host, pid)
         folder = image_folder(self.launch, host, pid, self._image)
         folder.mkdir()
-        self._open_log()
+        self._opened_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)
         return folder
@@ -363,10 +372,7 @@ class Recorder:
         self.records = records.RecordWriter(folder / "records.bin")
         self.folder = folder
         self._notify("open")
-        self._thread = threading.Thread(
-            target=self.call, args=(self._every_second, self.records), name="dpro-second", daemon=True
-        )
-        self._thread.start()
+        self._thread = Thread(self.call, self._every_second, self.records)
 
     def _write_facts(self, folder: Path) -> None:
         rank, world_size = identity()
@@ -391,6 +397,7 @@ class Recorder:
         exiting = self._exiting
         while self.enabled and self.records is writer:
             self._notify("second")
+            writer.flush()
             if exiting.wait(SECOND_S):
                 return
 
@@ -453,7 +460,7 @@ class JobStore:
 
     def __init__(self) -> None:
         self.gone = False
-        self._asking = threading.Lock()
+        self._asking = allocate_lock()
 
     def ask(self, question: Callable[[Any], Answer]) -> Answer | None:
         """Put a question to the store, which must not be one to wait for."""

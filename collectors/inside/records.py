@@ -1,23 +1,24 @@
-"""Fixed-size records in a memory-mapped file: whatever was written survives a SIGKILL of the writer.
+"""Fixed-size records in a file: whatever was flushed survives a SIGKILL of the writer.
 
-In: a kind and up to four integers. Out: the same, read back in the order written. Writing costs no
-system call. Runs inside the job, where only the standard library may be assumed.
+In: a kind and up to four integers. Out: the same, read back in the order written. The file is not mapped into
+memory: a full disk is an error here, and a file that somebody truncates is nothing, where a mapped one would
+end the job by SIGBUS. Runs inside the job, where only the standard library may be assumed.
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import struct
-import threading
+from collections import deque
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from .files import identity_of, is_still
+from .files import OwnDescriptor
+from .threads import allocate_lock
 
-# Kinds, with what their four values are (0 where unused). A kind of 0 is a slot that was never written.
+# Kinds, with what their four values are (0 where unused).
 UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next (they differ by our own work)
 ANCHOR = 2  # optimizer that counts from now on, steps less its updates, first step, index in stepping.SOURCES
 CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
@@ -48,9 +49,11 @@ CHILDREN = 28  # at the end of a step: time, CPU time of programs that were wait
 
 MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)
 
-RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
+RECORD = struct.Struct("<5q")
 SIZE = RECORD.size
-_CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB
+FLUSH_NS = 10_000_000  # a step that ends sooner after a flush makes none, which costs 10 us
+RESERVED = 1 << 20  # bytes that are reserved at once: steps are recorded also while others fill the disk
+MOST_WAITING = 1024  # records that wait for a flush; from then on each write is one
 
 
 class Record(NamedTuple):
@@ -64,70 +67,68 @@ class Record(NamedTuple):
 
 
 class RecordWriter:
-    """Appends records to a file; safe to call from several threads.
-
-    Only the part being written and the one before it are mapped, so that memory does not grow with the file.
-    """
+    """Appends records to a file; safe to call from several threads, and from a handler that interrupts it."""
 
     def __init__(self, path: Path) -> None:
         """Create the file.
 
         Raises:
-            OSError: it cannot be created, or the disk is full.
+            OSError: it cannot be created.
         """
         self._path = path
-        # A number, not a file object, whose end would close what the job may have under that number by then.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._identity = identity_of(self._descriptor)
-        self._chunks: dict[int, mmap.mmap] = {}
-        self._kept: list[mmap.mmap] = []  # each has a descriptor of its own that it would close
-        self._growing = threading.Lock()
-        self._slots = count()
-        self._grow(0)
+        self._file = OwnDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._waiting: deque[bytes] = deque()
+        self._unwritten = bytearray()  # what the flush that runs has taken
+        self._size = self._reserved = 0  # bytes of the file, and those that it has blocks for
+        self._flushing = allocate_lock()
 
     def write(self, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
-        """Append one record.
+        """Append one record, which is in the file after the next flush.
 
         Args:
             a, b, c, d: int64; times in ns.
 
         Raises:
-            OSError: the file has to grow, and the disk is full, or the job has closed it and it is gone.
+            OSError: as of `flush`, where many records wait.
         """
-        chunk, offset = divmod(next(self._slots) * RECORD.size, _CHUNK)
-        mapped = self._chunks.get(chunk) or self._grow(chunk)
-        RECORD.pack_into(mapped, offset, a, b, c, d, kind)
+        self._waiting.append(RECORD.pack(a, b, c, d, kind))
+        if len(self._waiting) > MOST_WAITING:
+            self.flush()
 
-    def _grow(self, chunk: int) -> mmap.mmap:
-        with self._growing:
-            if chunk not in self._chunks:
-                if not is_still(self._descriptor, self._identity):
-                    self._reopen()
-                # Blocks are taken now: in a sparse file a full disk would show as a SIGBUS in the job.
-                os.posix_fallocate(self._descriptor, chunk * _CHUNK, _CHUNK)
-                self._chunks[chunk] = mmap.mmap(self._descriptor, _CHUNK, offset=chunk * _CHUNK)
-                self._chunks.pop(chunk - 2, None)
-            return self._chunks[chunk]
-
-    def _reopen(self) -> None:
-        """The job has closed all descriptors: open the file anew.
+    def flush(self) -> None:
+        """Bring all records into the file; where another flush runs, it takes them, or the next one does.
 
         Raises:
-            OSError: it is no longer there, or another one.
+            OSError: the disk is full, the file may not grow, or the job has closed it and it is gone.
         """
-        self._kept += self._chunks.values()
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        if identity_of(self._descriptor) != self._identity:
-            raise OSError(f"{self._path} is another file now")
+        if not self._flushing.acquire(False):  # never waited for: a handler may have interrupted it
+            return
+        try:
+            while self._waiting or self._unwritten:
+                self._unwritten += b"".join([self._waiting.popleft() for _ in range(len(self._waiting))])
+                written = self._written()
+                self._size += written
+                del self._unwritten[:written]
+        finally:
+            self._flushing.release()
+
+    def _written(self) -> int:
+        if self._size + len(self._unwritten) > self._reserved:
+            self._reserved = self._size + RESERVED
+            self._file.reserve(self._size, RESERVED)
+        try:
+            return self._file.write(self._unwritten, self._size)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+        self._file = self._file.reopened(self._path)
+        return self._file.write(self._unwritten, self._size)
 
 
 def read_records(path: Path) -> list[Record]:
     """All records of a file, in the order written; none where the file is missing."""
-    if not path.is_file():
-        return []
-    content = path.read_bytes()
-    whole = len(content) - len(content) % RECORD.size
-    return [Record(*values) for values in unpacked(content[:whole]) if values[-1]]
+    content = path.read_bytes() if path.is_file() else b""
+    return [Record(*values) for values in unpacked(content)]
 
 
 def packed(record: Record) -> bytes:
@@ -136,5 +137,5 @@ def packed(record: Record) -> bytes:
 
 
 def unpacked(content: bytes | bytearray) -> Iterator[tuple[int, int, int, int, int]]:
-    """The values of whole records, including slots that were never written."""
-    return RECORD.iter_unpack(content)
+    """The values of the whole records; the last one may be torn."""
+    return RECORD.iter_unpack(memoryview(content)[: len(content) // SIZE * SIZE])

@@ -6,12 +6,10 @@ execution trace where asked for, and records of when each window was. Rank 0 dec
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import math
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -33,12 +31,12 @@ from .kineto import (
     finish_teardown,
     leave_out_destructors,
     start_in_main_thread,
-    stop_left,
 )
 from .main_thread import MainThreadCall
 from .patching import patch
 from .recorder import Recorder, identity
 from .records import RecordWriter
+from .threads import Local, get_ident, is_main_thread, sleep
 from .torch_internals import (
     end_range,
     has_context,
@@ -89,7 +87,7 @@ class Windows:
         self._decides = every is None
         self._requests: list[dict[str, Any]] = []
         self._off = self._is_prepared = False
-        self._of_thread = threading.local()
+        self._of_thread = Local()
         self._open: OpenWindow | None = None
         self._latest = 0  # steps before the latest window
         self._used = False
@@ -136,7 +134,7 @@ class Windows:
         return CAPTURED if captures.is_capturing_here() else ""
 
     def _ask_to_prepare(self) -> None:
-        if _is_main_thread():
+        if is_main_thread():
             self._is_prepared = True  # by the first window itself
         else:
             self._preparing.ask()
@@ -168,13 +166,13 @@ class Windows:
         self._open = OpenWindow(self._recorder.config, folder, writer, window, self._step)
         self._latest = window.step
         self._used = True
-        if not (_is_main_thread() or hasattr(self._of_thread, "guard")):
+        if not (is_main_thread() or hasattr(self._of_thread, "guard")):
             self._of_thread.guard = _AtThreadEnd(partial(self._recorder.call, self.on_end))
         self._budget.opened(time.monotonic_ns() - begun_ns)
 
     def _closable(self) -> OpenWindow | None:
         """The open window, if this thread can close it."""
-        is_ours = self._open is not None and self._open.thread == threading.get_ident()
+        is_ours = self._open is not None and self._open.thread == get_ident()
         return self._open if is_ours else None
 
     def close(self, save: bool, why_not: str = DROPPED) -> None:
@@ -327,10 +325,6 @@ class _AtThreadEnd:
         self._action()
 
 
-def _is_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
-
-
 def _lead() -> int:
     """Steps before a window that are recorded with it: on a GPU one, to be dropped."""
     return int(torch.cuda.is_initialized())
@@ -367,7 +361,6 @@ def install(recorder: Recorder) -> None:
     if observer is not None and recorder.config["execution_trace"]:
         patch(observer, "register_callback", before=lambda *_: recorder.call(windows.on_observer))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
-    atexit.register(stop_left)
 
 
 def _install_disable(recorder: Recorder, windows: Windows) -> None:
@@ -419,7 +412,7 @@ class OpenWindow:
     ) -> None:
         """Start recording."""
         self.window = window
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self.has_whole_step = False
         self._folder, self._writer = folder, writer
         writer.write(records.OPENED, window.number, time.time_ns(), window.step)
@@ -536,7 +529,7 @@ class PendingGpuWork:
         while not self.has_passed():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOOK_S)
+            sleep(LOOK_S)
         return True
 
 
@@ -681,7 +674,7 @@ class Ranges:
     def enter(self, entered: Any) -> None:
         """A range was entered."""
         if has_profiler():
-            self._open[id(entered)] = entered, threading.get_ident()
+            self._open[id(entered)] = entered, get_ident()
 
     def leave(self, left: Any) -> bool:
         """Called before a range is left. Returns whether it has ended already."""
@@ -694,7 +687,7 @@ class Ranges:
 
     def finish(self) -> None:
         """No profiler runs: end the ranges of this thread here, where that writes nowhere."""
-        me = threading.get_ident()
+        me = get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:
                 if end_range(entered.record):

@@ -193,8 +193,7 @@ MIN_RECENT = 2000  # records that are remembered: a few hundred steps
 MIN_STEPS = 240  # steps that are remembered
 RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
 MAX_WINDOWS = 8  # the latest deep windows are remembered
-FIRST = 4096  # bytes that are read at a look; more if that is not all
-BLOCK = 1000 * records.SIZE
+BLOCK = 1000 * records.SIZE  # bytes that are read at once
 _FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
 OPEN_NS = (1 << 63) - 1
 
@@ -231,7 +230,7 @@ class ProcessTail:
         self.compared: list[Record] = []
         self.windows: deque[tuple[int, int, int]] = deque(maxlen=MAX_WINDOWS)
         self._path = str(process.folder / "records.bin")
-        self._offset, self._hole = 0, -1
+        self._offset = 0
         self._rare: list[Record] = []
         self._recent = bytearray()
         self._anchor: Anchor | None = None
@@ -329,26 +328,14 @@ class ProcessTail:
         self.windows = deque([*others, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
 
     def _new_records(self) -> list[Record]:
-        """Return the records up to the first place that is not written yet.
-
-        Threads write concurrently: a place that is still empty while later ones are not is waited for once.
-        """
+        """Return the whole records that the file has got since the last look."""
         taken: list[Record] = []
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
-            size = FIRST
-            while True:
+            file.seek(self._offset)
+            while block := _unpacked(file.read(BLOCK)):
+                taken += block
+                self._offset += len(block) * records.SIZE
                 file.seek(self._offset)
-                block = _unpacked(_written(file.read(size)))
-                for record in block:
-                    if not record.kind and self._hole != self._offset:
-                        self._hole = self._offset
-                        return taken
-                    self._offset += records.SIZE
-                    if record.kind:
-                        taken.append(record)
-                if len(block) < size // records.SIZE:
-                    return taken
-                size = BLOCK
         return taken
 
 
@@ -423,12 +410,6 @@ def _windows_of(tail: ProcessTail, steps: np.ndarray) -> np.ndarray:
     for number, begin_ns, end_ns in tail.windows:
         windows[(start >= begin_ns) & (end <= end_ns)] = number
     return windows
-
-
-def _written(content: bytes) -> bytes:
-    """Return content up to the last record that is written: its kind, which is written last, is not 0."""
-    length = -(-len(content.rstrip(b"\0")) // records.SIZE) * records.SIZE
-    return content[: min(length, len(content) // records.SIZE * records.SIZE)]
 
 
 def _unpacked(content: bytes | bytearray) -> list[Record]:

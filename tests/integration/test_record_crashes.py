@@ -17,9 +17,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
-from dpro.collectors.convert.process import UNPREPARED
+from dpro.collectors.convert.process import UNFINISHED, UNPREPARED
 from dpro.collectors.convert.tables import UNKNOWN, Ending, ending
-from dpro.collectors.inside.records import read_records
+from dpro.collectors.inside.records import FLUSH_NS, read_records
 from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
@@ -56,8 +56,8 @@ ENDS = {
     "raise KeyboardInterrupt": Ending(-1, signal.SIGINT),
     "os._exit(5)": Ending(5, -1),
     "threading.Thread(target=os._exit, args=(6,)).start(); time.sleep(60)": Ending(6, -1),
-    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": Ending(-1, signal.SIGTERM),
-    "os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)": Ending(-1, signal.SIGHUP),
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": UNKNOWN,
+    "os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)": UNKNOWN,
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); os.kill(os.getpid(), signal.SIGTERM)": Ending(
         9, -1
     ),
@@ -162,7 +162,7 @@ for number in range(100_000):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path, number):
+def test_deadly_signal_kills_within_a_window_as_it_would_have_and_the_steps_are_kept(tmp_path, number):
     options = ["--window-steps", "100000", "--every", "100000", "--skip", "20"]
     job = start([*RECORD, "-o", "run", *options, "--", *script(tmp_path, FOREVER)], tmp_path)
     wait_for(tmp_path / "running")
@@ -170,8 +170,9 @@ def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path
     stdout, stderr = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, stdout, stderr) == (-number, b"True\n", b"")
     run = opened(tmp_path / "run")
-    assert run.table(SPANS).filter(name="aten::addmm").height >= 20
-    assert run.table(STEPS).filter(window=0).height >= 20
+    assert run.table(STEPS).height >= 30  # those within 10 ms of the last write may be lost
+    assert run.table(WORKERS)["exit_signal"].to_list() == [number]
+    assert run.manifest.skipped[UNFINISHED] == 1
     assert run.manifest.warnings == []
 
 
@@ -190,6 +191,10 @@ for step in range(1_000_000):
     os.pwrite(progress, str(step).encode(), 0)
     time.sleep(0.002)
 """
+
+
+# Steps of at least 2 ms, of which those may be lost that end within 10 ms of the last write.
+MOST_LOST = FLUSH_NS // 2_000_000 - 1
 
 
 def victims(random: Random, run: Path, launcher: int) -> list[int]:
@@ -255,7 +260,8 @@ def check_consistency(folder: Path, run: Run) -> None:
         ends = steps["start_ns"] + steps["duration_ns"]
         assert (steps["start_ns"][1:] >= ends[:-1]).all()
         progress = folder / f"progress{rank}"
-        assert steps.height >= int(progress.read_text() or 0) if progress.exists() else steps.is_empty()
+        counted = int(progress.read_text() or 0) if progress.exists() else 0
+        assert steps.height >= counted - MOST_LOST if progress.exists() else steps.is_empty()
         spans = tables["spans"].filter(rank=rank, name="dpro::backward")
         inside = steps.filter(pl.col("window") >= 0)
         assert set(inside["window"]) <= set(spans["window"])
@@ -413,7 +419,7 @@ closes_all()
 CLOSES_ALL_IN_ITS_LOOP = (
     CLOSES_ALL_DESCRIPTORS.partition("if os.fork")[0]
     + """
-for step in range(30_000):
+for step in range(3_000):
     if step == 100:
         closes_all()
     train_step()
@@ -426,7 +432,7 @@ def test_files_of_a_job_that_closes_all_descriptors_are_not_written_to(tmp_path,
     run, done = record(tmp_path, script(tmp_path, body), "--no-windows")
     assert (done.returncode, done.stderr) == (0, b"")
     assert {path.read_bytes() for path in tmp_path.glob("data*")} == {b"0123456789"}
-    assert run.table(STEPS).height == (29_999 if "train_step" in body else 0)
+    assert run.table(STEPS).height == (2_999 if "train_step" in body else 0)
 
 
 BESIDE_THE_MAIN_THREAD = """
@@ -475,11 +481,10 @@ def test_interpreter_ends_at_once_with_our_threads_in_it(tmp_path, window):
     body = """
     import threading
     for _ in range(6): train_step()
-    print(sorted(each.name for each in threading.enumerate() if not each.daemon))
-    print(len([each for each in threading.enumerate() if each.daemon and each.name.startswith("dpro-")]) > 0)
+    print(sorted(each.name for each in threading.enumerate()))
     """
     run, done = record(tmp_path, script(tmp_path, body), window)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"['MainThread']\nTrue\n", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"['MainThread']\n", b"")
     assert run.manifest.warnings == []
 
 

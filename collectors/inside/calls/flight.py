@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from .. import captures
 from ..files import LAST, SHOWN, STALL, WANTED, stamp_of
 from ..recorder import Recorder
+from ..threads import Bell, Monitor, Thread, allocate_lock, get_ident, main_thread_ident
 from ..torch_internals import (
     backends_of,
     calls_of,
@@ -89,14 +89,15 @@ class Flight:
         self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
         self._whole = False
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._held = False
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wake = Bell()
+        self._thread: Thread | None = None
+        self._is_draining = False
 
     def before_fork(self) -> None:
         """Keep other threads from dumping during a fork; give up waiting for them after a while."""
-        self._held = self._lock.acquire(timeout=STALL_S)
+        self._held = self._lock.acquire(True, STALL_S)
 
     def after_fork(self) -> None:
         """Let the threads of the parent dump again."""
@@ -108,8 +109,8 @@ class Flight:
         if self._thread is None and dist.is_initialized():
             with self._lock:
                 self._begin()
-            self._thread = threading.Thread(target=self._drain, name="dpro-flight", daemon=True)
-            self._thread.start()
+            self._is_draining = True
+            self._thread = Thread(self._drain, self._wake)
 
     def _begin(self) -> None:
         """Find the rings, which read their sizes from the environment as they are first asked for."""
@@ -125,7 +126,7 @@ class Flight:
 
     def on_window(self, _name: str) -> None:
         """A deep window was saved: its collectives are in the flight recorder, too."""
-        self._wake.set()
+        self._wake.ring()
 
     def on_second(self) -> None:
         """Save the calls of a stalled job at growing intervals; show them if an observer asks."""
@@ -141,11 +142,9 @@ class Flight:
 
     def on_end(self) -> None:
         """Save the latest; the thread must not be within PyTorch when the interpreter goes."""
-        thread, self._thread = self._thread, None
-        self._wake.set()
-        if thread is not None:
-            thread.join(timeout=STALL_S)
-        self._whole = thread is None or not thread.is_alive()
+        thread, self._thread, self._is_draining = self._thread, None, False
+        self._wake.ring()
+        self._whole = thread is None or thread.join(STALL_S)
         if self._whole:
             self.save(must=True)
 
@@ -203,13 +202,10 @@ class Flight:
         self._recorder.write_file(name, content)
         self._said[name] = said
 
-    def _drain(self) -> None:
-        me = threading.current_thread()
-        while self._thread is me:
-            self._wake.wait(self._pause_s)
-            asked = self._wake.is_set()
-            self._wake.clear()
-            if self._thread is me:
+    def _drain(self, wake: Bell) -> None:
+        while self._is_draining:
+            asked = wake.wait(self._pause_s)
+            if self._is_draining:
                 self._recorder.call(self._look, asked)
 
     def _look(self, asked: bool) -> None:
@@ -368,7 +364,7 @@ class Groups:
         self._made_s: dict[tuple[str, str], float] = {}
         self._making = 0
         self._since_s = 0.0
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._busy = 0
 
     def count(self) -> dict[str, int]:
@@ -407,7 +403,6 @@ class Groups:
             if free:
                 with self._changed:
                     self._busy -= 1
-                    self._changed.notify_all()
 
     def on_making(self) -> None:
         """Called before a group is made or destroyed."""
@@ -471,8 +466,8 @@ class JobDevice:
             Whether there is one. A thread that asks without makes itself a context on the first GPU of the
             node, half a gigabyte of which the rank there is short.
         """
-        training = self._recorder.training_thread or threading.main_thread().ident
-        if not torch.cuda.is_initialized() or threading.get_ident() == training:
+        training = self._recorder.training_thread or main_thread_ident()
+        if not torch.cuda.is_initialized() or get_ident() == training:
             yield torch.cuda.is_initialized()
             return
         device = self._recorder.device

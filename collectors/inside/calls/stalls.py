@@ -9,7 +9,6 @@ did since its last step: the call that fails at the end is not the one that it w
 from __future__ import annotations
 
 import json
-import threading
 import time
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from ..patching import patch
 from ..recorder import Recorder
+from ..threads import main_thread_ident
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
 from ..tracebacks import OURS, stacks
 from .flight import STALL_S
@@ -143,7 +143,7 @@ def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
 
 def _main_stack() -> list[str]:
     """Calls of the main thread without ours, innermost first: `file:line function`."""
-    main = threading.main_thread().ident
+    main = main_thread_ident()
     frames = next((stack.frames for stack in stacks() if stack.ident == main), [])
     calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
     return [call for call in calls if not call.startswith(OURS)][:DEEPEST]

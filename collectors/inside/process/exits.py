@@ -2,18 +2,17 @@
 
 In: the moments before an end that Python or libc announces. Out: records of kind ENDING; `raised.json`, the
 exception that ends the interpreter and where it was raised; `replaced.json`, the program that takes its place
-(`exec`); `exit`, written by libc itself once the interpreter is gone; and `reaped`, what a parent got to know
+(`exec`); `exit`, renamed by libc itself once the interpreter is gone; and `reaped`, what a parent got to know
 of a process that recorded.
 The kernel reports all of this to any process from Linux 6.15 on, earlier ones only to the parent.
 
-A process that is killed without warning (SIGKILL, a crash) leaves nothing here.
+A process that a signal ends leaves nothing here, and none is handled: signals are the job's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import multiprocessing.process
 import os
 import re
@@ -28,16 +27,14 @@ from types import TracebackType
 from typing import Any
 
 from .. import environment, records
-from ..files import FAILED, RAISED, REPLACED, image_folder, next_image, write_whole
+from ..files import EXIT, FAILED, RAISED, REPLACED, image_folder, next_image, write_whole
 from ..patching import patch, wrap
 from ..recorder import Recorder
 from ..tracebacks import OURS
 
-UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
 _QUOTED_CALL = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
-_UNBUFFERED = 2  # _IONBF
-_MAP_FIXED = 0x10  # of Linux
+_FULLY_BUFFERED = 0  # _IOFBF
 QUOTED = "Traceback (most recent call last)"
 
 
@@ -47,37 +44,41 @@ class Exits:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._noted: set[int] = set()
-        self._pages: list[int] = []  # addresses of those that exit codes are written to
+        self._names: list[tuple[int, int]] = []  # addresses and lengths of what names get exit codes
 
     def on_open(self) -> None:
         """This process records: what it ends with is of interest."""
         assert self._recorder.folder is not None
-        self.keep_exit_code(self._recorder.folder / "exit")
+        self.keep_exit_code(self._recorder.folder / EXIT)
 
     def keep_exit_code(self, path: Path) -> None:
-        """Have libc write the exit code to a file when the process exits: one byte, twice.
+        """Have libc rename a file when the process exits, to a name that ends with the exit code.
 
-        Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc`
-        takes just that: a code, of which it writes the last byte, and a stream. Until then the file holds
-        two bytes that differ, so that its block is there on a disk that is full in the end. The stream is one
-        of memory, into which the file is mapped: a job may close all descriptors, and have its own file under
-        the number of one of ours.
+        Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc` takes
+        just that: a code, of which it writes the last byte, and a stream. The buffer of this stream holds the
+        new name but for its last byte, and is full with that; the next call has the stream write the buffer,
+        for which it calls `rename`: with the old name, and with the buffer. So no descriptor is kept, which
+        might be that of a file of the job by then, and no file is mapped, which somebody may truncate.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be made.
         """
-        path.write_bytes(UNKNOWN)
-        with path.open("r+b") as file:
-            page = _mapped(0, mmap.MAP_SHARED, file.fileno())
+        write_whole(path, b"")
         libc = ctypes.CDLL(None)
-        libc.fmemopen.restype = ctypes.c_void_p
-        stream = ctypes.c_void_p(libc.fmemopen(ctypes.c_void_p(page), ctypes.c_size_t(len(UNKNOWN)), b"r+"))
+        for function in (libc.strdup, libc.calloc, libc.fopencookie):
+            function.restype = ctypes.c_void_p
+        old, new = os.fsencode(path), os.fsencode(path) + b"-"
+        buffer = libc.calloc(ctypes.c_size_t(1), ctypes.c_size_t(len(new) + 2))
+        functions = _StreamFunctions(write=ctypes.cast(libc.rename, ctypes.c_void_p).value)
+        stream = ctypes.c_void_p(libc.fopencookie(ctypes.c_void_p(libc.strdup(old)), b"w", functions))
         if not stream.value:
-            raise OSError(f"{path} cannot be written")
-        libc.setvbuf(stream, None, _UNBUFFERED, ctypes.c_size_t(0))
-        for _ in UNKNOWN:
+            raise OSError(f"{path} cannot be renamed at the exit")
+        libc.setvbuf(stream, ctypes.c_void_p(buffer), _FULLY_BUFFERED, ctypes.c_size_t(len(new) + 1))
+        for byte in new:
+            libc.fputc(byte, stream)
+        for _ in ("the last byte", "the rename"):
             libc.on_exit(libc.fputc, stream)
-        self._pages.append(page)
+        self._names.append((buffer, len(new)))
 
     def on_quit(self, code: object = 0) -> None:
         """`os._exit` was called: the code's last byte is what a parent gets."""
@@ -110,6 +111,7 @@ class Exits:
         """Record how this process will end: an exit code or a signal, -1 for the other."""
         if self._recorder.records is not None:
             self._recorder.records.write(records.ENDING, time.time_ns(), code, number)
+            self._recorder.records.flush()
 
     def on_reaped(self, pid: int | None, code: int | None) -> None:
         """A child may have ended; say so where it has recorded. A negative code is a signal.
@@ -141,25 +143,16 @@ class Exits:
 
     def on_fork(self) -> None:
         """This is a forked child: its exit code is not that of the process that recorded."""
-        for page in self._pages:
-            _mapped(page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1)
-        self._pages.clear()
+        for address, length in self._names:
+            ctypes.memset(address, 0, length)  # libc renames nothing to an empty name
+        self._names.clear()
         self._noted.clear()
 
 
-def _mapped(address: int, flags: int, descriptor: int) -> int:
-    """Map a page as `mmap` of C does, which keeps no descriptor open, unlike that of Python; its address.
+class _StreamFunctions(ctypes.Structure):
+    """`cookie_io_functions_t` of libc: what a stream calls."""
 
-    Raises:
-        OSError: it cannot be mapped.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    sizes = ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE)
-    page: int = libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, ctypes.c_long(0))
-    if page == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "a page cannot be mapped")
-    return page
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("read", "write", "seek", "close"))
 
 
 def install(recorder: Recorder) -> None:
@@ -169,7 +162,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", exits.on_fork)
     recorder.listen("end", exits.on_end)
     if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
-        recorder.call(exits.keep_exit_code, recorder.launch / "exit")
+        recorder.call(exits.keep_exit_code, recorder.launch / EXIT)
     for name in ("execv", "execve"):  # which the others of `os` call
         wrap(os, name, lambda original: _replacing(recorder, exits, original))
     patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code))

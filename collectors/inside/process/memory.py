@@ -16,7 +16,6 @@ import gc
 import json
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,9 +29,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import environment
-from ..files import MEMORY
+from ..files import MEMORY, append
 from ..patching import uncompiled
 from ..recorder import Recorder
+from ..threads import is_main_thread
 from ..torch_internals import is_within_backward, on_refused_allocation
 from ..tracebacks import OURS
 from .exits import DEEPEST
@@ -92,8 +92,7 @@ class RefusedAllocations:
             line |= filled(device)
         folder = self._recorder.folder
         if folder is not None:
-            with (folder / MEMORY).open("a") as lines:
-                lines.write(json.dumps(line) + "\n")
+            append(folder / MEMORY, f"{json.dumps(line)}\n".encode())
 
 
 def sizes_in(message: str) -> dict[str, int]:
@@ -123,7 +122,7 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
             inner, outer = inner or owner, owner
         here = "forward" if inner else "optimizer" if isinstance(owner, Optimizer) else ""
         phase = phase or here or ("backward" if frame.f_code.co_filename == torch.autograd.__file__ else "")
-    if not phase and (is_within_backward() or threading.current_thread() is not threading.main_thread()):
+    if not phase and (is_within_backward() or not is_main_thread()):
         phase = "backward"
     if inner is None or outer is None:
         return phase, ""

@@ -2,26 +2,29 @@
 
 In: a request. Out: an answer with the Python frames of every thread but ours. A process whose interpreter is
 held by a call in C cannot answer; for it a handler in C is set on an unused signal, which writes the
-frames to `stacks.txt` without asking Python. The signal is meant for a thread of ours, which only sleeps, so
-that it interrupts no system call of the job's. Where a signal ends the process that it causes itself, such as
-SIGSEGV, or SIGABRT of a library, a handler like it writes to `fatal.txt` first, unless the job has its own.
+frames to `stacks.txt` without asking Python. Only `dpro attach` sends it, and to a thread of ours, so
+that it interrupts no system call of the job's. `stacks.json` says to which thread, and under which number the
+file is open, which is verified before it is sent. What the job replaces or closes is withdrawn.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
+import os
 import signal
+import sys
 import threading
-from typing import IO, Any
+from typing import Any
 
-from ..files import FATAL
+from ..files import STACKS, STACKS_BY, OwnDescriptor
 from ..recorder import Recorder
+from ..threads import get_native_id, is_started_here
 from ..tracebacks import stacks as stacks_of_threads
-from .preemption import handler_of
 
-OURS = "dpro-"  # what names of our threads begin with
-_register, _enable, _disable = faulthandler.register, faulthandler.enable, faulthandler.disable
+_DEFAULT = 0  # SIG_DFL
+_register = faulthandler.register
 
 
 class Stacks:
@@ -29,50 +32,54 @@ class Stacks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._file: IO[bytes] | None = None
-        self._fatal: IO[bytes] | None = None
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """Forget the file: a forked child gets no requests."""
+        self._file: OwnDescriptor | None = None
+        self._signal = self._handler = 0
         self._has_announced = False
 
     def on_open(self) -> None:
         """Set the handler."""
         folder, number = self._recorder.folder, _unused_signal()
-        if folder is not None and not faulthandler.is_enabled():
-            self._fatal = (folder / FATAL).open("wb")
-            _enable(self._fatal.fileno(), all_threads=True)
         if folder is None or number is None:
             return
-        self._file = (folder / "stacks.txt").open("ab")
-        _register(number, self._file.fileno(), all_threads=True)
-        self._signal = number
+        self._file = OwnDescriptor(folder / STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        _register(number, self._file.number, all_threads=True)
+        self._signal, self._handler = number, handler_of(number)
 
     def on_second(self) -> None:
-        """Say where to send the signal: to the thread that calls this."""
-        if not self._has_announced and self._file is not None:
+        """Say where to send the signal, to the thread that calls this; or that none must be sent any more."""
+        if self._file is None:
+            return
+        where: dict[str, int] = {}
+        if self._file.is_ours() and handler_of(self._signal) == self._handler:
+            if self._has_announced:
+                return
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {self._signal})
+            where = {"signal": self._signal, "thread": get_native_id(), "descriptor": self._file.number}
             self._has_announced = True
-            where = {"signal": self._signal, "thread": threading.get_native_id()}
-            self._recorder.write_file("stacks.json", json.dumps(where).encode())
+        else:
+            self._file = None
+        self._recorder.write_file(STACKS_BY, json.dumps(where).encode())
 
     def on_request(self, request: dict[str, Any]) -> None:
         """Answer with where the threads are."""
         if request["kind"] == "stacks":
             self._recorder.answer(request["id"], {"threads": threads()})
 
-    def on_fork(self) -> None:
-        """Forget the file: a forked child gets no requests."""
-        self._file, self._has_announced = None, False
-        if self._fatal is not None:  # how it ends is not how its parent does
-            _disable()
-            self._fatal = None
-
 
 def threads() -> list[dict[str, Any]]:
     """The threads, each with its name and its frames, innermost first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
-        (names.get(stack.ident, f"thread {stack.ident}"), stack.frames) for stack in stacks_of_threads()
+        (names.get(stack.ident, f"thread {stack.ident}"), stack.frames)
+        for stack in stacks_of_threads()
+        if not is_started_here(stack.frames)
     ]
     stacks.sort(key=lambda stack: (stack[0] != "MainThread", stack[0]))
-    return [{"name": name, "frames": frames} for name, frames in stacks if not name.startswith(OURS)]
+    return [{"name": name, "frames": frames} for name, frames in stacks]
 
 
 def install(recorder: Recorder) -> None:
@@ -87,6 +94,14 @@ def install(recorder: Recorder) -> None:
 def _unused_signal() -> int | None:
     """A real-time signal that still has its default handler; the last are the least likely to be used."""
     for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
-        if handler_of(number) == 0:  # SIG_DFL
+        if handler_of(number) == _DEFAULT:
             return number
     return None
+
+
+def handler_of(number: int) -> int:
+    """The address of a signal's handler, be it set from Python or from C."""
+    action = ctypes.create_string_buffer(256)  # struct sigaction, with room to spare: the handler comes first
+    if ctypes.CDLL(None, use_errno=True).sigaction(number, None, action) != 0:
+        raise OSError(ctypes.get_errno(), f"the handler of signal {number} cannot be read")
+    return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import records
-from ..files import ENGINE, ENGINES, REQUESTS, write_whole
+from ..files import ENGINE, ENGINES, REQUESTS, append, write_whole
 from ..recorder import Recorder, identity
 from ..stepping import ITERATION
+from ..threads import Bell, Thread
 
 SHORT_NS = 100_000_000  # a step takes at least this
 
@@ -178,8 +178,7 @@ class Served:
         folder: Path | None = self._apart.folder if self._apart is not None else self._recorder.folder
         if folder is not None and self._lines:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            with (folder / REQUESTS).open("a") as file:
-                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+            append(folder / REQUESTS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
 # Where an engine writes that runs in a process without a rank, beside those of its workers.
@@ -205,23 +204,24 @@ class ApartEngine:
         self.records = records.RecordWriter(self.folder / "records.bin")
         write_whole(self.folder / ENGINE, json.dumps({**facts, "pid": os.getpid()}).encode())
         self._write_lines = write_lines
-        self._idle = threading.Event()
+        self._idle = Bell()
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name="dpro-requests", daemon=True)
-        self._thread.start()
+        self._thread = Thread(self._run)
 
     def hurry(self) -> None:
         """No request is in work: the process may be ended."""
-        self._idle.set()
+        self._idle.ring()
 
     def end(self) -> None:
         """The interpreter will exit now: write what is left."""
         self._ending = True
-        self._idle.set()
+        self._idle.ring()
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        while not self._ending:
+        is_last = False
+        while not is_last:
             self._idle.wait(SECOND_S)
-            self._idle.clear()
+            is_last = self._ending
             self._write_lines()
+            self.records.flush()

@@ -10,7 +10,6 @@ on: from `eval` of a module to the last work without gradients before the next b
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from torch.optim.optimizer import (
 from .. import records
 from ..patching import patch, uncompiled
 from ..recorder import Recorder
+from ..threads import get_ident
 from ..torch_internals import compiler_callbacks
 from . import checkpoints
 from .checkpoints import Stopwatch
@@ -69,7 +69,7 @@ class OtherWork:
 
     def on_eval(self) -> None:
         """A module is set to evaluate."""
-        if threading.get_ident() == self._recorder.training_thread and not self._evaluates:
+        if get_ident() == self._recorder.training_thread and not self._evaluates:
             self._evaluates, self._num_backward = True, self._recorder.num_backward
             self._eval_ns, self._left_ns = time.time_ns(), 0
             self._eval_without_ns = self._without_ns(self._eval_ns)
@@ -112,7 +112,7 @@ class OtherWork:
         The compiler knows these contexts by their class, and never reads what is here.
         """
         entering, leaving = mode.__enter__, mode.__exit__
-        recorder, own_thread = self._recorder, threading.get_ident
+        recorder, own_thread = self._recorder, get_ident
 
         @functools.wraps(entering)
         def enter(context: Any) -> Any:

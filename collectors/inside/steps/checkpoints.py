@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import sys
-import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,8 +20,9 @@ from typing import Any
 import torch
 
 from .. import records
-from ..files import CHECKPOINTS
+from ..files import CHECKPOINTS, append
 from ..recorder import Recorder, identity
+from ..threads import Local, get_ident, is_main_thread
 
 LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
 MAX_LINES = 10_000  # lines of a process
@@ -55,7 +55,7 @@ class Checkpoints:
     def on_fork(self) -> None:
         """Start at zero in a forked child: what its parent was doing does not count."""
         self.held_up = Stopwatch()
-        self._inside = threading.local()
+        self._inside = Local()
         self._in_background: set[str] = set()
         self._lines = 0
 
@@ -91,7 +91,7 @@ class Checkpoints:
             if getattr(self._inside, "depth", 0):
                 return original(*args, **kwargs)
             self._inside.depth = 1
-            ours = self._recorder.training_thread == threading.get_ident()
+            ours = self._recorder.training_thread == get_ident()
             start_ns, path = time.time_ns(), _path(name, args, kwargs)
             if ours and kind == SAVE:
                 self.held_up.start()
@@ -118,7 +118,7 @@ class Checkpoints:
     def _on_done(self, kind: str, source: str, path: str, start_ns: int, ours: bool, result: Any) -> None:
         """A call returned; what it began may go on."""
         now_ns = time.time_ns()
-        stood = ours or threading.current_thread() is threading.main_thread()
+        stood = ours or is_main_thread()
         facts = self._on_end(kind, path, start_ns, ours)
         of_background = path in self._in_background and not stood
         if of_background or (not path and now_ns - start_ns < LONG_NS):
@@ -148,8 +148,7 @@ class Checkpoints:
         if folder is None or self._lines >= MAX_LINES:
             return
         self._lines += 1
-        with (folder / CHECKPOINTS).open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
+        append(folder / CHECKPOINTS, f"{json.dumps(line)}\n".encode())
 
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ of a loader. Of a batch the sizes of its tensors are looked at, never what is in
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data.dataloader import DataLoader
 
 from .. import records
 from ..recorder import Recorder
+from ..threads import get_ident
 from ..torch_internals import loader_iterator, worker_of
 
 LONG_NS = 1_000_000
@@ -37,7 +37,7 @@ class DataWaits:
 
     def on_beginning(self, loader: Any) -> None:
         """A loader begins anew: it may have to start its workers."""
-        ours = self._recorder.training_thread in (0, threading.get_ident())
+        ours = self._recorder.training_thread in (0, get_ident())
         if self._waiting is None and ours:
             self._waiting, self._begun_ns = loader, time.time_ns()
 
@@ -54,7 +54,7 @@ class DataWaits:
 
     def on_wait(self, iterator: Any) -> None:
         """A batch is asked for: not counted within another loader, or on a thread that does not train."""
-        ours = self._recorder.training_thread in (0, threading.get_ident())
+        ours = self._recorder.training_thread in (0, get_ident())
         if self._waiting is None and ours:
             self._recorder.guarded(self._recorder.on_work)
             self._waiting, self._worker = iterator, worker_of(iterator)

@@ -11,7 +11,6 @@ Where our own work between two steps was long, a second event begins the next st
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch
 
 from .. import captures, records
 from ..recorder import Recorder
+from ..threads import get_ident
 
 AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
 AT_ONCE = 8  # events that are asked for at the end of one step
@@ -129,7 +129,7 @@ class GpuSteps:
 
         Where a thread of ours ends the recording, since the job's own hangs, the device is left alone.
         """
-        if self._device is None or self._thread != threading.get_ident() or captures.is_capturing():
+        if self._device is None or self._thread != get_ident() or captures.is_capturing():
             return
         with self._device.selected():
             if self._waiting and not captures.is_capturing_here():
@@ -171,7 +171,7 @@ class GpuSteps:
         event = self._free.pop() if self._free else device.event()
         event.record(stream)
         waiting.append(StepEvent(event, stream.stream_id, time.time_ns(), step, is_end))
-        self._is_gap, self._thread = False, threading.get_ident()
+        self._is_gap, self._thread = False, get_ident()
 
     def _read(self, until: int, most: int) -> None:
         """Ask for the oldest events, up to those of a step, and write down the time between them."""

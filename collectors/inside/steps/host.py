@@ -17,7 +17,9 @@ from contextlib import suppress
 from functools import partial
 
 from .. import records
+from ..files import OwnDescriptor
 from ..recorder import Recorder
+from ..threads import get_ident, get_native_id
 from . import data
 
 LONG_NS = 1_000_000
@@ -33,14 +35,13 @@ class HostFacts:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._begun_ns, self._ended_ns = timed_collections()
-        self._schedstat = -1  # a file that counts how long the thread was ready to run and had no core
+        # Counts how long the thread was ready to run and had no core.
+        self._schedstat: OwnDescriptor | None = None
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: its threads are others."""
-        if self._schedstat >= 0:
-            os.close(self._schedstat)
-        self._schedstat = -1
+        self._close_schedstat()
         self._thread = self._native = 0  # whose CPU time is measured
         self._clock = 0
         self._queued_at_ns = 0  # when its wait for a core was read
@@ -56,15 +57,15 @@ class HostFacts:
         writer = self._recorder.records
         if writer is None:
             return
-        here = threading.get_ident()
+        here = get_ident()
         thread = self._recorder.training_thread or here
         # A thread that begins after another has ended may get its number, though not that of the kernel.
-        if thread != self._thread or (thread == here and threading.get_native_id() != self._native):
+        if thread != self._thread or (thread == here and get_native_id() != self._native):
             self._follow(thread)
         now_ns = time.time_ns()
         queued_ns = -1
-        if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
-            queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
+        if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat is not None:  # a third of a sample
+            queued_ns, self._queued_at_ns = int(self._schedstat.read(64).split()[1]), now_ns
             writer.write(records.CHILDREN, now_ns, *_children_and_writes())
         thread_ns = time.clock_gettime_ns(self._clock)
         self._add_collections(writer)
@@ -74,6 +75,11 @@ class HostFacts:
         writer.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
         if loads and self._recorder.input_elements >= 0:
             writer.write(records.INPUT, now_ns, self._recorder.input_elements)
+
+    def _close_schedstat(self) -> None:
+        if self._schedstat is not None:
+            self._schedstat.close()
+        self._schedstat = None
 
     def _add_collections(self, writer: records.RecordWriter) -> None:
         """Add up the collections since the last step, and record the long ones."""
@@ -92,22 +98,18 @@ class HostFacts:
         Raises:
             OSError: there is no such thread.
         """
-        if thread == threading.get_ident():
-            native: int | None = (
-                threading.get_native_id()
-            )  # `threading` lists that of the parent after a fork
+        if thread == get_ident():
+            native: int | None = get_native_id()  # `threading` lists that of the parent after a fork
         else:
             native = {listed.ident: listed.native_id for listed in threading.enumerate()}.get(thread)
         if native is None:
             raise OSError("the thread that trains is no more")
         # As `time.pthread_getcpuclockid` makes it, which reads freed memory where the thread has just ended.
         self._clock = (~native << 3) | CLOCK_OF_THREAD
-        if self._schedstat >= 0:
-            os.close(self._schedstat)
-        self._schedstat = -1
+        self._close_schedstat()
         self._thread, self._native = thread, native
         with suppress(OSError):  # a kernel without scheduler statistics
-            self._schedstat = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._schedstat = OwnDescriptor(f"/proc/self/task/{native}/schedstat", os.O_RDONLY)
 
 
 def install(recorder: Recorder) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 import weakref
 from functools import partial
@@ -28,6 +27,7 @@ from torch.nn import Module
 from ..main_thread import MainThreadCall
 from ..recorder import Recorder
 from ..stepping import MODEL_CALL
+from ..threads import Local
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
 from .model_calls import LookingThread, outermost_call
 
@@ -41,7 +41,7 @@ class ModelCalls:
     """The model calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-calls")
+        self._recorder, self._thread = recorder, LookingThread(recorder)
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -132,7 +132,7 @@ def install(recorder: Recorder) -> None:
 def _watch_modes(recorder: Recorder, calls: ModelCalls) -> None:
     """Have `train(False)` noticed: `eval` calls it, also that of a class which has its own."""
     original = Module.train
-    within = threading.local()  # it is called anew for each module within the model
+    within = Local()  # it is called anew for each module within the model
 
     @functools.wraps(original)
     def train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> Any:

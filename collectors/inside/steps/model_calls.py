@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from torch.nn import Module
 from ..files import TENSOR_AXES
 from ..main_thread import MainThreadCall
 from ..recorder import Recorder
+from ..threads import Bell, Thread, main_thread_ident
 from ..torch_internals import fsdp_states, module_calls
 from .data import tensors_in
 
@@ -44,7 +44,7 @@ class TrainedModels:
     """The models that one process trains."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-model")
+        self._recorder, self._thread = recorder, LookingThread(recorder)
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -56,7 +56,7 @@ class TrainedModels:
 
     def on_step(self, step: int) -> None:
         """Steps take their usual course now."""
-        if step >= KNOWN_AT_STEP and self._recorder.training_thread == threading.main_thread().ident:
+        if step >= KNOWN_AT_STEP and self._recorder.training_thread == main_thread_ident():
             self._thread.start(self._search)
 
     def on_end(self) -> None:
@@ -203,21 +203,19 @@ def _unwrapped(model: Any) -> Any:
 class LookingThread:
     """One such thread: started once in a process, ended once."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: the thread stayed behind."""
-        self._thread: threading.Thread | None = None
-        self._end = threading.Event()
+        self._thread: Thread | None = None
+        self._end, self._has_to_end = Bell(), False
 
     def start(self, look: Callable[[], None]) -> None:
         """Run a function in the thread, unless it was started already."""
         if self._thread is None:
-            run, action = self._recorder.call, (look,)
-            self._thread = threading.Thread(target=run, args=action, name=self._name, daemon=True)
-            self._thread.start()
+            self._thread = Thread(self._recorder.call, look)
 
     @property
     def is_started(self) -> bool:
@@ -226,10 +224,12 @@ class LookingThread:
 
     def sleep(self, seconds: float = 0.0) -> bool:
         """Wait until the next look is due; whether the thread has to end."""
-        return self._end.wait(seconds)
+        self._end.wait(seconds)
+        return self._has_to_end
 
-    def end(self, patience_s: float | None = None) -> None:
+    def end(self, patience_s: float = -1) -> None:
         """Have the thread end, and wait for it, at most this long; it may call this itself."""
-        self._end.set()
-        if self._thread is not None and threading.current_thread() is not self._thread:
+        self._has_to_end = True
+        self._end.ring()
+        if self._thread is not None and not self._thread.is_current():
             self._thread.join(patience_s)

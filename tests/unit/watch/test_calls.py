@@ -13,9 +13,10 @@ import polars as pl
 import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
+from dpro.collectors.inside.records import ANCHOR, UPDATE
 from dpro.watch.job import ProcessTail
 from dpro.watch.late import CallTable
+from tests.recorder_output import FlushedWriter
 
 SHOWN, KEPT = "calls-fr.json", "flight-fr-000001.json"
 WORLD = ["0", "default_pg"]
@@ -99,7 +100,7 @@ def test_a_damaged_dump_is_passed_over(make):
 
 def test_where_a_ring_holds_less_than_a_few_steps_the_dumps_made_meanwhile_fill_the_hole(make):
     tail, calls = make(0), CallTable()
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     for count in (1, 2):  # steps of 100 ns
         own.write(UPDATE, 0, count, 100 * count, 100 * count)

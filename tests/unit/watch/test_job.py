@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
+from dpro.collectors.inside.records import ANCHOR, UPDATE
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.watch.job import MAX_PAUSES, Job, Progress, advance
+from tests.recorder_output import FlushedWriter
 
 S = 10**9
 
@@ -27,7 +28,7 @@ def test_only_the_latest_pauses_are_remembered():
     assert progress.pauses_s[0] == 3.0
 
 
-def process(run: Path, rank: int, attempt: str, started_ns: int) -> RecordWriter:
+def process(run: Path, rank: int, attempt: str, started_ns: int) -> FlushedWriter:
     """A process that has made an anchor record."""
     (run / MARKERS).mkdir(exist_ok=True)
     (run / MARKERS / "a.json").write_text(json.dumps({"host": "n0", "pid": 1, "start_ticks": 1}))
@@ -36,7 +37,7 @@ def process(run: Path, rank: int, attempt: str, started_ns: int) -> RecordWriter
     facts = {"rank": rank, "host": "n0", "pid": rank, "local_rank": rank, "world_size": 2}
     facts |= {"started_ns": started_ns, "attempt": attempt, "gpu_uuid": "", "gpu_name": "", "clock": "b"}
     (own / "facts.json").write_text(json.dumps(facts | {"environment": {}, "versions": {}}))
-    records = RecordWriter(own / "records.bin")
+    records = FlushedWriter(own / "records.bin")
     records.write(ANCHOR, 0, 0, 0, 0)
     return records
 

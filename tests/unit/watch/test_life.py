@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from dpro.collectors.inside.files import STARTED
-from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
+from dpro.collectors.inside.records import ANCHOR, UPDATE
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.errors import InputError
 from dpro.schema import STEPS
 from dpro.watch import life
 from dpro.watch.life import MAX_RANKS, LifeWatch, account_so_far, run_so_far
+from tests.recorder_output import FlushedWriter
 
 S = 10**9
 PATIENCE_S = 120  # with a machine that does much else
@@ -40,7 +41,7 @@ def process(run: Path, rank: int, attempt: int, began_s: int, steps: int, world:
     moments = ("process", "imported", "group_begin", "group", "work")
     started = {f"{name}_ns": (began_s + at) * S for name, at in zip(moments, (0, 2, 2, 3, 4), strict=True)}
     (own / STARTED).write_text(json.dumps(started))
-    records = RecordWriter(own / "records.bin")
+    records = FlushedWriter(own / "records.bin")
     records.write(ANCHOR, 0, 0, 0, 0)
     for step in range(1, steps + 1):
         records.write(UPDATE, 0, step, (began_s + 4 + step) * S, (began_s + 4 + step) * S)

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
+from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE
 from dpro.detect.hang.find import find_hangs
 from dpro.watch.evidence import Snapshot
 from dpro.watch.job import ProcessTail
+from tests.recorder_output import FlushedWriter
 
 S = 10**9
 
@@ -27,7 +28,7 @@ def process(
         RecordedProcess(own, facts | {"gpu_name": "", "clock": f"boot{rank}", "started_ns": 5})
     )
     now = time.time_ns() + int(ahead_s * S)
-    records = RecordWriter(own / "records.bin")
+    records = FlushedWriter(own / "records.bin")
     records.write(ANCHOR, 0, 0, 0, 0)
     for count in (1, 2, 3):
         records.write(UPDATE, 0, count, now - (20 - count) * S, now - (20 - count) * S)

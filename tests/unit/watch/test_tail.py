@@ -16,11 +16,11 @@ from dpro.collectors.inside.records import (
     RECORD,
     UPDATE,
     WINDOW,
-    RecordWriter,
     read_records,
 )
 from dpro.schema import COUNTERS, STEPS
 from dpro.watch.job import MIN_RECENT, MIN_STEPS, ProcessTail, amounts_of, steps_of
+from tests.recorder_output import FlushedWriter
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def tail(tmp_path: Path) -> ProcessTail:
 
 def test_records_are_read_once_and_steps_follow_from_them(tail):
     assert not tail.read_records()  # there is no file yet
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     for count in (1, 2, 3):
         own.write(UPDATE, 0, count, count * 100, count * 100 + 10)
@@ -46,7 +46,7 @@ def test_records_are_read_once_and_steps_follow_from_them(tail):
 
 
 def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever_pieces_they_are_read(tail):
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     pieces = [
         [(UPDATE, 0, 1, 100, 110), (UPDATE, 1, 1, 150, 150)],
         [(UPDATE, 0, 2, 200, 210), (ANCHOR, 0, 0, 0, 0), (UPDATE, 0, 3, 300, 310)],
@@ -68,7 +68,7 @@ def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever
 
 
 def test_amounts_of_work_are_those_of_a_whole_recording(tail):
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     for count, recorded in enumerate(([100], [250, 300], [301], [400]), start=1):
         for elements in recorded:  # a second time where the recorder's work took long
@@ -84,7 +84,7 @@ def test_amounts_of_work_are_those_of_a_whole_recording(tail):
 
 
 def test_a_step_in_a_window_that_is_still_open_counts_as_one_of_it(tail):
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     own.write(UPDATE, 0, 1, 100, 110)
     own.write(OPENED, 7, 105, 0, 0)
@@ -93,28 +93,21 @@ def test_a_step_in_a_window_that_is_still_open_counts_as_one_of_it(tail):
     assert steps_of([tail])["window"].to_list() == [7]
 
 
-def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
+def test_a_record_that_is_half_written_is_read_once_it_is_whole(tail):
     path = tail.process.folder / "records.bin"
-    own = RecordWriter(path)
-    own.write(CLOCK, 1)
-    own.write(0)  # a place that is taken, and not yet written
-    own.write(CLOCK, 3)
-    tail.read_records()
-    assert [record.a for record in tail.recorded] == [1]
-    with path.open("r+b") as file:
-        file.seek(RECORD.size)
-        file.write(RECORD.pack(2, 0, 0, 0, CLOCK))
-    tail.read_records()
-    assert [record.a for record in tail.recorded] == [1, 2, 3]
-    own.write(0)  # a place whose thread has ended
-    own.write(CLOCK, 5)
-    tail.read_records()
-    tail.read_records()
-    assert [record.a for record in tail.recorded] == [1, 2, 3, 5]
+    FlushedWriter(path).write(CLOCK, 1)
+    with path.open("ab", buffering=0) as file:
+        half = RECORD.pack(2, 0, 0, 0, CLOCK)
+        file.write(half[:11])
+        tail.read_records()
+        assert [record.a for record in tail.recorded] == [1]
+        file.write(half[11:])
+        tail.read_records()
+    assert [record.a for record in tail.recorded] == [1, 2]
 
 
 def test_memory_is_bounded_and_what_numbers_steps_is_kept(tail):
-    own = RecordWriter(tail.process.folder / "records.bin")
+    own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     for count in range(1, 3 * MIN_RECENT):
         own.write(UPDATE, 0, count, count * 100, count * 100)

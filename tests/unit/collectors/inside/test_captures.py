@@ -109,7 +109,7 @@ def test_capture_begins_though_a_guard_never_ends(graphs: Any, monkeypatch: pyte
 def test_forked_child_captures_nothing_and_waits_for_no_thread(graphs: Any) -> None:
     graph = graphs()
     captures.captured.guards += 1
-    captures.captured.changed.acquire()
+    captures.captured.changed.__enter__()
     graphs.forked[0]()
     graph.capture_begin()
     graph.capture_end()

@@ -2,7 +2,10 @@
 
 import errno
 import json
+import os
 import signal
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +16,15 @@ from dpro.collectors.convert import windows
 from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.finish import convert_waiting, finish
 from dpro.collectors.inside import records
-from dpro.collectors.inside.records import RecordWriter
+from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.errors import InputError
 from dpro.ingest.requests import read_requests
+from dpro.opening import ensure_finished
 from dpro.schema import COLLECTIVES, COUNTERS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
+from tests.recorder_output import FlushedWriter
 
 
 @dataclass
@@ -94,7 +99,7 @@ def recorded(
         "versions": {"torch": "2.13"},
     }
     (folder / "facts.json").write_text(json.dumps(facts))
-    writer = RecordWriter(folder / "records.bin")
+    writer = FlushedWriter(folder / "records.bin")
     for step in range(1, steps + 1):
         writer.write(records.UPDATE, 0, step, 100 * step, 100 * step + 10)
     for window in range(windows):
@@ -234,7 +239,7 @@ def test_run_of_several_launchers_has_the_exit_status_of_the_first_that_failed(t
 @pytest.mark.parametrize(("steps", "lost"), [(3, False), (200_000_000, True)])
 def test_telemetry_that_ends_long_before_the_processes_is_a_warning(launch, steps, lost):
     folder = recorded(launch, steps=0)
-    records.RecordWriter(folder / "more.bin").write(records.UPDATE, 0, 1, 100 * steps, 100 * steps)
+    FlushedWriter(folder / "more.bin").write(records.UPDATE, 0, 1, 100 * steps, 100 * steps)
     (folder / "more.bin").rename(folder / "records.bin")
     writer = SampleWriter(launch.raw, "host")
     writer.append([TelemetrySample(1_000_000_000, 0, "", {"cpu": 1.0})])
@@ -328,3 +333,34 @@ def test_a_log_of_requests_is_added_and_one_that_is_missing_costs_a_line(launch,
     finish(other, READERS, 0, {})
     (warning,) = [line for line in open_run(other.run).manifest.warnings if "missing.jsonl" in line]
     assert warning.startswith("no requests of a log were added")
+
+
+def test_of_commands_that_read_one_unfinished_recording_one_finishes_it_and_the_others_wait(
+    launch, monkeypatch
+):
+    gone = name_of(os.getpid()) | {"start_ticks": 1}
+    facts = recorded(launch) / "facts.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | gone))
+    launch.marker.write_text(json.dumps(json.loads(launch.marker.read_text()) | gone))
+    begun, failed = [], []
+
+    def slowly(*arguments):
+        begun.append(1)
+        time.sleep(0.3)
+        finish(*arguments)
+
+    def read():
+        try:
+            ensure_finished(launch.run)
+            assert open_run(launch.run).table(STEPS).height == 5
+        except BaseException as error:
+            failed.append(error)
+
+    monkeypatch.setattr("dpro.collectors.finish.finish", slowly)
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert failed == []
+    assert begun == [1]

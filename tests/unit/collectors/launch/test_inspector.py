@@ -9,12 +9,12 @@ import pytest
 from dpro.collectors.convert.inspector_logs import NOTHING, convert_logs
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
-from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.launch.start import INSPECTOR_LOGS, check_plugin, inspector_variables
 from dpro.errors import InputError, UsageError
 from dpro.schema import COLLECTIVES
 from dpro.store import Run
+from tests.recorder_output import FlushedWriter
 
 
 def test_the_plugin_is_a_file_or_a_name_that_nccl_knows(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def launch(tmp_path):
 def process(launch: Launch, rank: int, pid: int) -> RecordedProcess:
     folder = launch.raw / f"node1-{pid}"
     folder.mkdir()
-    writer = RecordWriter(folder / "records.bin")
+    writer = FlushedWriter(folder / "records.bin")
     writer.write(records.WINDOW, 0, 1000, 2000)
     return RecordedProcess(folder, {"rank": rank, "host": "node1", "pid": pid})
 

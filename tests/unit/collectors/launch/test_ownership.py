@@ -22,13 +22,13 @@ from dpro.collectors.inject import _dpro_autoload
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import is_own
 from dpro.collectors.inside.recorder import Recorder
-from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch.recording import COPY, Launch, ensure_mine, is_out_of_reach, launches, write_copy
 from dpro.collectors.launch.start import RecordOptions, claim, job_environment, make_raw
 from dpro.errors import DproError, InputError, UsageError
 from dpro.opening import ensure_finished, open_path, readers
 from dpro.schema import STEPS
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.recorder_output import FlushedWriter
 
 STEP = pl.DataFrame({"rank": [0], "step": [1], "start_ns": [0], "duration_ns": [1]})
 OTHER = 54321  # a user that is not this one
@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Path:
     facts = {"rank": 0, "world_size": 1, "local_rank": 0, "host": "host", "pid": 7, "started_ns": 1}
     facts |= {"attempt": "", "gpu_name": "", "gpu_uuid": "", "versions": {}}
     (folder / "facts.json").write_text(json.dumps(facts))
-    writer = RecordWriter(folder / "records.bin")
+    writer = FlushedWriter(folder / "records.bin")
     for step in range(1, 5):
         writer.write(records.UPDATE, 0, step, 100 * step, 100 * step + 10)
     return launch.run

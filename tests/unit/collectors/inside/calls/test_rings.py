@@ -296,7 +296,7 @@ def job(tmp_path, monkeypatch, clock, gpu, groups):
     monkeypatch.setattr(flight.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(flight, "groups_of_process", dict)
     monkeypatch.setattr(flight.coverage, "entries", lambda: RING)
-    monkeypatch.setattr(flight.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(flight, "Thread", lambda *_: None)
     job.flight = flight.Flight(recorder)
     job.flight.on_open()
     return job

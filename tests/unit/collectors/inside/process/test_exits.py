@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -10,9 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.convert.calls import stack_of
 from dpro.collectors.convert.tables import UNKNOWN, ending, exception, left_ns
-from dpro.collectors.inside.files import FATAL, LAST, RAISED
+from dpro.collectors.inside.files import EXIT, LAST, RAISED
 from dpro.collectors.inside.process.exits import Exits, raised
 from dpro.collectors.inside.tracebacks import OURS
 
@@ -72,16 +72,6 @@ def test_an_exception_that_a_hook_of_the_jobs_own_got_is_kept_at_the_end(monkeyp
     assert [str(error) for error in kept] == ["bad"]
 
 
-def test_where_a_process_was_that_a_signal_ended_comes_before_where_it_was_stalled(tmp_path):
-    (tmp_path / "stall.json").write_text(json.dumps({"saved_ns": 5, "stack": ["job.py:3 wait"]}))
-    (tmp_path / FATAL).write_text("")
-    assert stack_of(tmp_path) == "job.py:3 wait"
-    threads = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in {}\n\n'
-    threads = threads.format("beat.py", 1, "run") + threads.format("job.py", 9, "step")
-    (tmp_path / FATAL).write_text(f"Fatal Python error: Aborted\n\n{threads}")
-    assert stack_of(tmp_path) == "job.py:9 step"
-
-
 def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
     assert "hunter2" not in str(caught(RuntimeError("no access: password=hunter2"))["message"])
 
@@ -101,12 +91,14 @@ def test_the_exception_becomes_columns_of_workers(tmp_path):
 
 def test_a_process_that_exited_before_sigterm_ended_by_its_exit_code(tmp_path):
     assert ending(tmp_path, [], 15).signal == 15
-    (tmp_path / "exit").write_bytes(b"\0\0")
+    (tmp_path / EXIT).touch()
+    assert ending(tmp_path, [], None) == UNKNOWN
+    (tmp_path / EXIT).rename(tmp_path / f"{EXIT}-")
     assert ending(tmp_path, [], 15) == (0, -1)
     assert ending(tmp_path, [], 11).signal == 11  # it crashed on its way out
     assert ending(tmp_path / "none", [], None) == UNKNOWN
-    (tmp_path / "exit").write_bytes(b"\0")  # cut short
-    assert ending(tmp_path, [], None) == UNKNOWN
+    (tmp_path / f"{EXIT}-").rename(os.fsdecode(os.fsencode(tmp_path / f"{EXIT}-") + b"\xff"))
+    assert ending(tmp_path, [], None) == (255, -1)
 
 
 def test_when_an_interpreter_went_is_known_only_where_all_its_calls_were_saved(tmp_path):

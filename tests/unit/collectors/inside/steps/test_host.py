@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.steps.host import HostFacts, timed_collections
+from tests.recorder_output import FlushedWriter
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ class Recorder:
 
     def __init__(self, folder):
         self.path = folder / "records.bin"
-        self.records = records.RecordWriter(self.path)
+        self.records = FlushedWriter(self.path)
 
     def works(self, _probe):
         return True
