@@ -22,6 +22,7 @@ from dpro.remote import is_url, local_copy
 
 if TYPE_CHECKING:
     from dpro.collectors.convert.recorded import Readers
+    from dpro.collectors.launch.recording import Launch
     from dpro.ingest.importer import Progress
     from dpro.ingest.trace import RankTrace
     from dpro.store import Run
@@ -97,19 +98,31 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
     Raises:
         InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """
-    from dpro.collectors.liveness import unseen, wait_until_finished
+    from dpro.collectors.liveness import wait_until_finished
 
-    abandoned = wait_until_finished(run, timeout_s)
-    if abandoned:
-        from dpro.collectors.finish import finish
-
+    while abandoned := wait_until_finished(run, timeout_s):
         for recording in abandoned:
             try:
-                finish(recording, readers(), None, {}, unseen(recording))
+                _finish(recording)
             except OSError as error:
                 raise InputError(
                     f"{run}: its tables cannot be written ({error.strerror or error})"
                 ) from error
+
+
+def _finish(recording: Launch) -> None:
+    """Do the work of a sidecar that was killed, unless another command does it.
+
+    Raises:
+        OSError: the tables cannot be written.
+    """
+    from dpro.collectors.finish import finish
+    from dpro.collectors.launch.recording import to_be_finished
+    from dpro.collectors.liveness import unseen
+
+    with to_be_finished(recording) as is_mine:
+        if is_mine:
+            finish(recording, readers(), None, {}, unseen(recording))
 
 
 def readers() -> Readers:

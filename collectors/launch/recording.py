@@ -19,7 +19,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -180,6 +180,29 @@ def is_locked(recording: Launch) -> bool:
             return folders.is_locked(marker)
     except OSError:
         return False
+
+
+@contextmanager
+def to_be_finished(recording: Launch) -> Iterator[bool]:
+    """Hold the lock of a recording whose sidecar is gone, as it would: other commands wait meanwhile.
+
+    Yields:
+        Whether it is this process's to finish; not where another one does so, or just has.
+    """
+    with ExitStack() as stack:
+        try:
+            marker = stack.enter_context(_opened_marker(recording.marker))
+            is_mine = _is_lockable(marker) and recording.marker.exists()
+        except FileNotFoundError:
+            is_mine = False
+        yield is_mine
+
+
+def _is_lockable(marker: IO[bytes]) -> bool:
+    try:
+        return folders.lock(marker, wait=False)
+    except OSError:  # its file system cannot lock, so there is nobody to wait for
+        return True
 
 
 # A copy of what runs inside the job, for containers that dpro is not in: `recorder/` in the launcher's
