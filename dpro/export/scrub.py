@@ -22,6 +22,7 @@ from msgspec.structs import replace as structs_replace
 from dpro.detect.findings_log import FILE, FOLDER
 from dpro.documents import Document
 from dpro.errors import UsageError
+from dpro.folders import made_whole
 from dpro.replay.mesh import DESCRIBED
 from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
 from dpro.schema import SPANS, TABLES, WORKERS
@@ -40,10 +41,18 @@ OWN = {
 }  # fmt: skip
 MIXED = {"counters": ["device"]}
 NAMED_BY_JOB = ("annotation", "gpu_annotation", "python")  # kinds of spans
-# How names of spans begin that PyTorch or dpro give; and those behind which a name of the job's comes.
+# Names of spans that PyTorch or dpro give, whole: a job may begin its own with any of them. And how names
+# begin behind which one of the job's comes.
+_COLLECTIVE = (
+    r"(?:all|reduce|gather|scatter|broadcast|send|recv|barrier|to|into|from|any|source|anysource|tensor|base|out"
+    r"|coalesced|sparse|group|allreduce|allgather|alltoall)"
+)
 GIVEN = re.compile(
-    r"ProfilerStep#|dpro::|(?:nccl|gloo|mpi|ucc|aten|c10d|autograd|torch):|DistributedDataParallel\.|PP:"
-    r"|(?:Forward|Backward) \d|Torch-Compiled Region|## Call CompiledFxGraph|torch/"
+    r"ProfilerStep#\d+|dpro::(?:backward|step|iteration)|DistributedDataParallel\.forward"
+    rf"|(?:nccl|gloo|mpi|ucc):_?{_COLLECTIVE}(?:_{_COLLECTIVE})*(?: \d+(?:->|<-)\d+)?"
+    r"|PP:\d+[FBIW]\d+|PP:\(\d+F\d+;\d+[BI]\d+\)OVERLAP_F_B|(?:Forward|Backward) \d+"
+    r"|Torch-Compiled Region(?:: \d+/\d+)?|## Call CompiledFxGraph [0-9a-z]+ ##"
+    r"|torch/[\w/]+\.py\(\d+\): [\w<>.]+"
 )
 BEFORE = re.compile(r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+)")
 GIVEN_SETTING = re.compile(r"NCCL_|RCCL_|TORCH_|PYTORCH_|OMP_|CUDA_|HIP_|GLOO_|KINETO_")
@@ -117,7 +126,7 @@ class NewNames:
 
     def of_span(self, kind: str, name: str) -> str:
         """The name of a span."""
-        if kind not in NAMED_BY_JOB or GIVEN.match(name):
+        if kind not in NAMED_BY_JOB or GIVEN.fullmatch(name):
             return name
         before = BEFORE.match(name)
         given = before[0] if before else ""
@@ -162,13 +171,13 @@ def scrub(run: Run, copy: Path) -> NewNames:
     """Write a copy of a run under other names.
 
     Raises:
-        UsageError: something is there.
+        UsageError: something is there, or it cannot be written; then nothing is left of it.
     """
     if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
         raise UsageError(f"{copy}: exists and is not empty; name another folder, or remove it")
-    runs = {copy: run}
+    runs = {Path(): run}
     for manifest in sorted(run.path.glob(f"{ATTEMPTS}/*/manifest.json")):
-        runs[copy / manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
+        runs[manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
     names = NewNames({host: host for source in runs.values() for host in _hosts(source)})
     for source in runs.values():  # what is seen has no new name yet
         for _ in _renamed_parts(source, names):
@@ -176,14 +185,23 @@ def scrub(run: Run, copy: Path) -> NewNames:
         _renamed_manifest(source.manifest, names)
         _renamed_log(source, names)
     names.settle()
-    for folder, source in reversed(runs.items()):  # the run itself last
-        for table, part, rows in _renamed_parts(source, names):
-            write_part(folder, TABLES[table], names.of_part(part), rows)
-        if text := _renamed_log(source, names):
-            (folder / FOLDER).mkdir(parents=True)
-            (folder / FOLDER / FILE).write_text(text)
-        write_manifest(folder, _renamed_manifest(source.manifest, names))
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with made_whole(copy) as made:
+            for place, source in runs.items():
+                _write_renamed(made / place, source, names)
+    except OSError as error:
+        raise UsageError(f"{copy}: cannot be written ({error.strerror or error})") from error
     return names
+
+
+def _write_renamed(folder: Path, source: Run, names: NewNames) -> None:
+    for table, part, rows in _renamed_parts(source, names):
+        write_part(folder, TABLES[table], names.of_part(part), rows)
+    if text := _renamed_log(source, names):
+        (folder / FOLDER).mkdir(parents=True)
+        (folder / FOLDER / FILE).write_text(text)
+    write_manifest(folder, _renamed_manifest(source.manifest, names))
 
 
 def _hosts(run: Run) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def planted(folder: Path) -> Run:
     tiny.op("aten::mm", 0, 10)
     tiny.mark("nn.Module: ZebraBlock_0", 0, 20)
     tiny.mark("zebra phase", 0, 30)
+    for name in ("dpro::zebra_x", "ProfilerStep#9 zebra", "torch/zebra", "nccl:all_zebra", "Forward 1 zebra"):
+        tiny.mark(name, 0, 30)
     tiny.mark("Optimizer.step#ZebraAdam.step", 31, 40)
     tiny.span("gpu_annotation", "FSDP::all_gather (zebra.0)", 0, 5, pid=1, tid=1)
     tiny.span("python", "/home/alice/zebra/train.py(12): zebra_step", 0, 30, pid=1, tid=1)
@@ -103,6 +106,28 @@ def planted(folder: Path) -> Run:
     ))  # fmt: skip
     log.write(Notice(BEGINS, 1, 5, 3, finding))
     return open_run(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ProfilerStep#12", "dpro::backward", "nccl:_all_gather_base", "gloo:all_reduce", "nccl:send 0->1",
+     "DistributedDataParallel.forward", "PP:3B0", "Forward 0", "Torch-Compiled Region: 0/1",
+     "torch/nn/modules/module.py(1779): _call_impl"],
+)  # fmt: skip
+def test_names_that_pytorch_gives_stay(name):
+    assert NewNames({}).of_span("annotation", name) == name
+
+
+def test_of_a_copy_that_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
+    run = planted(tmp_path / "run")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpro.export.scrub.write_manifest", full)
+    with pytest.raises(UsageError, match=r"copy: cannot be written .No space left"):
+        scrub(run, tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def texts(run: Path) -> str:
