@@ -96,7 +96,7 @@ def remove_unused(folder: Path) -> None:
 
 
 @contextmanager
-def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
+def folder_in_use(parent: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
     """A folder for as long as it is used; such folders of processes that were killed are removed.
 
     A file in it is locked meanwhile: however its process ends, the system unlocks it.
@@ -104,9 +104,9 @@ def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
-    _remove_abandoned(parent, prefix)
+    _remove_abandoned(parent, prefix, suffix)
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
         lock = os.open(folder / _IN_USE, os.O_CREAT | os.O_RDWR, 0o600)
         with suppress(OSError):  # a file system without locks, on which nothing is taken for abandoned
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -120,9 +120,9 @@ def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
+def _remove_abandoned(parent: Path, prefix: str, suffix: str) -> None:
     for folder in list(parent.iterdir()):
-        if not folder.name.startswith(prefix):
+        if not (folder.name.startswith(prefix) and folder.name.endswith(suffix)):
             continue
         with suppress(OSError):  # locked, or gone
             try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import stat
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from dpro.cache import folder_in_use
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
@@ -109,17 +109,16 @@ def import_sources(
     """
     refuse_existing(run)
     traces = find_traces(sources)
-    staging = run.with_name(f".{run.name}.{os.getpid()}{STAGING_SUFFIX}")
     try:
-        make_staging(staging)
-        tasks = traces.tasks(staging)
-        spread = Reading(jobs, executor).spread_over(tasks)
-        stage_all(tasks, spread, progress)
-        return assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with folder_in_use(run.parent, f".{run.name}.", STAGING_SUFFIX) as staging:
+            make_staging(staging)
+            tasks = traces.tasks(staging)
+            spread = Reading(jobs, executor).spread_over(tasks)
+            stage_all(tasks, spread, progress)
+            return assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
     except OSError as error:
         raise unwritable(run, error) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def refuse_existing(run: Path) -> None:

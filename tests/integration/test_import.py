@@ -6,16 +6,18 @@ import collections
 import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from dpro.cache import folder_in_use
 from dpro.cli.analysis import open_or_import
 from dpro.errors import InputError
 from dpro.ingest.derived import find_steps
-from dpro.ingest.importer import import_sources
+from dpro.ingest.importer import STAGING_SUFFIX, import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.opening import open_path
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
@@ -240,6 +242,16 @@ def _info(path: Path, cache: Path | None = None) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
+
+
+def test_what_killed_imports_left_is_removed_by_the_next_and_one_that_runs_keeps_its_own(tmp_path):
+    write_rank(tmp_path / "traces", 0)
+    with folder_in_use(tmp_path, ".run.", STAGING_SUFFIX) as left:
+        killed = tmp_path / ".run.killed.importing"
+        shutil.copytree(left, killed)  # whose lock went with its process
+        import_sources([tmp_path / "traces"], tmp_path / "run")
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, "run", "traces"])
+    assert open_run(tmp_path / "run").manifest.ranks == [0]
 
 
 def test_info_says_what_a_run_holds_and_lacks(traces):
