@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import resource
 import secrets
 import signal
 import threading
@@ -22,7 +23,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from flask import Response, request
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.serving import BaseWSGIServer, ThreadedWSGIServer, WSGIRequestHandler
 
 from dpro.dashboards.app import make_app, page_of
 from dpro.dashboards.guard import LOOPBACK
@@ -35,8 +36,46 @@ FIRST_S = 3.0  # for which nothing is computed ahead, unless the first page was 
 IDLE_S = 60.0  # a connection without traffic is closed after this time
 
 
+MOST_AT_ONCE = 256  # connections that are answered at once; others wait until one of them is closed
+OWN_DESCRIPTORS = 96  # of runs, the cache and the interpreter
+PER_CONNECTION = 2  # a socket, and what waits for it
+
+
 class _Handler(WSGIRequestHandler):
     timeout = IDLE_S
+
+
+class _Server(ThreadedWSGIServer):
+    """A server that accepts no more connections than the process may have descriptors for."""
+
+    def __init__(self, host: str, port: int, app: Any) -> None:
+        super().__init__(host, port, app, _Handler)
+        self._free = threading.BoundedSemaphore(most_at_once())
+
+    def process_request(self, *connection: Any) -> None:
+        self._free.acquire()
+        try:
+            super().process_request(*connection)
+        except BaseException:  # there is no thread that would release it
+            self._free.release()
+            raise
+
+    def process_request_thread(self, *connection: Any) -> None:
+        try:
+            super().process_request_thread(*connection)
+        finally:
+            self._free.release()
+
+
+def most_at_once() -> int:
+    """Let the process have as many descriptors as it may; return how many connections that allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a kernel or a container that allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return MOST_AT_ONCE
+    return max(1, min(MOST_AT_ONCE, (allowed - OWN_DESCRIPTORS) // PER_CONNECTION))
 
 
 def new_token() -> str:
@@ -120,7 +159,7 @@ def listen(
     runs = runs_of(run)
     app = make_app(runs, token, LOOPBACK if host in LOOPBACK else None)
     try:
-        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler)
+        server = _Server(host, port, app.server)
     except (OSError, SystemExit) as error:  # werkzeug exits where the port is in use
         raise UsageError(
             f"cannot listen on {host} port {port}: choose others with --host and --port"

@@ -5,6 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+import socket
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -241,6 +245,41 @@ def test_a_token_is_new_each_time_and_in_the_address_alone(loaded):
             server.listen(loaded, "127.0.0.1", listening.server_port, None)
     finally:
         listening.server_close()
+
+
+def test_a_connection_too_many_waits_until_another_is_closed(loaded, monkeypatch):
+    """Else a server without descriptors left prints a traceback for each, and asks for the next at once."""
+    monkeypatch.setattr(server, "most_at_once", lambda: 2)
+    listening, _ = server.listen(loaded, "127.0.0.1", 0, None)
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    try:
+        silent = [socket.create_connection(listening.server_address) for _ in range(2)]
+        for connection in silent:
+            connection.sendall(b"GET /_reload-hash HTTP/1.1\r\n")
+        with socket.create_connection(listening.server_address) as waiting:
+            waiting.sendall(b"GET /_dash-layout HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            waiting.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
+            silent[0].close()
+            waiting.settimeout(60)
+            assert waiting.recv(12) == b"HTTP/1.1 200"
+        silent[1].close()
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def test_fewer_connections_are_answered_where_a_process_may_have_few_descriptors():
+    asked = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
+        "from dpro.dashboards.server import most_at_once\n"
+        "print(most_at_once(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["80", "256", "256"]
 
 
 def test_a_browser_is_led_in_by_a_file_that_only_its_user_can_read():
