@@ -58,7 +58,7 @@ from dpro.replay.graph import (
 from dpro.replay.kept import kept
 from dpro.replay.mesh import BY, axes_of_messages
 from dpro.replay.peers import ON_GPU, phase_work
-from dpro.replay.timeline import AFTER_STEPS
+from dpro.replay.timeline import AFTER_STEPS, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
@@ -676,8 +676,15 @@ def _reduced_forward(run: Run) -> list[int]:
 # Work that is done several times: copies of a step before it, forward passes again before backward.
 
 
+MOST_COPIES = 8  # of a step, in the graph: by then each takes as long as the one before it
+
+
 def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: int) -> Graph:
     """Put copies of each step before it.
+
+    Of many copies only the first are made. Equal passes that follow each other take equally long after a few
+    of them (in max-plus algebra, powers of a matrix become periodic), so on each lane the others are a lag:
+    as often as they are, what the last copy came after the one before it.
 
     Args:
         duration: [N] ns, of the nodes in the copies.
@@ -692,14 +699,37 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
     """
     if times == 0:
         return graph
-    refuse_large_graph(graph.num_nodes * (1 + times))
+    made_times = min(times, MOST_COPIES)
+    refuse_large_graph(graph.num_nodes * (1 + made_times))
     nodes, edges = graph.nodes, graph.edges
     # How nodes are ordered depends on no duration and no lag: graphs that differ in these alone share it.
     columns = (*_lasting(nodes), edges.source, edges.target, edges.kind, unmet)
-    made = once(graph, ("copies", times), columns, lambda: _numbered_with_copies(graph, unmet, times))
+    made = once(
+        graph, ("copies", made_times), columns, lambda: _numbered_with_copies(graph, unmet, made_times)
+    )
     durations = np.concatenate([nodes.duration, duration])[made.nodes.duration]
-    lags = np.concatenate([edges.lag, lag, [0]])[made.edges.lag]
-    return made.with_durations(durations).with_lags(lags).of_same_job(graph)
+    between = max(int(made.edges.lag.max(initial=0)) + 1 - 2 * edges.lag.size, 0)
+    lags = np.concatenate([edges.lag, lag, np.zeros(between + 1, np.int64)])
+    copied = made.with_durations(durations).with_lags(lags[made.edges.lag]).of_same_job(graph)
+    return _with_further_copies(copied, made.edges, 2 * edges.lag.size, times - made_times)
+
+
+def _with_further_copies(graph: Graph, numbered: Edges, begin: int, times: int) -> Graph:
+    """Have each step begin as much later as further copies of it would take.
+
+    Args:
+        numbered: the graph's edges. From `begin` on, a number as lag is that of an edge between copies: first
+            those into the last copy, then, in the same order, those from it into the step itself.
+    """
+    if not times:
+        return graph
+    between = np.flatnonzero(numbered.lag >= begin)
+    into_last, into_step = np.split(between[np.argsort(numbered.lag[between])], 2)
+    end = replay(graph).end
+    taken = end[numbered.source[into_step]] - end[numbered.source[into_last]]
+    lags = graph.edges.lag.copy()
+    lags[into_step] += times * taken
+    return graph.with_lags(lags)
 
 
 def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
@@ -738,7 +768,8 @@ def _lasting(nodes: Nodes) -> list[Ints | Bools]:
 def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     """As `with_copies`, with numbers for durations and lags: the graph's own, and behind them the copies'.
 
-    Edges that are in neither have -1.
+    Edges that are in neither have -1, but the last of those between copies, of which further copies are
+    extrapolated: they have the numbers behind.
     """
     size, num_edges = graph.num_nodes, graph.edges.lag.size
     graph = graph.with_durations(np.arange(size)).with_lags(np.arange(num_edges))
@@ -751,7 +782,12 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     first = graph.num_nodes + picked.size * np.arange(times)  # number of each copy's first node
     edges = [graph.edges, _into(copied, step, position + first[0])]
     edges += [_within(copied, step, position + shift) for shift in first]
-    edges += _behind(graph, step, position, first)
+    behind = _behind(graph, step, position, first)
+    if times == MOST_COPIES:
+        between = 2 * num_edges + np.arange(behind[-1].lag.size)
+        behind[-2:] = [dataclasses.replace(behind[-2], lag=between),
+                       dataclasses.replace(behind[-1], lag=between + between.size)]  # fmt: skip
+    edges += behind
     joined = Edges(
         **{f.name: np.concatenate([getattr(e, f.name) for e in edges]) for f in dataclasses.fields(Edges)}
     )
