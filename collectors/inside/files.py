@@ -111,10 +111,17 @@ class OwnDescriptor:
         return os.pwrite(self.number, content, at)
 
     def reserve(self, at: int, length: int) -> None:
-        """Have blocks taken for bytes that follow, as far as the file system can; the file gets no longer."""
-        if self.is_ours():
-            offsets = ctypes.c_int64(at), ctypes.c_int64(length)
-            ctypes.CDLL(None).fallocate64(self.number, _KEEP_SIZE, *offsets)
+        """Have blocks taken for bytes that follow, where the file system can; the file gets no longer.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        offsets = ctypes.c_int64(at), ctypes.c_int64(length)
+        if self.is_ours() and libc.fallocate64(self.number, _KEEP_SIZE, *offsets) != 0:
+            number = ctypes.get_errno()
+            if number in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(number, os.strerror(number))
 
     def read(self, longest: int) -> bytes:
         """The first bytes of the file.

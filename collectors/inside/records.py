@@ -73,7 +73,7 @@ class RecordWriter:
         """Create the file.
 
         Raises:
-            OSError: it cannot be created.
+            OSError: it cannot be created, or the disk is full.
         """
         self._path = path
         self._file = OwnDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -81,6 +81,7 @@ class RecordWriter:
         self._unwritten = bytearray()  # what the flush that runs has taken
         self._size = self._reserved = 0  # bytes of the file, and those that it has blocks for
         self._flushing = allocate_lock()
+        self._reserve()
 
     def write(self, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
         """Append one record, which is in the file after the next flush.
@@ -112,10 +113,13 @@ class RecordWriter:
         finally:
             self._flushing.release()
 
+    def _reserve(self) -> None:
+        self._file.reserve(self._size, RESERVED)
+        self._reserved = self._size + RESERVED
+
     def _written(self) -> int:
         if self._size + len(self._unwritten) > self._reserved:
-            self._reserved = self._size + RESERVED
-            self._file.reserve(self._size, RESERVED)
+            self._reserve()
         try:
             return self._file.write(self._unwritten, self._size)
         except OSError as error:

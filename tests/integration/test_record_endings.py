@@ -101,10 +101,10 @@ import pathlib, time
 try:
     for number in range(100_000):
         train_step()
-        if number == 40:
-            pathlib.Path("running").touch()
         if number > 40:
             time.sleep(0.01)
+        if number == 42:  # what ended 10 ms before a kill is recorded
+            pathlib.Path("running").touch()
 except KeyboardInterrupt:
     print("interrupted")
     sys.exit(3)
