@@ -132,7 +132,8 @@ def explain(analysis: Analysis) -> Explanation:
             return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
-        return replace(verdict, unsure=[_without_label(analysis, error), *verdict.unsure])
+        reasons = dict.fromkeys([_without_label(analysis, error), *verdict.unsure])
+        return replace(verdict, unsure=list(reasons))
 
 
 def _without_label(analysis: Analysis, error: DproError) -> str:

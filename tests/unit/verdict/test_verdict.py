@@ -597,3 +597,13 @@ def test_equal_ranks_are_tried_together_with_others_though_the_job_has_no_stages
     other, gain = facts_of(late_host(600), tmp_path).best_beside(IMBALANCE)
     assert other in (HOST, COMMUNICATION)
     assert gain > 2
+
+
+def test_nothing_comes_after_a_limit_that_is_all_of_the_step(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 100)
+    run.op("aten::mm", 0, 100)
+    run.call(100, 110, 1)
+    run.kernel("gemm", 110, 110, 1)
+    facts = facts_of(run, tmp_path)
+    assert facts.after(HOST) is None
