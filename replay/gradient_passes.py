@@ -177,8 +177,8 @@ class Launches:
         self.source, self.arrive = edges.source[launch], edges.target[launch]
         self.transfer = transfer[self.arrive]
         if kinds is not None:
-            found = [(message.op, message.group) in kinds for message in graph.messages]
-            kept = (self.transfer >= 0) & np.array([*found, False])[nodes.message[self.transfer]]
+            of_kinds = [(message.op, message.group) in kinds for message in graph.messages]
+            kept = (self.transfer >= 0) & np.array([*of_kinds, False])[nodes.message[self.transfer]]
             self.source, self.arrive, self.transfer = (
                 column[kept] for column in (self.source, self.arrive, self.transfer)
             )

@@ -123,14 +123,14 @@ def _out_of_turn(work: pl.DataFrame) -> pl.Series:
     calls = work.drop_nulls("launch_ns").sort("start_ns").group_by(*_QUEUE, "launch_ns", maintain_order=True)
     first = calls.agg(pl.col("row", "start_ns").first()).sort(*_QUEUE, "launch_ns")
     behind = (pl.col("start_ns").shift(1).over(_QUEUE) - pl.col("start_ns")) > OVERLAP_NS
-    found = [first["row"].clear()]
+    out_of_turn = [first["row"].clear()]
     for queue in first.filter(behind.any().over(_QUEUE)).partition_by(_QUEUE, maintain_order=True):
         start = queue["start_ns"].to_numpy()
         in_order = ascending(start)
         least = np.maximum.accumulate(np.where(in_order, start, start.min()))
         most = np.minimum.accumulate(np.where(in_order, start, start.max())[::-1])[::-1]
-        found.append(queue["row"].filter((start < least - OVERLAP_NS) | (start > most + OVERLAP_NS)))
-    return pl.concat(found)
+        out_of_turn.append(queue["row"].filter((start < least - OVERLAP_NS) | (start > most + OVERLAP_NS)))
+    return pl.concat(out_of_turn)
 
 
 def ascending(values: Ints) -> Bools:

@@ -311,7 +311,9 @@ def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_p
     analysis = Analysis(launches_of([("mul", 60, 10)] * 50).write(tmp_path / "run"))
     poor = dataclasses.replace(analysis.trust, answerable=False, reasons=("the replayed steps are off",))
     monkeypatch.setattr(Analysis, "trust", poor)
-    assert explain(analysis).fault == "not diagnosed: the replay does not fit."
+    verdict = explain(analysis)
+    assert verdict.fault == "not diagnosed: the replay does not fit."
+    assert (verdict.advice, verdict.then) == ([], None)
 
 
 def test_launches_are_counted_and_other_calls_are_not(tmp_path):
