@@ -2,8 +2,8 @@
 
 In: the spans of one rank in one window. Out: the others, and how many were left out, by reason. What cannot
 be follows from how devices work, whatever the format: work does not begin before the call that launches it,
-a stream does one thing after the other in the order of the calls, and nothing takes days. Threads of hosts
-nest and block for as long as they like: of theirs only what takes days is left out.
+nor long after all else has ended; a stream does one thing after the other, in the order of the calls; nothing
+takes days. Threads of hosts nest and block for as long as they like: of theirs only what takes days goes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from dpro.words import counted
 LONGEST_NS = 24 * 3600 * 10**9  # a span
 FARTHEST_NS = 30 * LONGEST_NS  # from the median start: a time of 0 is decades away from all others
 CLOCKS_NS = 10_000_000  # clocks of hosts and devices differ by 0.1 ms in traces of V100, on AMD by more
+BELATED_NS = 1_000_000_000  # work that is launched begins once its stream is free, in 34 ms at most
 OVERLAP_NS = 1_000_000  # kernels that are launched ahead of time overlap by up to 0.14 ms
 
 ABSURD = f"{IMPOSSIBLE}: days long, or days away from the others"
 EARLY = f"{IMPOSSIBLE}: before the call that launched them"
 UNORDERED = f"{IMPOSSIBLE}: not in the order of their stream"
+BELATED = f"{IMPOSSIBLE}: long after their launch and all else"
 SHIFTED = "spans moved by the error of their device's clock"
 
 _COLUMNS = ("kind", "start_ns", "duration_ns", "tid", "device", "stream", "correlation")
@@ -54,10 +56,12 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
     is_early = pl.col("launch_ns") - pl.col("start_ns") > CLOCKS_NS
     early, work = work.filter(is_early)["row"], work.filter(is_early.fill_null(False).not_())
     unordered = _unordered(work)
-    counts.update({EARLY: early.len(), UNORDERED: unordered.len(), SHIFTED: moved})
-    if early.len() + unordered.len():
-        kept = np.ones(spans.height, np.bool_)
-        kept[np.concatenate([early.to_numpy(), unordered.to_numpy()])] = False
+    kept = np.ones(spans.height, np.bool_)
+    kept[np.concatenate([early.to_numpy(), unordered.to_numpy()])] = False
+    belated = _belated(spans, work.filter(~pl.col("row").is_in(unordered.implode())), kept)
+    counts.update({EARLY: early.len(), UNORDERED: unordered.len(), BELATED: belated.size, SHIFTED: moved})
+    kept[belated] = False
+    if not kept.all():
         spans = spans.filter(kept & _are_shadows_of_work(spans, kept))
     return spans, +counts
 
@@ -167,6 +171,27 @@ def _outlasting(work: pl.DataFrame) -> pl.Series:
     behind = ordered.select(*lane, last="at", least="next_end")
     ordered = ordered.join(behind, on=[*lane, "last"], how="left", maintain_order="left")
     return ordered.filter(pl.col("end") - pl.col("least") > OVERLAP_NS)["row"]
+
+
+def _belated(spans: pl.DataFrame, work: pl.DataFrame, kept: Bools) -> Ints:
+    """The rows of launched work that begins long after all before it has ended, and so of what follows it.
+
+    The first work of a stream may wait for what was launched before recording began, and is not recorded.
+
+    Args:
+        work: of the spans that are kept.
+        kept: [N] which spans are.
+    """
+    start = spans["start_ns"].to_numpy()
+    order = np.argsort(start, kind="stable")
+    order = order[kept[order]]
+    ends = np.maximum.accumulate((spans["start_ns"] + spans["duration_ns"]).to_numpy()[order])
+    calm = np.flatnonzero(start[order[1:]] - ends[:-1] > BELATED_NS) + 1
+    behind = work.sort("start_ns").with_columns(nth=pl.int_range(pl.len()).over("device", "stream"))
+    waited = pl.col("start_ns") - pl.col("launch_end_ns") > BELATED_NS
+    late = behind.filter(waited, pl.col("nth") > 0)["row"].to_numpy()
+    first = [place for place in calm.tolist() if np.isin(order[place], late)]
+    return np.intersect1d(order[first[0] :], late) if first else np.empty(0, np.int64)
 
 
 def _are_shadows_of_work(spans: pl.DataFrame, kept: Bools) -> Bools:

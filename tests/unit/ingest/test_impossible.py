@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dpro.ingest.impossible import (
     ABSURD,
+    BELATED,
     CLOCKS_NS,
     EARLY,
     LONGEST_NS,
@@ -76,6 +77,17 @@ def test_kernels_that_follow_each_other_an_hour_late_are_all_found():
     names, counts, _ = kept_of(changed(run, "kernel 4", start=HOUR_US + 50))
     assert names == [f"kernel {number}" for number in (0, 1, 2, 5, 6, 7)]
     assert counts == {UNORDERED: 2}
+
+
+def test_the_last_kernels_an_hour_after_all_else_are_left_out_and_one_behind_a_long_queue_is_not():
+    run = changed(queue(), "kernel 6", start=HOUR_US)
+    names, counts, _ = kept_of(changed(run, "kernel 7", start=HOUR_US + 50))
+    assert names == [f"kernel {number}" for number in range(6)]
+    assert counts == {BELATED: 2}
+    run = queue()
+    for number in range(8):  # behind what was launched before recording began
+        changed(run, f"kernel {number}", start=60e6 + 50 * number)
+    assert kept_of(run)[1] == {}
 
 
 def test_an_operator_of_centuries_is_left_out_and_one_that_waits_for_an_hour_is_not():
