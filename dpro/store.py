@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def num_impossible(self) -> int:
-        """How many spans were left out since their times cannot be."""
+        """How many spans were left out, or moved with their device, since their times cannot be."""
         return sum(count for reason, count in self.skipped.items() if reason.startswith(IMPOSSIBLE))
 
     @property

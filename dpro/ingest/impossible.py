@@ -31,7 +31,7 @@ ABSURD = f"{IMPOSSIBLE}: days long, or days away from the others"
 EARLY = f"{IMPOSSIBLE}: before the call that launched them"
 UNORDERED = f"{IMPOSSIBLE}: not in the order of their stream"
 BELATED = f"{IMPOSSIBLE}: long after their launch and all else"
-SHIFTED = "spans moved by the error of their device's clock"
+MOVED = f"{IMPOSSIBLE}: moved by the error of their device's clock"
 
 _COLUMNS = ("kind", "start_ns", "duration_ns", "tid", "device", "stream", "correlation")
 _QUEUE = ("device", "stream", "thread")
@@ -51,15 +51,16 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
     absurd = _are_absurd(spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy())
     counts = Counter({ABSURD: int(absurd.sum())})
     spans = spans.filter(~absurd) if absurd.any() else spans
-    spans, moved = _on_clocks_of_hosts(spans)
     work = _work(spans)
+    spans, moved = _on_clocks_of_hosts(spans, work)
+    work = _work(spans) if moved else work
     is_early = pl.col("launch_ns") - pl.col("start_ns") > CLOCKS_NS
     early, work = work.filter(is_early)["row"], work.filter(is_early.fill_null(False).not_())
     unordered = _unordered(work)
     kept = np.ones(spans.height, np.bool_)
     kept[np.concatenate([early.to_numpy(), unordered.to_numpy()])] = False
     belated = _belated(spans, work.filter(~pl.col("row").is_in(unordered.implode())), kept)
-    counts.update({EARLY: early.len(), UNORDERED: unordered.len(), BELATED: belated.size, SHIFTED: moved})
+    counts.update({EARLY: early.len(), UNORDERED: unordered.len(), BELATED: belated.size, MOVED: moved})
     kept[belated] = False
     if not kept.all():
         spans = spans.filter(kept & _are_shadows_of_work(spans, kept))
@@ -68,9 +69,10 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
 
 def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
     """Return one warning on what `drop_impossible` found in a file; none on nothing."""
-    gone = sum(count for reason, count in counts.items() if reason.startswith(IMPOSSIBLE))
+    moved = counts.get(MOVED, 0)
+    gone = sum(count for reason, count in counts.items() if reason.startswith(IMPOSSIBLE)) - moved
     words = [f"{counted(gone, 'span')} left out whose times cannot be"] if gone else []
-    if moved := counts.get(SHIFTED, 0):
+    if moved:
         words.append(f"{counted(moved, 'span')} moved, since the clock of their device is off")
     return [f"{name}: {', and '.join(words)}; record again before relying on it"] if words else []
 
@@ -91,14 +93,17 @@ def _work(spans: pl.DataFrame) -> pl.DataFrame:
     return work.rename({"span_id": "row"})
 
 
-def _on_clocks_of_hosts(spans: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def _on_clocks_of_hosts(spans: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Move the work of devices of which most begins long before the calls that launch it.
+
+    Args:
+        work: as from `_work`.
 
     Returns:
         The spans, in their order, and how many were moved: so that hardly any work begins before its call.
     """
     ahead = (pl.col("launch_ns") - pl.col("start_ns")).drop_nulls()
-    clocks = _work(spans).group_by("device").agg(median=ahead.median(), by_ns=ahead.quantile(0.99))
+    clocks = work.group_by("device").agg(median=ahead.median(), by_ns=ahead.quantile(0.99))
     clocks = clocks.filter(pl.col("median") > CLOCKS_NS)
     if clocks.is_empty():
         return spans, 0

@@ -324,7 +324,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
-        f"{counted(impossible, 'span')} left out whose times cannot be": impossible > 0,
+        f"{counted(impossible, 'span')} of impossible times left out or moved": impossible > 0,
         "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
         "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "

@@ -103,7 +103,7 @@ def figures_of(
         unexplained: share of time that nothing explains.
         copied: share of starts that were taken from the trace, at least.
         windows: as from `windows_to_usual`.
-        impossible: share of spans that were left out since their times cannot be.
+        impossible: share of spans that were left out or moved since their times cannot be.
     """
     measured = steps["measured_ns"].to_numpy().astype(np.float64)
     measured = measured[are_usual(measured)]
@@ -578,7 +578,7 @@ def _doubts(
 
 
 def _impossible(built: Built) -> float:
-    """The share of the run's spans that were left out since their times cannot be."""
+    """The share of spans that were left out, or moved with their device, since their times cannot be."""
     run = built.graph.run
     gone = 0 if run is None else run.manifest.num_impossible
     return gone / (gone + run.num_rows(SPANS)) if run and gone else 0.0
@@ -589,8 +589,8 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
     reasons = [*built.unknown, *without_spans(built.graph, manifest)]
     if gone := manifest.num_impossible:
         reasons.append(
-            f"spans left out whose times cannot be: {gone}; what they did counts as idle, and other times "
-            "may be wrong, too"
+            f"spans of impossible times, left out or moved: {gone}; what is left out counts as idle, and "
+            "other times may be wrong, too"
         )
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")

@@ -16,8 +16,8 @@ from dpro.ingest.impossible import (
     CLOCKS_NS,
     EARLY,
     LONGEST_NS,
+    MOVED,
     OVERLAP_NS,
-    SHIFTED,
     UNORDERED,
     ascending,
     drop_impossible,
@@ -128,7 +128,7 @@ def test_a_device_whose_clock_is_a_day_early_is_moved_as_a_whole():
     for row in run.rows[SPANS.name]:
         row["start_ns"] -= LONGEST_NS * ("device" in row)
     _, counts, spans = kept_of(run)
-    assert counts == {SHIFTED: 8}
+    assert counts == {MOVED: 8}
     work = spans.filter(pl.col("stream") >= 0)["start_ns"]
     assert work.diff().drop_nulls().to_list() == [50_000] * 7
     assert 0 <= work[0] < 1_000_000
@@ -136,7 +136,7 @@ def test_a_device_whose_clock_is_a_day_early_is_moved_as_a_whole():
 
 def test_one_line_says_what_was_left_out_and_moved():
     assert impossible_in_words("a.json", {"malformed events": 3}) == []
-    (line,) = impossible_in_words("a.json", {EARLY: 1, UNORDERED: 2, SHIFTED: 8})
+    (line,) = impossible_in_words("a.json", {EARLY: 1, UNORDERED: 2, MOVED: 8})
     assert line.startswith("a.json: 3 spans left out whose times cannot be, and 8 spans moved")
 
 
@@ -188,7 +188,7 @@ def test_a_trace_with_impossible_times_gives_the_answer_of_the_others_and_is_tru
     answers = [json.loads(dpro("explain", path, "--json").stdout) for path in (sound, damaged)]
     assert answers[1]["step_ms"] == pytest.approx(answers[0]["step_ms"], rel=0.02)
     assert answers[1]["limit"]["kind"] == answers[0]["limit"]["kind"]
-    assert any("3 spans left out whose times cannot be" in line for line in answers[1]["unsure"])
+    assert any("3 spans of impossible times left out or moved" in line for line in answers[1]["unsure"])
     manifest = open_path(damaged).manifest
     assert manifest.num_impossible == 3
     assert [line for line in manifest.warnings if "cannot be" in line] == [
