@@ -74,7 +74,7 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         `[rank, step, duration_ns]` and the columns of `FACTS` (ns or a count, Float64), sorted by rank and
-        step; no rows where nothing is known of any step.
+        step, of steps that take time; no rows where nothing is known of any step.
     """
     samples = counters.filter(pl.col("counter").is_in(list(FACTS)))
     if samples.is_empty():
@@ -84,7 +84,7 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
         for counter, column in FACTS.items()
     ]
     wide = samples.group_by("rank", pl.col("time_ns").alias("start_ns")).agg(columns)
-    joined = steps.join(wide, on=["rank", "start_ns"], how="left")
+    joined = steps.filter(pl.col("duration_ns") > 0).join(wide, on=["rank", "start_ns"], how="left")
     return joined.select("rank", "step", "duration_ns", *FACTS.values()).sort("rank", "step")
 
 
