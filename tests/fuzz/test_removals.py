@@ -22,6 +22,7 @@ REMOVED = [
     (on_gpus, "spans: correlation"),
     (on_gpus, "spans: all on hosts"),
     (on_gpus, "collectives: duration_ns"),
+    (on_gpus, "collectives: half of start_ns"),
     (on_gpus, "all ranks but one"),
     (on_cpus, "spans: all"),
     (on_cpus, "spans: the length of one"),
