@@ -14,6 +14,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import bubbles, computes
 from dpro.replay.whatif.facts import facts_of
+from dpro.replay.whatif.graph_ops.rebuilt import recorded_work
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import cpu_job
@@ -115,3 +116,5 @@ def test_stages_are_not_skipped_where_the_first_is_not_recorded(tmp_path):
     graph = build_graph(open_run(tmp_path / "without")).predictive
     with pytest.raises(Unanswerable, match="first stage"):
         parse_edit("skip:share=0.25").bound(facts_of(graph))
+    with pytest.raises(Unanswerable, match="a stage of the pipeline is not recorded"):
+        recorded_work(computes(graph), "forward")
