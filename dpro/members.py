@@ -18,7 +18,7 @@ MIN_RANGE = 3  # ranks
 
 
 def members_text(ranks: Sequence[int]) -> str:
-    """Return ranks as text; an empty one for none, or where one of them is no rank.
+    """Return ranks as text; an empty one for none, or where one of them is no rank or is listed twice.
 
     Args:
         ranks: of a group, in its order.
@@ -28,7 +28,7 @@ def members_text(ranks: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _text(ranks: tuple[int, ...]) -> str:
-    if any(rank is None or not 0 <= rank < MAX_RANKS for rank in ranks):
+    if any(rank is None or not 0 <= rank < MAX_RANKS for rank in ranks) or len(set(ranks)) < len(ranks):
         return ""
     parts, first = [], 0  # places in `ranks`, as `last` is
     while first < len(ranks):

@@ -35,6 +35,7 @@ from dpro.words import is_utf8
 # sample of each.
 FORMAT_VERSION = 2  # 1, before any release: `group_ranks` are lists
 MANIFEST = "manifest.json"
+IMPOSSIBLE = "spans of impossible times"  # how such reasons in `Manifest.skipped` begin
 
 
 class ChangedPlace(DocumentPart, frozen=True, forbid_unknown_fields=False):
@@ -105,6 +106,11 @@ class Manifest:
     def is_pretended(self) -> bool:
         """Whether its ranks were processes of one machine, one after the other (`--pretend-world`)."""
         return self.options.get("pretend") is not None
+
+    @property
+    def num_impossible(self) -> int:
+        """How many spans were left out, or moved with their device, since their times cannot be."""
+        return sum(count for reason, count in self.skipped.items() if reason.startswith(IMPOSSIBLE))
 
     @property
     def missing_ranks(self) -> list[int]:

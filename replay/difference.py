@@ -241,6 +241,8 @@ def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
         raise Unanswerable("no whole step in the run: record at least two steps")
     baseline = baseline if selection else usual_steps(baseline)
     means = [_mean(durations_of(baseline), selection)]
+    if not means[0]:
+        raise Unanswerable("no step of the run takes any time: record steps with work in them")
     for column in range(1, durations.shape[1]):
         end = np.ascontiguousarray(ends[:, column])
         steps = changed_step_times(baseline, graph, end)

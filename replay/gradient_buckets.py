@@ -77,7 +77,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
     moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
     kinds = set(calls.select("op", "group").iter_rows())
-    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
+    launches = Launches(graph, kinds)
     issued = calls_of(graph)
     reduced = []
     for _, of_thread in moments.group_by(PLACE, maintain_order=True):
@@ -436,7 +436,7 @@ def buffered_passes(graph: Graph) -> list[Pass]:
         raise Unanswerable("the graph has no run")
     buffers, calls = buffers_of(graph.run), gradient_calls(graph.run)
     kinds = set(calls.select("op", "group").iter_rows())
-    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
+    launches = Launches(graph, kinds)
     spans = graph.run.table(SPANS, [*PLACE, "span_id", "name", "start_ns", "duration_ns"])
     ready = spans.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     ready = ready.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))

@@ -8,13 +8,13 @@ inferred in `inferred.py`, and ends here, too: as moments at which gradients are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.kept import kept
@@ -159,11 +159,11 @@ class Launches:
         transfer: [C] their transfers, -1 where there is none.
     """
 
-    def __init__(self, graph: Graph, of: Bools | None = None) -> None:
+    def __init__(self, graph: Graph, kinds: Collection[tuple[str, str]] | None = None) -> None:
         """Find them by the edges of launches.
 
         Args:
-            of: [messages] which kinds of communication; all if not given.
+            kinds: operation and group of those to find; all if not given.
         """
         nodes, edges = graph.nodes, graph.edges
         launch, moves = (
@@ -176,8 +176,9 @@ class Launches:
         transfer[edges.source[moves]] = edges.target[moves]
         self.source, self.arrive = edges.source[launch], edges.target[launch]
         self.transfer = transfer[self.arrive]
-        if of is not None:
-            kept = (self.transfer >= 0) & np.append(of, False)[nodes.message[self.transfer]]
+        if kinds is not None:
+            of_kinds = [(message.op, message.group) in kinds for message in graph.messages]
+            kept = (self.transfer >= 0) & np.array([*of_kinds, False])[nodes.message[self.transfer]]
             self.source, self.arrive, self.transfer = (
                 column[kept] for column in (self.source, self.arrive, self.transfer)
             )

@@ -37,6 +37,7 @@ from dpro.replay.construction.graph_builder import (
     in_order,
     on_worker,
     places_of,
+    refuse_no_work,
     steps_in,
     wait_and_transfer,
     with_messages,
@@ -59,7 +60,7 @@ from dpro.replay.graph import (
     Nodes,
     assembled,
 )
-from dpro.replay.steps import are_stepped
+from dpro.replay.steps import are_stepped, lasting_steps
 from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, extents_of, replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
@@ -161,7 +162,8 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     windows: dict[int, tuple[int, ...]] = {}
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
-    stepped = are_stepped(run.table(STEPS, ["rank"]), windows)
+    steps = lasting_steps(run.table(STEPS, ["rank", "step", "start_ns", "duration_ns"]))
+    stepped = are_stepped(steps, windows)
     moved, parts = moved.sort("rank", maintain_order=True), parts_of(run, windows)
     return MatchedRun(windows, stepped, matching, alignment, moved, messages, places_of(workers), parts)
 
@@ -220,7 +222,7 @@ class RankSummary:
     Attributes:
         lags: what it shows of lags.
         calls: the collectives that it called.
-        begins: when its first node began, ns.
+        begins: when its first node began, ns; the latest time where it has none.
         background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run says where its steps begin.
         on_gpu: whether it has work on a GPU.
@@ -260,9 +262,8 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
         GraphError: the trace contradicts itself (a cycle).
     """
     spans, names = coded(_rows(run, matched, SPANS, COLUMNS))
-    spans, syncs, steps = map(
-        matched.alignment.aligned, (spans, _sorted(run, matched, SYNCS), _sorted(run, matched, STEPS))
-    )
+    syncs, steps = _sorted(run, matched, SYNCS), lasting_steps(_sorted(run, matched, STEPS))
+    spans, syncs, steps = map(matched.alignment.aligned, (spans, syncs, steps))
     needs = by_place(recorded_dependencies(run, spans, matched.parts.get(DEPENDENCIES.name, ())))
     spans_of, moved_of, syncs_of, steps_of = map(by_place, (spans, matched.moved, syncs, steps))
     by_code = Names(names)
@@ -280,7 +281,7 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
         rank=matched.rank,
         lags=facts_of(started, graph.names),
         calls=bare.calls,
-        begins=int(graph.nodes.measured_start.min()),
+        begins=int(graph.nodes.measured_start.min(initial=np.iinfo(np.int64).max)),
         background=sum(part.background for part in parts),
         steps_known=any(view.step_start.size for view in views),
         on_gpu=bool(np.isin(graph.nodes.kind, GPU_KINDS).any()),
@@ -386,8 +387,13 @@ class Pooled:
 
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
-    """Pool what all ranks show; the order in which they come makes no difference."""
+    """Pool what all ranks show; the order in which they come makes no difference.
+
+    Raises:
+        Unanswerable: none of them has any work.
+    """
     parts = sorted(facts, key=lambda part: part.rank)
+    refuse_no_work(sum(part.num_nodes for part in parts))
     return Pooled(
         lags=pooled(part.lags for part in parts),
         origin_ns=min(part.begins for part in parts),

@@ -74,7 +74,7 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         `[rank, step, duration_ns]` and the columns of `FACTS` (ns or a count, Float64), sorted by rank and
-        step; no rows where nothing is known of any step.
+        step, of steps that take time; no rows where nothing is known of any step.
     """
     samples = counters.filter(pl.col("counter").is_in(list(FACTS)))
     if samples.is_empty():
@@ -84,7 +84,7 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
         for counter, column in FACTS.items()
     ]
     wide = samples.group_by("rank", pl.col("time_ns").alias("start_ns")).agg(columns)
-    joined = steps.join(wide, on=["rank", "start_ns"], how="left")
+    joined = steps.filter(pl.col("duration_ns") > 0).join(wide, on=["rank", "start_ns"], how="left")
     return joined.select("rank", "step", "duration_ns", *FACTS.values()).sort("rank", "step")
 
 
@@ -358,7 +358,7 @@ def _lost(longer: Floats, paused: Bools, noise: Floats) -> Floats:
     return np.asarray(lost)
 
 
-NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
+NO_STEP = 0  # the number of the step that stands for a whole window where no steps were recorded
 OF_WINDOW = ["rank", "window"]
 LANE = [*OF_WINDOW, "pid", "tid"]
 QUEUED_NS = 50_000  # work that begins so much later than it was launched waited for other work
@@ -397,7 +397,7 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     Steps outside deep windows are left out, since nothing is known about their inside.
 
     Args:
-        steps: table `steps`; may be empty, then each window is one step with the number -1.
+        steps: table `steps`; may be empty, then each window is one step with the number 0.
 
     Returns:
         One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + copy_ns + host_bound_ns +
@@ -433,11 +433,20 @@ def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str
     return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
 
 
-def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
-    """Whether a step is known of some rank; else each window is taken as one.
+def lasting_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """Keep the steps that have a number, a time and a length: a mark without one of them divides nothing.
 
     Args:
-        steps: with `rank`.
+        steps: table `steps`, some of its columns.
+    """
+    return steps.filter(pl.col("duration_ns") > 0, pl.col("step") >= 0, pl.col("start_ns") != -1)
+
+
+def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
+    """Find out whether a step is known of some rank; else each window is taken as one.
+
+    Args:
+        steps: as from `lasting_steps`.
         ranks: that have spans.
     """
     return bool(steps["rank"].is_in(list(ranks)).any())
@@ -454,7 +463,7 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
     windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
-    lasting = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
+    lasting = lasting_steps(steps).with_columns(END)
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
     stepped = are_stepped(lasting, windows["rank"])

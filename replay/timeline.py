@@ -227,7 +227,7 @@ def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
         The same; with `counted` where some are unusual.
     """
     usual = are_usual(step_lengths(ends))
-    if "queued" in ends.columns and not ends["queued"].all():
+    if "queued" in ends.columns and (usual & ~ends["queued"].to_numpy()).any():
         usual &= ~ends["queued"].to_numpy()
     return ends if usual.all() else ends.with_columns(counted=usual)
 

@@ -173,6 +173,18 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
     return split.group_by(by).agg(means).sort(by)
 
 
+def means_over_all(breakdown: pl.DataFrame) -> dict[str, float]:
+    """Average the parts of all steps: the columns of `mean_steps`.
+
+    Raises:
+        Unanswerable: there is no step, or none takes any time.
+    """
+    means = mean_steps(breakdown)
+    if means.is_empty() or not means["duration_ns"][0]:
+        raise Unanswerable("no step was recorded in depth")
+    return means.row(0, named=True)
+
+
 def shown_parts(means: pl.DataFrame) -> dict[str, str]:
     """Return the parts that are shown: copies, and communication that is not split, only if there are any."""
     shown = {name: bool((means[name] > 0).any()) for name in ("copy_ns", "unsplit_comm_ns")}
@@ -185,10 +197,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     Raises:
         Unanswerable: no step was recorded in depth.
     """
-    means = mean_steps(analysis.breakdown)
-    if means.is_empty() or not means["duration_ns"][0]:
-        raise Unanswerable("no step was recorded in depth")
-    row = means.row(0, named=True)
+    row = means_over_all(analysis.breakdown)
     whole = row["duration_ns"]
     of = {name: row[name] / whole for name in PARTS}
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()

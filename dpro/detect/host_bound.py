@@ -78,7 +78,7 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
     steps = breakdown().filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
-    if not (_idle(steps) >= MIN_IDLE).all():
+    if steps.is_empty() or not (_idle(steps) >= MIN_IDLE).all():
         return []
     replayed = _evidence(baseline, usual, saved)[0]
     return [f"{_busy(steps)}; {replayed}; it is one step, which does not show that this is usual"]
@@ -105,14 +105,15 @@ def _ranks_on_gpus(graph: Graph) -> Ints:
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
-    """Return [S] the share of each step in which GPUs do nothing, mean of the ranks."""
-    share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.col("duration_ns")
+    """Return [S] the share of each step in which GPUs do nothing, the mean of its ranks; 0 without time."""
+    share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.max_horizontal("duration_ns", 1)
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
 
 def _busy(breakdown: pl.DataFrame) -> str:
     """Return what GPUs do in a step, in words."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
+    total["duration_ns"] = max(total["duration_ns"], 1.0)
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return (
         f"GPU busy {compute + copying + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "

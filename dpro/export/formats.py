@@ -158,7 +158,7 @@ def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
 def _packet(builder: Any, time_ns: int, track: int) -> Any:
     packet = builder.create_packet()
     packet.trusted_packet_sequence_id = SEQUENCE
-    packet.timestamp = time_ns
+    packet.timestamp = max(time_ns, 0)  # the format has no earlier time; an unknown one is -1
     packet.track_event.track_uuid = track
     return packet
 

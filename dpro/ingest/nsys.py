@@ -25,6 +25,7 @@ from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
 from dpro.ingest.derived import enclosed, launched
 from dpro.ingest.derived import find_steps as find_marked_steps
+from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import Source, blocks, rank_of_name
 from dpro.ingest.trace import RankTrace
 from dpro.schema import GPU_WORK_KINDS, SYNCS
@@ -85,7 +86,9 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     for process, number in zip(processes, ranks, strict=True):
         of_process = pl.col("process").is_in([process])
         parts = (frame.filter(of_process) for frame in (spans, synchronised, recorded))
-        traces.append(_trace(number, world_size, session, *parts))
+        trace = _trace(number, world_size, session, *parts)
+        trace.warnings.extend(impossible_in_words(path.name, trace.skipped))
+        traces.append(trace)
     # Warnings and counts of the whole file: once.
     traces[0].skipped.update(skipped)
     traces[0].warnings.extend([*session.warnings, *warnings])
@@ -101,6 +104,7 @@ def _trace(
     recorded: pl.DataFrame,
 ) -> RankTrace:
     """One process's tables."""
+    spans, impossible = drop_impossible(spans)
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
         # Which thread ran forward is not recorded, only that it was another.
@@ -126,6 +130,7 @@ def _trace(
         host=session.host,
         gpus=[model] if model else [],
         versions=session.versions,
+        skipped=dict(sorted(impossible.items())),
     )
 
 

@@ -92,10 +92,15 @@ class Advice(DocumentPart, frozen=True):
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """All that is worth doing, what treats the limit first, then the most certain gain for the least effort.
 
+    Where the replay does not fit, no gain follows from it: only what findings themselves say to do is left.
+
     Args:
         limit: what limits the job, one of `limits`.
     """
-    wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
+    if facts.analysis.trust.answerable:
+        wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
+    else:
+        wanted = [*remedies_of(facts.findings)]
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
@@ -239,7 +244,7 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
         low, high = (
             prediction.speedup_at(gain) for gain in (prediction.gain_low_ns, prediction.gain_high_ns)
         )
-        if prediction.effect == "faster" and prediction.speedup >= WORTH and facts.analysis.trust.answerable:
+        if prediction.effect == "faster" and prediction.speedup >= WORTH:
             bound = max(*facts.gains_by_limit().values(), prediction.speedup)
             assumes = "; ".join(filter(None, (edit.assumes, edit.training)))
             yield Advice(kind, do, low, min(high, bound), EFFORTS[edit.effort], assumes, check)

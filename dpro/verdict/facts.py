@@ -22,7 +22,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import condensed_job
-from dpro.analysis.mean_step import PARTS, mean_steps
+from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding
@@ -349,11 +349,14 @@ class JobFacts:
         """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them.
 
         Outside deep windows, where recording them makes the host slower: all else takes as long there.
+
+        Raises:
+            Unanswerable: none of its parts takes any time.
         """
         steps = self.usual["step"].unique().implode()
         breakdown = self.analysis.breakdown
         usual = breakdown.filter(pl.col("step").is_in(steps))
-        means = mean_steps(usual if usual.height else breakdown).row(0, named=True)
+        means = means_over_all(usual if usual.height else breakdown)
         shares = {part: means[part] / means["duration_ns"] for part in PARTS}
         slowed = self.analysis.trust.slowed
         if slowed == 1.0:
@@ -429,7 +432,7 @@ class JobFacts:
         return best
 
     def after(self, limit: str) -> JobFacts | None:
-        """The same of the job once a limit costs nothing; None where that is not to be had of this run.
+        """The same of the job once a limit costs nothing; None where this run cannot say, or nothing is left.
 
         Hosts that stand still get their cores, which is less than a host that takes no time.
         """
@@ -442,7 +445,7 @@ class JobFacts:
         timelines = [next(self.job.replays(job, slowdowns)) for job in jobs]
         ends = [changed_ends(self.ends, timeline.graph, timeline.end) for timeline in timelines]
         job, sooner = min(zip(jobs, ends, strict=True), key=lambda way: step_lengths(way[1]).mean())
-        return JobFacts(self.analysis, job, sooner)
+        return JobFacts(self.analysis, job, sooner) if step_lengths(sooner).any() else None
 
     def gains_by_limit(self) -> Mapping[str, float]:
         """The most that each limit gives by itself."""

@@ -132,7 +132,8 @@ def explain(analysis: Analysis) -> Explanation:
             return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
-        return replace(verdict, unsure=[_without_label(analysis, error), *verdict.unsure])
+        reasons = dict.fromkeys([_without_label(analysis, error), *verdict.unsure])
+        return replace(verdict, unsure=list(reasons))
 
 
 def _without_label(analysis: Analysis, error: DproError) -> str:
@@ -313,7 +314,7 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
 def _unsure(facts: JobFacts, usual: int) -> list[str]:
     manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
     missing = manifest.world_size - len(manifest.ranks)
-    left_out = facts.ends.height - usual
+    left_out, impossible = facts.ends.height - usual, manifest.num_impossible
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     loading = facts.loading or ("", 0)
@@ -323,6 +324,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
+        f"{counted(impossible, 'span')} of impossible times left out or moved": impossible > 0,
         "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
         "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "

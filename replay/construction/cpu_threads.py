@@ -82,6 +82,7 @@ def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int
         cut, span = np.append(begin, cut), np.append(-1, span)
     stop = np.append(cut[1:], max(finish, int(cut[-1])))
     kept = stop > cut
+    kept[-1] |= not kept.any()  # no span takes any time
     return ThreadSegments(cut[kept], stop[kept], span[kept])
 
 

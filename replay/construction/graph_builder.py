@@ -51,7 +51,7 @@ from dpro.replay.graph import (
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
 from dpro.replay.pipeline.recorded import has_operations, operations_of
-from dpro.replay.steps import are_stepped
+from dpro.replay.steps import are_stepped, lasting_steps
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.schema.members import num_members
 from dpro.store import Run
@@ -103,7 +103,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
             each, and each window of a rank two.
 
     Raises:
-        Unanswerable: the run has no spans.
+        Unanswerable: the run has no spans, or none of them is work.
         GraphError: the trace contradicts itself (a cycle).
     """
     spans = run.table(SPANS, COLUMNS)
@@ -174,7 +174,7 @@ def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
 
 def _tables_of_run(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
     """Spans, collectives, syncs, steps; of pretended ranks without the time in which they were answered."""
-    tables = [spans, *map(run.table, (COLLECTIVES, SYNCS, STEPS))]
+    tables = [spans, run.table(COLLECTIVES), run.table(SYNCS), lasting_steps(run.table(STEPS))]
     if not run.manifest.is_pretended:
         return tables
     answers = answers_of(tables[1])
@@ -303,10 +303,28 @@ class InOrder:
     number: Ints
 
 
+def refuse_no_work(num_nodes: int) -> None:
+    """Refuse a graph without nodes.
+
+    Raises:
+        Unanswerable: there is none.
+    """
+    if not num_nodes:
+        raise Unanswerable(
+            "the run holds no work to replay: its spans launch nothing, wait for nothing and communicate "
+            "nothing; record operators, CUDA calls and kernels"
+        )
+
+
 def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
-    """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags."""
+    """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags.
+
+    Raises:
+        Unanswerable: they have no nodes.
+    """
     joined = in_order(rank_graphs, moved, names)
     nodes, lanes = joined.nodes, joined.lanes
+    refuse_no_work(nodes.measured_start.size)
     origin = int(nodes.measured_start.min())
     count_from(nodes, origin)
     edges, nodes = pooled_lags(joined.edges, nodes, on_worker(lanes), names)

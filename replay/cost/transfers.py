@@ -280,7 +280,8 @@ def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Float
         moments, running = _levels(start, end, np.ones(nodes.size))
         share = _integral(moments, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
         start, end = np.interp(start, moments, share), np.interp(end, moments, share)
-        moments, rate = _levels(start, end, graph.nodes.bytes[nodes] / (end - start))
+        # Of a transfer far from all others, as one at an unknown time, the share may be lost to rounding.
+        moments, rate = _levels(start, end, graph.nodes.bytes[nodes] / np.maximum(end - start, 1.0))
         total = _integral(moments, rate)
         moved[together] = np.interp(end, moments, total) - np.interp(start, moments, total)
     return moved

@@ -36,7 +36,7 @@ from dpro.replay.timeline import (
     step_ends,
     step_times,
 )
-from dpro.schema import STEPS
+from dpro.schema import SPANS, STEPS
 from dpro.store import Manifest
 from dpro.timed import hosts_ahead, with_times
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -93,6 +93,7 @@ def figures_of(
     unexplained: float,
     copied: float,
     windows: float | None,
+    impossible: float = 0.0,
 ) -> tuple[Criterion, ...]:
     """All that counts, worst first where scores differ.
 
@@ -102,6 +103,7 @@ def figures_of(
         unexplained: share of time that nothing explains.
         copied: share of starts that were taken from the trace, at least.
         windows: as from `windows_to_usual`.
+        impossible: share of spans that were left out or moved since their times cannot be.
     """
     measured = steps["measured_ns"].to_numpy().astype(np.float64)
     measured = measured[are_usual(measured)]
@@ -124,6 +126,7 @@ def figures_of(
             10.0,
             50.0,
         ),
+        *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),
     ]
     return tuple(sorted(figures, key=lambda figure: 2.0 if figure.score is None else figure.score))
 
@@ -506,7 +509,7 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(table)),
+        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(table), _impossible(built)),
         slowed=slowed_by_recording(built.graph, table),
         host_ns=pace_outside_windows(table),
     )
@@ -574,9 +577,21 @@ def _doubts(
     return doubts
 
 
+def _impossible(built: Built) -> float:
+    """The share of spans that were left out, or moved with their device, since their times cannot be."""
+    run = built.graph.run
+    gone = 0 if run is None else run.manifest.num_impossible
+    return gone / (gone + run.num_rows(SPANS)) if run and gone else 0.0
+
+
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
     """What the trace leaves open without forbidding predictions, one line each."""
     reasons = [*built.unknown, *without_spans(built.graph, manifest)]
+    if gone := manifest.num_impossible:
+        reasons.append(
+            f"spans of impossible times, left out or moved: {gone}; what is left out counts as idle, and "
+            "other times may be wrong, too"
+        )
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():

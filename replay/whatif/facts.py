@@ -81,9 +81,14 @@ class RunFacts:
     @cached_property
     def _path_lag(self) -> Ints:
         """ns between the one before and each node of the path, where the former had ended."""
-        binding = self.timeline.binding[self.path]
-        lag = np.where(binding == NO_NODE, 0, self.graph.edges.lag[np.maximum(binding, 0)])
+        lag: Ints = np.append(self.graph.edges.lag, 0)[self._path_edge]
         return np.maximum(lag, 0)
+
+    @cached_property
+    def _path_edge(self) -> Ints:
+        """The edge that decides when each node of the path starts; behind the last where none does."""
+        binding = self.timeline.binding[self.path]
+        return np.where(binding == NO_NODE, self.graph.edges.lag.size, binding)
 
     def per_step(self, total_ns: float) -> float:
         """What a saving in all windows is of the mean step; of selected steps it may be any part.
@@ -108,8 +113,7 @@ class RunFacts:
         else:
             total = float(np.minimum(chosen, self._path_duration).sum())
         if lags is not None:
-            binding = self.timeline.binding[self.path]
-            total += float(self._path_lag[(binding != NO_NODE) & lags[np.maximum(binding, 0)]].sum())
+            total += float(self._path_lag[np.append(lags, False)[self._path_edge]].sum())
         return self.per_step(total)
 
     def idle(self, besides: Bools | Floats) -> float:

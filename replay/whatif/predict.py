@@ -217,15 +217,20 @@ def baseline_steps(
             these are not all, `counted` has them.
 
     Raises:
-        Unanswerable: there is no whole step.
+        Unanswerable: there is no whole step, or none that counts takes any time.
     """
     timeline = timeline or replayed(graph)
     steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")
-    if not selection.steps:
-        return usual_steps(steps)
-    return steps.with_columns(counted=is_in_ranges("step", selection.steps))
+    if selection.steps:
+        steps = steps.with_columns(counted=is_in_ranges("step", selection.steps))
+    else:
+        steps = usual_steps(steps)
+    lengths = step_lengths(steps)
+    if lengths.size and not lengths.any():
+        raise Unanswerable("no step of the run takes any time: record steps with work in them")
+    return steps
 
 
 def predict(

@@ -21,6 +21,7 @@ from tests.fuzz.given import of_a_fabric, of_a_model, of_requests
 from tests.fuzz.mutate import by_content, cut, mutated, of_bytes, packed
 from tests.fuzz.places import make_odd, of_a_special_file, of_another_user
 from tests.fuzz.pool import Commands
+from tests.fuzz.removals import of_a_removal
 from tests.fuzz.runs import HEALTHY, SLOW_RANK, copied, killed_recording
 from tests.fuzz.seeds import SEEDS, format_of
 from tests.jobs import ROOT
@@ -150,4 +151,5 @@ KINDS: dict[str, Callable[[Random, int, Path], Commands]] = {
     "fabric": of_a_fabric,
     "special": of_a_special_file,
     "others": of_another_user,
+    "removal": of_a_removal,
 }

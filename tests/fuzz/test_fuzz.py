@@ -25,6 +25,7 @@ from tests.fuzz.pool import Worker
 NUMBERS = {
     **{"format": 2000, "run": 300, "recording": 120, "topology": 100, "bomb": 140},
     **{"model": 300, "edit": 800, "requests": 250, "fabric": 300, "special": 200, "others": 60},
+    "removal": 300,
 }
 
 

@@ -33,7 +33,7 @@ class StepParts(DocumentPart, frozen=True):
     """Where a step of a rank went: compute, exposed communication, copies, host bound and idle add up to it.
 
     Attributes:
-        step: its number; -1 where a trace has no steps.
+        step: its number; 0 where a trace has no steps.
         rank: the rank.
         duration_ms: how long it took.
         compute_ms: kernels that are not communication; on a CPU job, operators.

@@ -19,6 +19,7 @@ import polars as pl
 from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.derived import enclosed, find_iterations, guess_steps, model_calls
+from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.kineto.collectives import (
     COLUMNS,
     Groups,
@@ -73,6 +74,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.without_total})
     facts, distributed = reader.facts, _distributed(reader.facts)
     spans, sync_events = columns.frames(_base_ns(facts))
+    spans, impossible = drop_impossible(spans)
     if spans.is_empty():
         raise InputError(f"{source.label}: {_why_empty(reader)}")
     own_rank, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
@@ -88,8 +90,8 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
         versions=_versions(facts, distributed),
-        skipped=dict(sorted((columns.lost + skipped + _losses(reader)).items())),
-        warnings=warnings + damage,
+        skipped=dict(sorted((columns.lost + skipped + impossible + _losses(reader)).items())),
+        warnings=[*warnings, *damage, *impossible_in_words(source.name, impossible)],
     )
 
 

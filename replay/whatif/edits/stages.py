@@ -375,8 +375,14 @@ class Skip(Edit):
         return [cls(max(0.25, round(1 / shape.stages, 3)))]
 
     def bound(self, facts: RunFacts) -> float:
-        """All but the work of the first stage, which no micro-batch skips."""
+        """All but the work of the first stage, which no micro-batch skips.
+
+        Raises:
+            Unanswerable: the first stage is not recorded.
+        """
         rows = computes(facts.graph).filter(pl.col("stage") == 0)
+        if rows.is_empty():
+            raise Unanswerable("no work of the pipeline's first stage is recorded")
         per_rank = rows.group_by("step", "rank").agg(pl.col("ns").sum())
         slowest = per_rank.group_by("step").agg(pl.col("ns").max())["ns"]
         return max(facts.base_ns - float(slowest.to_numpy().min()), 0.0)

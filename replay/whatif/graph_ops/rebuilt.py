@@ -177,7 +177,11 @@ def label(chunk: int, batch: int) -> str:
 
 
 def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
-    """[places, micro-batches] ns of forward or backward work of one pipeline in one step, and its ranks."""
+    """[places, micro-batches] ns of forward or backward work of one pipeline in one step, and its ranks.
+
+    Raises:
+        Unanswerable: a stage of the pipeline is not recorded.
+    """
     of_kind = (pipe["kind"] == FORWARD).to_numpy() == (kind == FORWARD)
     place, batch, ns, rank = (
         pipe[name].to_numpy()[of_kind] for name in ("place", "micro_batch", "ns", "rank")
@@ -185,6 +189,8 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     work_ns = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
     np.add.at(work_ns, (place, batch), ns)
     ranks = dict(zip(place.tolist(), rank.tolist()))
+    if len(ranks) < len(work_ns):
+        raise Unanswerable("a stage of the pipeline is not recorded: what it works on is not known")
     return work_ns, [ranks[place_number] for place_number in range(len(work_ns))]
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.host_bound import find_idle_gpus, note_idle_gpus
+from dpro.detect.host_bound import NANOSECONDS, find_idle_gpus, note_idle_gpus
 from dpro.replay.steps import step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from tests.builders import TinyRun, gpu_job
@@ -96,3 +97,18 @@ def test_one_step_is_a_note_and_no_finding(tmp_path):
     assert note.startswith("GPU busy ")
     assert note.endswith("it is one step, which does not show that this is usual")
     assert found_in(job([190] * 3), tmp_path / "more", note_idle_gpus) == []
+
+
+def test_a_run_without_steps_is_one_step(tmp_path):
+    run = job([190])
+    del run.rows[STEPS.name]
+    (note,) = found_in(run, tmp_path, note_idle_gpus)
+    assert note.startswith("GPU busy ")
+
+
+def test_a_step_that_took_gpus_no_time_has_no_idle_share(tmp_path):
+    built = job([190] * 6).build(tmp_path)
+    parts = step_breakdown(*(built.graph.run.table(table) for table in (SPANS, COLLECTIVES, STEPS)))
+    none = parts.with_columns(pl.lit(0).alias(name) for name in NANOSECONDS)
+    assert find_idle_gpus(Baseline(built.graph), lambda: none) == []
+    assert note_idle_gpus(Baseline(built.graph), lambda: none.clear()) == []

@@ -32,6 +32,7 @@ from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay, step_ends
 from dpro.schema import BUCKETS, COUNTERS, WORKERS
 from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
+from tests.commands import dpro
 from tests.ddp import ddp_job
 from tests.pipelines import Job, written
 
@@ -491,3 +492,11 @@ def test_reductions_say_which_bucket_they_are_whichever_framework_reduces(tmp_pa
     per_step = known.filter(pl.col("bucket").is_not_null())["bucket"].value_counts().sort("bucket").rows()
     ranks, steps, nodes = 2, 3, 2  # of each: its arrival and its transfer
     assert per_step == [(bucket, ranks * steps * nodes) for bucket in range(3)]
+
+
+def test_a_span_of_unknown_time_is_at_the_begin_of_a_perfetto_file(tmp_path):
+    run = TinyRun()
+    run.op("at no known time", -0.001, 10)
+    run.write(tmp_path / "run")
+    done = dpro("export", tmp_path / "run", "--perfetto", tmp_path / "run.pftrace")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -117,3 +117,13 @@ def test_run_without_a_whole_step_cannot_be_compared(tmp_path):
     graph = run.build(tmp_path / "r").graph
     with pytest.raises(Unanswerable, match="whole step"):
         explain(graph, graph)
+
+
+def test_a_run_whose_steps_take_no_time_is_not_compared(tmp_path):
+    run = TinyRun()
+    run.op("forward", 5, 5)
+    run.call(5, 5, 1)
+    run.kernel("gemm", 5, 5, 1)
+    none = run.build(tmp_path / "none").graph
+    with pytest.raises(Unanswerable, match="takes any time"):
+        explain(none, graph_of(tmp_path / "b", equal_work(2)))

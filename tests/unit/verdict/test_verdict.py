@@ -311,7 +311,9 @@ def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_p
     analysis = Analysis(launches_of([("mul", 60, 10)] * 50).write(tmp_path / "run"))
     poor = dataclasses.replace(analysis.trust, answerable=False, reasons=("the replayed steps are off",))
     monkeypatch.setattr(Analysis, "trust", poor)
-    assert explain(analysis).fault == "not diagnosed: the replay does not fit."
+    verdict = explain(analysis)
+    assert verdict.fault == "not diagnosed: the replay does not fit."
+    assert (verdict.advice, verdict.then) == ([], None)
 
 
 def test_launches_are_counted_and_other_calls_are_not(tmp_path):
@@ -597,3 +599,13 @@ def test_equal_ranks_are_tried_together_with_others_though_the_job_has_no_stages
     other, gain = facts_of(late_host(600), tmp_path).best_beside(IMBALANCE)
     assert other in (HOST, COMMUNICATION)
     assert gain > 2
+
+
+def test_nothing_comes_after_a_limit_that_is_all_of_the_step(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 100)
+    run.op("aten::mm", 0, 100)
+    run.call(100, 110, 1)
+    run.kernel("gemm", 110, 110, 1)
+    facts = facts_of(run, tmp_path)
+    assert facts.after(HOST) is None

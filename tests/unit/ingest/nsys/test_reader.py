@@ -46,6 +46,17 @@ def test_work_has_its_stream_and_calls_have_their_thread(tmp_path):
     assert (kernel["start_ns"], kernel["duration_ns"]) == (UTC + 130, 60)
 
 
+def test_a_kernel_that_ends_an_hour_after_those_behind_it_is_left_out_and_named(tmp_path):
+    database = session()
+    for number, end in enumerate((190, 3_600_000_000_000, 290, 340)):
+        database.call("cudaLaunchKernel_v7000", 100 + number, 101 + number, number + 1)
+        database.kernel(f"gemm{number}", 130 + 50 * number, end, number + 1)
+    (trace,) = read(database, tmp_path)
+    assert "gemm1" not in table(trace, "spans")["name"]
+    assert sum(trace.skipped.values()) == 1
+    assert [line for line in trace.warnings if "1 span left out whose times cannot be" in line]
+
+
 def test_copies_and_fills_are_named_as_torch_names_them(tmp_path):
     database = session()
     where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}

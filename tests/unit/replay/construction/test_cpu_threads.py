@@ -262,3 +262,19 @@ def test_work_after_the_last_annotation_of_a_thread_is_in_none(tmp_path):
         name: seen.graph.nodes.around[seen.nodes(name)[0]] >= 0 for name in ("before", "inside", "after")
     }
     assert around == {"before": False, "inside": True, "after": False}
+
+
+def test_a_thread_whose_spans_take_no_time_is_work_of_no_time(tmp_path):
+    run = TinyRun()
+    run.op("forward", 5, 5)
+    run.call(5, 5, 1)
+    run.kernel("gemm", 5, 5, 1)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.timeline.end.max() == 0
+
+
+def test_a_run_whose_spans_do_no_work_is_refused(tmp_path):
+    run = TinyRun()
+    run.kernel("range", 0, 10, kind="gpu_annotation")
+    with pytest.raises(Unanswerable, match="no work to replay"):
+        run.build(tmp_path / "r")

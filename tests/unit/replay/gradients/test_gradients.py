@@ -9,11 +9,11 @@ import pytest
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.gradient_passes import MB
+from dpro.replay.gradient_passes import MB, Launches
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
-from tests.builders import US
+from tests.builders import US, tiny_graph
 from tests.ddp import ddp_job
 from tests.edits import steps_us
 
@@ -29,6 +29,10 @@ def one_bucket(tmp_path_factory) -> Graph:
 def _built(folder: Path, **options) -> Graph:
     ddp_job(**options).write(folder / "run")
     return build_graph(open_run(folder / "run")).graph
+
+
+def test_a_graph_that_communicates_nothing_has_no_calls_of_a_kind():
+    assert Launches(tiny_graph([1, 1], [(0, 1, 0)]), {("all_reduce", "0")}).source.size == 0
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,18 @@ def test_an_imported_trace_whose_steps_know_no_window_reports_them_all():
     assert _split([_op(1, 5, 15)], [], steps)["compute_ns"].to_list() == [5, 5]
 
 
-def test_without_steps_each_window_is_one_step_numbered_minus_one():
+def test_without_steps_each_window_is_one_step_numbered_zero_as_in_the_graph():
     spans = [_op(1, 0, 10), _op(2, 20, 30), _op(3, 1000, 1007, window=1)]
     frame = _split(spans, [], [])
-    assert frame.select("step", "duration_ns", "compute_ns").rows() == [(-1, 7, 7), (-1, 30, 20)]
+    assert frame.select("step", "duration_ns", "compute_ns").rows() == [(0, 7, 7), (0, 30, 20)]
+
+
+@pytest.mark.parametrize("missing", ["step", "start_ns", "duration_ns"])
+def test_a_mark_without_a_number_a_time_or_a_length_divides_nothing(missing):
+    marks = [_step(0, 0, 10), _step(1, 10, 20) | {missing: -1}, _step(2, 20, 30)]
+    frame = _split([_op(1, 0, 10), _op(2, 20, 30)], [], marks)
+    assert frame["step"].to_list() == [0, 2]
+    assert _split([_op(1, 0, 10)], [], [_step(3, 0, 10) | {missing: -1}])["step"].to_list() == [0]
 
 
 def test_a_run_without_spans_is_refused_with_what_to_record():
@@ -364,7 +372,7 @@ def test_a_rank_without_steps_is_left_out_where_others_have_some_and_each_window
     of_both = _split(spans, [], [_step(4, 0, 80)])
     assert of_both.select("rank", "step", "duration_ns").rows() == [(0, 4, 80)]
     of_none = _split(spans, [], [_step(4, 0, 80, rank=2)])  # which has no spans
-    assert of_none.select("rank", "step", "duration_ns").rows() == [(0, -1, 100), (1, -1, 100)]
+    assert of_none.select("rank", "step", "duration_ns").rows() == [(0, 0, 100), (1, 0, 100)]
 
 
 def _ahead(backlog: int) -> list[dict[str, Any]]:

@@ -45,3 +45,9 @@ def test_what_is_measured_in_long_steps_only_is_no_more_than_a_step():
 def test_run_of_which_nothing_is_known_has_no_rows():
     assert host_facts(TWO_RANKS, counters((0, "gpu_power_w", 100, 300.0))).is_empty()
     assert per_rank(host_facts(TWO_RANKS, COUNTERS.empty())).is_empty()
+
+
+def test_a_step_of_no_length_says_nothing_of_its_rank():
+    none = steps((0, 1, 100, 0), (0, 2, 150, 70), (1, 1, 105, 0))
+    known = counters((0, "step_gc_ns", 100, 4.0), (0, "step_gc_ns", 150, 8.0), (1, "step_gc_ns", 105, 9.0))
+    assert per_rank(host_facts(none, known)).select("rank", "duration_ns", "gc_ns").rows() == [(0, 70, 8.0)]

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay, step_lengths, usual_steps
 from dpro.replay.whatif.job import ReplayedJob, pace_of_hosts
@@ -45,6 +46,20 @@ def ends_of(*lengths: float) -> pl.DataFrame:
 def test_steps_that_are_cut_off_warm_up_or_pause_do_not_count(lengths, counted):
     lengths_ns = step_lengths(usual_steps(ends_of(*lengths)))
     assert lengths_ns.tolist() == [round(length * US) for length in counted]
+
+
+def test_where_the_only_usual_step_has_queued_work_that_step_counts():
+    ends = ends_of(400, 150).with_columns(queued=pl.Series([False, True]))
+    assert step_lengths(usual_steps(ends)).tolist() == [150 * US]
+
+
+def test_steps_that_take_no_time_are_no_baseline(tmp_path):
+    run = TinyRun()
+    run.op("forward", 5, 5)
+    run.call(5, 5, 1)
+    run.kernel("gemm", 5, 5, 1)
+    with pytest.raises(Unanswerable, match="takes any time"):
+        baseline_steps(run.build(tmp_path).graph)
 
 
 def slow_device(steps_us: list[float], host_us: float = 500) -> TinyRun:

@@ -340,3 +340,11 @@ def test_of_what_is_advised_those_are_best_that_nothing_beats_in_gain_and_effort
     flag, line, code = made("algorithm:to=tree", 1.1), made("compile", 1.05), made("no-sync", 1.2)
     assert undominated([flag, line, code, made("no-comm", 3.0)]) == [True, False, True, False]
     assert undominated([made("compile", 0.9)]) == [False]
+
+
+def test_a_job_of_one_kernel_depends_on_nothing_and_is_searched(tmp_path):
+    run = TinyRun()
+    run.kernel("gemm", 0, 100)
+    built = run.build(tmp_path)
+    assert built.graph.edges.lag.size == 0
+    assert search(built.graph, assess(built, replay(built.graph), built.graph.run.manifest))

@@ -13,8 +13,12 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import bubbles, computes
+from dpro.replay.whatif.facts import facts_of
+from dpro.replay.whatif.graph_ops.rebuilt import recorded_work
 from dpro.replay.whatif.registry import parse_edit
+from dpro.store import open_run
 from tests.builders import cpu_job
+from tests.fuzz.removals import frames_of, removals_of, write_frames
 from tests.pipelines import MS, Job, written
 
 
@@ -102,3 +106,15 @@ def test_a_real_pipeline_has_room_for_foreign_work_at_little_cost(traces):
     cost = np.median(np.array(_steps(edit.apply(graph))) / _steps(graph)) - 1
     print(edit.notes(graph), cost)
     assert 0 <= cost < 0.02
+
+
+def test_stages_are_not_skipped_where_the_first_is_not_recorded(tmp_path):
+    run = written(Job(5, 1, 4).run(), tmp_path)
+    frames = frames_of(run)
+    without = removals_of(frames)["spans: of the first rank"](frames)
+    write_frames(without, run.manifest, tmp_path / "without")
+    graph = build_graph(open_run(tmp_path / "without")).predictive
+    with pytest.raises(Unanswerable, match="first stage"):
+        parse_edit("skip:share=0.25").bound(facts_of(graph))
+    with pytest.raises(Unanswerable, match="a stage of the pipeline is not recorded"):
+        recorded_work(computes(graph), "forward")

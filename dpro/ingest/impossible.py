@@ -1,0 +1,210 @@
+"""Spans whose times cannot be: what profilers lose or garble, left out before anything follows from it.
+
+In: the spans of one rank in one window. Out: the others, and how many were left out, by reason. What cannot
+be follows from how devices work, whatever the format: work does not begin before the call that launches it,
+nor long after all else has ended; a stream does one thing after the other, in the order of the calls; nothing
+takes days. Threads of hosts nest and block for as long as they like: of theirs only what takes days goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.ingest.derived import launched
+from dpro.schema import GPU_WORK_KINDS
+from dpro.store import IMPOSSIBLE
+from dpro.words import counted
+
+LONGEST_NS = 24 * 3600 * 10**9  # a span
+FARTHEST_NS = 30 * LONGEST_NS  # from the median start: a time of 0 is decades away from all others
+CLOCKS_NS = 10_000_000  # clocks of hosts and devices differ by 0.1 ms in traces of V100, on AMD by more
+BELATED_NS = (
+    60_000_000_000  # work begins once its stream is free, in 34 ms at most; a device may stall for seconds
+)
+OVERLAP_NS = 1_000_000  # kernels that are launched ahead of time overlap by up to 0.14 ms
+
+ABSURD = f"{IMPOSSIBLE}: days long, or days away from the others"
+EARLY = f"{IMPOSSIBLE}: before the call that launched them"
+UNORDERED = f"{IMPOSSIBLE}: not in the order of their stream"
+BELATED = f"{IMPOSSIBLE}: long after their launch and all else"
+MOVED = f"{IMPOSSIBLE}: moved by the error of their device's clock"
+
+_COLUMNS = ("kind", "start_ns", "duration_ns", "tid", "device", "stream", "correlation")
+_QUEUE = ("device", "stream", "thread")
+
+
+def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
+    """Leave out spans whose times cannot be, and move those of a device whose clock is off.
+
+    Args:
+        spans: with `kind`, `start_ns`, `duration_ns`, `device`, `stream`, `correlation`, `tid`.
+
+    Returns:
+        The others, in their order, and how many are not, by reason.
+    """
+    if spans.is_empty():
+        return spans, Counter()
+    absurd = _are_absurd(spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy())
+    counts = Counter({ABSURD: int(absurd.sum())})
+    spans = spans.filter(~absurd) if absurd.any() else spans
+    work = _work(spans)
+    spans, moved = _on_clocks_of_hosts(spans, work)
+    work = _work(spans) if moved else work
+    is_early = pl.col("launch_ns") - pl.col("start_ns") > CLOCKS_NS
+    early, work = work.filter(is_early)["row"], work.filter(is_early.fill_null(False).not_())
+    unordered = _unordered(work)
+    kept = np.ones(spans.height, np.bool_)
+    kept[np.concatenate([early.to_numpy(), unordered.to_numpy()])] = False
+    belated = _belated(spans, work.filter(~pl.col("row").is_in(unordered.implode())), kept)
+    counts.update({EARLY: early.len(), UNORDERED: unordered.len(), BELATED: belated.size, MOVED: moved})
+    kept[belated] = False
+    if not kept.all():
+        spans = spans.filter(kept & _are_shadows_of_work(spans, kept))
+    return spans, +counts
+
+
+def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
+    """Return one warning on what `drop_impossible` found in a file; none on nothing."""
+    moved = counts.get(MOVED, 0)
+    gone = sum(count for reason, count in counts.items() if reason.startswith(IMPOSSIBLE)) - moved
+    words = [f"{counted(gone, 'span')} left out whose times cannot be"] if gone else []
+    if moved:
+        words.append(f"{counted(moved, 'span')} moved, since the clock of their device is off")
+    return [f"{name}: {', and '.join(words)}; record again before relying on it"] if words else []
+
+
+def _are_absurd(start: Ints, duration: Ints) -> Bools:
+    """[N] which spans last for days, or begin days away from most."""
+    absurd: Bools = duration > LONGEST_NS
+    if int(start.max()) - int(start.min()) > FARTHEST_NS:
+        absurd |= np.abs(start - int(np.median(start))) > FARTHEST_NS
+    return absurd
+
+
+def _work(spans: pl.DataFrame) -> pl.DataFrame:
+    """Work on streams with its place among the spans, `row`, and the call that launched it, as `launched`."""
+    numbered = spans.select(_COLUMNS).with_row_index("span_id")
+    on_stream = pl.col("kind").is_in(GPU_WORK_KINDS) & (pl.col("stream") >= 0)
+    work = launched(numbered.filter(on_stream), numbered.filter(pl.col("correlation") > 0))
+    return work.rename({"span_id": "row"})
+
+
+def _on_clocks_of_hosts(spans: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Move the work of devices of which most begins long before the calls that launch it.
+
+    Args:
+        work: as from `_work`.
+
+    Returns:
+        The spans, in their order, and how many were moved: so that hardly any work begins before its call.
+    """
+    ahead = (pl.col("launch_ns") - pl.col("start_ns")).drop_nulls()
+    clocks = work.group_by("device").agg(median=ahead.median(), by_ns=ahead.quantile(0.99))
+    clocks = clocks.filter(pl.col("median") > CLOCKS_NS)
+    if clocks.is_empty():
+        return spans, 0
+    of_device = pl.col("kind").cast(pl.String).is_in([*GPU_WORK_KINDS, "gpu_annotation"])
+    by_ns = pl.col("device").replace_strict(clocks["device"], clocks["by_ns"].cast(pl.Int64), default=0)
+    moved = spans.with_columns(start_ns=pl.col("start_ns") + pl.when(of_device).then(by_ns).otherwise(0))
+    return moved, spans.select((of_device & (by_ns != 0)).sum()).item()
+
+
+def _unordered(work: pl.DataFrame) -> pl.Series:
+    """Return the `row` of work that begins or ends out of the order of its stream.
+
+    Args:
+        work: as from `_work`.
+    """
+    out_of_turn = _out_of_turn(work)
+    outlasting = _outlasting(work.filter(~pl.col("row").is_in(out_of_turn.implode())))
+    return pl.concat([out_of_turn, outlasting])
+
+
+def _out_of_turn(work: pl.DataFrame) -> pl.Series:
+    """The `row` of what begins in another order than its thread launched it: the fewest that explain it.
+
+    Of the work of one call, as of a CUDA graph, which may be in parallel, the first counts.
+    """
+    calls = work.drop_nulls("launch_ns").sort("start_ns").group_by(*_QUEUE, "launch_ns", maintain_order=True)
+    first = calls.agg(pl.col("row", "start_ns").first()).sort(*_QUEUE, "launch_ns")
+    behind = (pl.col("start_ns").shift(1).over(_QUEUE) - pl.col("start_ns")) > OVERLAP_NS
+    out_of_turn = [first["row"].clear()]
+    for queue in first.filter(behind.any().over(_QUEUE)).partition_by(_QUEUE, maintain_order=True):
+        start = queue["start_ns"].to_numpy()
+        in_order = ascending(start)
+        least = np.maximum.accumulate(np.where(in_order, start, start.min()))
+        most = np.minimum.accumulate(np.where(in_order, start, start.max())[::-1])[::-1]
+        out_of_turn.append(queue["row"].filter((start < least - OVERLAP_NS) | (start > most + OVERLAP_NS)))
+    return pl.concat(out_of_turn)
+
+
+def ascending(values: Ints) -> Bools:
+    """[N] which values make up a longest ascending subsequence.
+
+    Source: M. L. Fredman, On computing the length of longest increasing subsequences, 1975.
+    """
+    lasts: list[int] = []  # of a subsequence of each length, the least value that it may end with
+    lengths = []
+    for value in values.tolist():
+        length = bisect_right(lasts, value)
+        lasts[length : length + 1] = [value]
+        lengths.append(length)
+    chosen = np.zeros(values.size, np.bool_)
+    wanted = len(lasts) - 1
+    for place in range(values.size - 1, -1, -1):
+        if lengths[place] == wanted:
+            chosen[place] = True
+            wanted -= 1
+    return chosen
+
+
+def _outlasting(work: pl.DataFrame) -> pl.Series:
+    """The `row` of what ends after work that began later on its stream, and was not launched with it."""
+    lane = ["device", "stream"]
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    ordered = work.select("row", "start_ns", "correlation", *lane, end=end).sort(*lane, "start_ns", "end")
+    alone = pl.when(pl.col("correlation") > 0).then("correlation").otherwise(-pl.int_range(pl.len()))
+    ordered = ordered.with_columns(at=pl.int_range(pl.len()).over(lane), call=alone)
+    ordered = ordered.with_columns(
+        last=pl.col("at").max().over(*lane, "call"),
+        next_end=pl.col("end").reverse().cum_min().reverse().shift(-1).over(lane),
+    )
+    behind = ordered.select(*lane, last="at", least="next_end")
+    ordered = ordered.join(behind, on=[*lane, "last"], how="left", maintain_order="left")
+    return ordered.filter(pl.col("end") - pl.col("least") > OVERLAP_NS)["row"]
+
+
+def _belated(spans: pl.DataFrame, work: pl.DataFrame, kept: Bools) -> Ints:
+    """The rows of launched work that begins long after all before it has ended, and so of what follows it.
+
+    The first work of a stream may wait for what was launched before recording began, and is not recorded.
+
+    Args:
+        work: of the spans that are kept.
+        kept: [N] which spans are.
+    """
+    start = spans["start_ns"].to_numpy()
+    order = np.argsort(start, kind="stable")
+    order = order[kept[order]]
+    ends = np.maximum.accumulate((spans["start_ns"] + spans["duration_ns"]).to_numpy()[order])
+    calm = np.flatnonzero(start[order[1:]] - ends[:-1] > BELATED_NS) + 1
+    behind = work.sort("start_ns").with_columns(nth=pl.int_range(pl.len()).over("device", "stream"))
+    waited = pl.col("start_ns") - pl.col("launch_end_ns") > BELATED_NS
+    late = behind.filter(waited, pl.col("nth") > 0)["row"].to_numpy()
+    first = [place for place in calm.tolist() if np.isin(order[place], late)]
+    return np.intersect1d(order[first[0] :], late) if first else np.empty(0, np.int64)
+
+
+def _are_shadows_of_work(spans: pl.DataFrame, kept: Bools) -> Bools:
+    """[N] false of annotations on streams that end after all work that is kept, as that which is not did."""
+    end = (spans["start_ns"] + spans["duration_ns"]).to_numpy()
+    kind = spans["kind"].cast(pl.String)
+    work = kept & kind.is_in(GPU_WORK_KINDS).to_numpy()
+    last = int(end[work].max()) if work.any() else 0
+    return ~((kind == "gpu_annotation").to_numpy() & (end > last + OVERLAP_NS))
