@@ -24,9 +24,7 @@ from dpro.words import counted
 LONGEST_NS = 24 * 3600 * 10**9  # a span
 FARTHEST_NS = 30 * LONGEST_NS  # from the median start: a time of 0 is decades away from all others
 CLOCKS_NS = 10_000_000  # clocks of hosts and devices differ by 0.1 ms in traces of V100, on AMD by more
-BELATED_NS = (
-    60_000_000_000  # work begins once its stream is free, in 34 ms at most; a device may stall for seconds
-)
+BELATED_NS = 60_000_000_000  # work begins once its stream is free: in 34 ms at most, but devices may stall
 OVERLAP_NS = 1_000_000  # kernels that are launched ahead of time overlap by up to 0.14 ms
 
 ABSURD = f"{IMPOSSIBLE}: days long, or days away from the others"
