@@ -21,7 +21,8 @@ from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .files import written_whole
-from .torch_internals import experimental_config, observe_execution, start_profiler
+from .torch_internals import experimental_config, observe_execution, range_calls, start_profiler
+from .unseen import modules_of, unseen
 
 TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
 
@@ -30,6 +31,24 @@ _running: list[Recording] = []
 
 class OwnProfile(profile):
     """A profiler of ours: its type distinguishes it from the user's own."""
+
+
+class Mark(record_function):
+    """A range of ours: modes of the job do not see it begin and end."""
+
+    def begin(self) -> bool:
+        """Begin; returns whether that could be hidden."""
+        calls = range_calls()
+        if calls is not None:
+            self.record = unseen(calls[0], self.name, self.args)
+        return calls is not None
+
+    def end(self) -> bool:
+        """End; returns whether that could be hidden."""
+        calls = range_calls()
+        if calls is not None and self.run_callbacks_on_exit:
+            unseen(calls[1], self.record)
+        return calls is not None
 
 
 class Recording:
@@ -164,9 +183,9 @@ def name_modules() -> Callable[[], None]:
         if torch.compiler.is_compiling():
             return
         if not calls.open:
-            calls.names = {id(part): name for name, part in module.named_modules()}
+            calls.names = {id(part): name for name, part in modules_of(module)}
         name = calls.names.get(id(module)) or type(module).__name__
-        mark = record_function(PREFIX + name)
+        mark = Mark(PREFIX + name)
         mark.__enter__()
         calls.open.append((module, mark))
 

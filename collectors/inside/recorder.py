@@ -51,6 +51,7 @@ from .files import identity_of, image_folder, is_own, is_still, next_image, writ
 from .kernel import name_of
 from .main_thread import is_of_a_handler
 from .torch_internals import default_store, is_within_backward, sequence_number
+from .unseen import class_name, device_of, elements_of, message_of, parameters_updated
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -156,7 +157,8 @@ class Recorder:
             what: what this process does about it, to follow "process 123".
         """
         with suppress(Exception):
-            line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
+            trouble = f"{class_name(type(error))}: {message_of(error)}"
+            line = f"process {os.getpid()} {what}: {trouble}".replace("\n", " ")
             if not is_still(self._log, self._log_identity):
                 self._open_log()
             os.write(self._log, f"{line}\n".encode(errors="backslashreplace"))
@@ -314,9 +316,11 @@ class Recorder:
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.device = self.device or next((p.device for p in parameters if p.device.type not in HOSTS), None)
-        return float(sum(parameter.numel() for parameter in parameters))
+        parameters = parameters_updated(optimizer)
+        if self.device is None:
+            devices = map(device_of, parameters)
+            self.device = next((d for d in devices if d is not None and d.type not in HOSTS), None)
+        return float(sum(map(elements_of, parameters)))
 
     def _on_anchor(self, optimizer: int, base: int, first: int) -> None:
         assert self.records is not None

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import profile
 
 from . import captures, records
 from .files import write_whole
 from .kineto import (
+    Mark,
     OwnProfile,
     Recording,
     finish_teardown,
@@ -395,7 +396,7 @@ def _install_backward(windows: Windows) -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not windows.is_open:
             return original(*args, **kwargs)
-        with record_function(BACKWARD):
+        with Mark(BACKWARD):
             return original(*args, **kwargs)
 
     torch.autograd.backward = backward
@@ -697,7 +698,7 @@ class Ranges:
         me = threading.get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:
-                if end_range(entered.record):
+                if entered.end() if type(entered) is Mark else end_range(entered.record):
                     self._finished.add(entered)
                 del self._open[key]
 
@@ -707,14 +708,15 @@ class Ranges:
 
         @functools.wraps(enter)
         def entering(entered: Any) -> Any:
-            result = enter(entered)
+            result = entered if type(entered) is Mark and entered.begin() else enter(entered)
             self.enter(entered)
             return result
 
         @functools.wraps(leave)
         def leaving(left: Any, kind: Any, value: Any, traceback: Any) -> None:
             if not self.leave(left):
-                leave(left, kind, value, traceback)
+                if type(left) is not Mark or not left.end():
+                    leave(left, kind, value, traceback)
                 return
             left.run_callbacks_on_exit = False
             leave(left, kind, value, traceback)

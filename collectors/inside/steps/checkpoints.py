@@ -23,6 +23,7 @@ import torch
 from .. import records
 from ..files import CHECKPOINTS
 from ..recorder import Recorder, identity
+from ..unseen import attributes, is_a, path_of
 
 LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
 MAX_LINES = 10_000  # lines of a process
@@ -155,20 +156,18 @@ class Checkpoints:
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The file or folder that a call saves to or loads from; empty where it has no path."""
     place = PLACES.get(name, len(args))
-    with suppress(Exception):  # of an object of the user's, which may raise anything
-        given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
-        given = args[place] if given is None and place < len(args) else given
-        if not isinstance(given, (str, os.PathLike)):
-            given = getattr(given, "name", None)  # of an open file
-        if isinstance(given, (str, os.PathLike)):
-            return os.path.abspath(os.fsdecode(given))
-    return ""
+    given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
+    given = args[place] if given is None and place < len(args) else given
+    path = path_of(given)
+    with suppress(OSError):  # the folder that it is relative to is gone
+        return os.path.abspath(path) if path else ""
+    return path
 
 
 def _upload(result: Any) -> Future[Any] | None:
     """What says that a save in the background is written; None where it is written."""
-    upload = getattr(result, "upload_completion", result)
-    return upload if isinstance(upload, Future) else None
+    upload = attributes(result).get("upload_completion", result)
+    return upload if is_a(upload, Future) else None
 
 
 def _file_facts(path: str) -> dict[str, int]:
