@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import captures, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
-from .patching import keep_compiler_out, patch, uncompiled
+from .patching import keep_compiler_out, keep_library, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, memory, preemption, requests, stacks, starting
 from .recorder import Recorder
@@ -54,6 +54,7 @@ def install(launch: str) -> None:
         recorder.call(probe.install, recorder)
     _install_backward(recorder)
     keep_compiler_out()
+    keep_library()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
 

@@ -26,7 +26,26 @@ from .unseen import modules_of, unseen
 
 TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
 
+LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
+PROCESS = "/proc/self/comm"  # where Kineto reads the name of the process, and complains without
+
 _running: list[Recording] = []
+
+
+def silence() -> None:
+    """Have Kineto say nothing on the job's stderr, also where a launcher has left that variable behind."""
+    os.environ.setdefault(LEVEL, SILENT)
+
+
+def refuse_noise() -> None:
+    """Refuse to start Kineto where it would write to the job's stderr.
+
+    Raises:
+        OSError: the job has emptied its environment, or has no `/proc`.
+    """
+    if LEVEL not in os.environ:  # Kineto reads it when it first starts
+        raise OSError(f"the job has removed {LEVEL} from its environment: Kineto would write to its stderr")
+    os.stat(PROCESS)
 
 
 class OwnProfile(profile):

@@ -47,7 +47,7 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
-from .files import identity_of, image_folder, is_own, is_still, next_image, write_whole
+from .files import identity_of, image_folder, is_own, is_still, next_image, refuse_beyond_limit, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
 from .torch_internals import default_store, is_within_backward, sequence_number
@@ -161,7 +161,9 @@ class Recorder:
             line = f"process {os.getpid()} {what}: {trouble}".replace("\n", " ")
             if not is_still(self._log, self._log_identity):
                 self._open_log()
-            os.write(self._log, f"{line}\n".encode(errors="backslashreplace"))
+            content = f"{line}\n".encode(errors="backslashreplace")
+            refuse_beyond_limit(os.fstat(self._log).st_size + len(content))
+            os.write(self._log, content)
 
     def _open_log(self) -> None:
         """Open the log for as long as the process lives, which may give up the right to open it."""
@@ -328,6 +330,7 @@ class Recorder:
 
     def _on_step(self, step: int) -> None:
         self.last_step_s = time.monotonic()
+        refuse_beyond_limit()  # the job may have set it since
         if step == GPU_KNOWN_AT_STEP and self.folder is not None:
             self._write_facts(self.folder)
         begun_ns = time.time_ns()
@@ -358,6 +361,7 @@ class Recorder:
         return folder
 
     def _open(self) -> None:
+        refuse_beyond_limit()
         if self.joining is None:
             folder = self._made()
         else:

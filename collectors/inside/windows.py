@@ -26,13 +26,15 @@ from torch.autograd import profiler
 from torch.autograd.profiler import profile
 
 from . import captures, records
-from .files import write_whole
+from .files import refuse_beyond_limit, write_whole
 from .kineto import (
     Mark,
     OwnProfile,
     Recording,
     finish_teardown,
     leave_out_destructors,
+    refuse_noise,
+    silence,
     start_in_main_thread,
     stop_left,
 )
@@ -145,6 +147,7 @@ class Windows:
     def prepare(self) -> None:
         """In the main thread, where the loop runs in another one: start Kineto for the first time."""
         if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
+            refuse_noise()
             start_in_main_thread()
             self._is_prepared = self._used = True
 
@@ -163,6 +166,7 @@ class Windows:
         folder, writer = self._recorder.folder, self._recorder.records
         if folder is None or writer is None:
             return
+        refuse_noise()
         begun_ns = time.monotonic_ns()
         self.foreign.override()
         self.ranges.finish()
@@ -348,6 +352,7 @@ def install(recorder: Recorder) -> None:
     if not recorder.config.get("windows", True):
         recorder.listen("request", lambda request: _refuse(recorder, request))
         return
+    silence()
     windows = Windows(recorder)
     recorder.listen("work", windows.on_work)
     recorder.listen("step", windows.on_step)
@@ -496,8 +501,9 @@ def _is_there(folder: Path) -> bool:
     """Whether a folder exists: where the run was deleted, Kineto would say so on stderr.
 
     Raises:
-        PermissionError: this process may no longer enter it.
+        OSError: this process may no longer enter it, or write files as large as those of Kineto.
     """
+    refuse_beyond_limit()
     try:
         os.stat(folder / ".")
     except FileNotFoundError:

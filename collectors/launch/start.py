@@ -10,6 +10,7 @@ containers that dpro is not in, the copy that `recording` makes where no other u
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -305,6 +306,16 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
         signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
+    # What the recorder adds to PYTHONPATH may be too much: one variable has at most 128 KiB.
+    print(
+        f"dpro: the environment has no room for the recorder: {command[0]} is not recorded", file=sys.stderr
+    )
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], list(command))
     except OSError as error:
         raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
 

@@ -30,7 +30,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import environment
-from ..files import MEMORY
+from ..files import MEMORY, append_line
 from ..patching import uncompiled
 from ..recorder import Recorder
 from ..torch_internals import is_within_backward, on_refused_allocation
@@ -108,8 +108,7 @@ class RefusedAllocations:
             line |= filled(device)
         folder = self._recorder.folder
         if folder is not None:
-            with (folder / MEMORY).open("a") as lines:
-                lines.write(json.dumps(line) + "\n")
+            append_line(folder / MEMORY, json.dumps(line))
 
 
 def sizes_in(message: str) -> dict[str, int]:

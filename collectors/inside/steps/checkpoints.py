@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import records
-from ..files import CHECKPOINTS
+from ..files import CHECKPOINTS, append_line
 from ..recorder import Recorder, identity
 from ..unseen import attributes, is_a, path_of
 
@@ -149,8 +149,7 @@ class Checkpoints:
         if folder is None or self._lines >= MAX_LINES:
             return
         self._lines += 1
-        with (folder / CHECKPOINTS).open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
+        append_line(folder / CHECKPOINTS, json.dumps(line))
 
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
