@@ -182,7 +182,9 @@ def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
 
 def next_image(launch: Path, host: str, pid: int) -> int:
     """Return how many programs a process has been that recorded."""
-    return sum(1 for _ in takewhile(lambda image: image_folder(launch, host, pid, image).is_dir(), count()))
+    return sum(
+        1 for _ in takewhile(lambda image: os.path.isdir(image_folder(launch, host, pid, image)), count())
+    )
 
 
 def pid_and_image(folder: str) -> tuple[int, int]:

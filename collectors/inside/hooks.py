@@ -99,8 +99,9 @@ def _install_scaler(recorder: Recorder) -> None:
 def _install_distributed(recorder: Recorder) -> None:
     from torch.distributed import device_mesh, distributed_c10d
 
-    for module in (distributed_c10d, dist, device_mesh):
-        if hasattr(module, "init_process_group"):
-            patch(module, "init_process_group", after=lambda *_: recorder.guarded(recorder.on_process_group))
-        if hasattr(module, "destroy_process_group"):
-            patch(module, "destroy_process_group", before=lambda *_: recorder.guarded(recorder.on_end))
+    others = dist, device_mesh
+    for name, before, after in (
+        ("init_process_group", lambda *_: None, lambda *_: recorder.guarded(recorder.on_process_group)),
+        ("destroy_process_group", lambda *_: recorder.guarded(recorder.on_end), lambda *_: None),
+    ):
+        patch(distributed_c10d, name, before, after, also=others)

@@ -11,8 +11,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,26 @@ class Recording:
             else:
                 unnamed.replace(self._trace)
         if path is not None:
-            with written_whole(path) as temporary:
-                self.profiler.kineto_results.save(str(temporary))
+            with written_whole(path) as temporary, plain_path(temporary) as plain:
+                self.profiler.kineto_results.save(plain)
 
     def _restore(self) -> None:
         """Remove what was set for this recording."""
         while self._undo:
             self._undo.pop()()
+
+
+@contextmanager
+def plain_path(path: Path) -> Iterator[str]:
+    """A path that Kineto can write to: it leaves out what cannot be printed, such as the end of a line."""
+    if str(path).isprintable():
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def stop_left() -> None:

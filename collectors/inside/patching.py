@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -22,12 +22,15 @@ def patch(
     name: str,
     before: Callable[..., None] = lambda *_: None,
     after: Callable[..., None] = lambda *_: None,
+    also: Iterable[Any] = (),
 ) -> None:
     """Have `before` and `after` called around a function; they get its first argument, if there is one.
 
     Args:
         before: must not raise.
         after: must not raise; not called where the function raised.
+        also: other modules in which the same function is, under the same name. It stays one: `pickle` looks a
+            function up in its module, and refuses another one.
     """
     original = getattr(owner, name)
 
@@ -40,7 +43,9 @@ def patch(
         after(*args[:1])
         return result
 
-    setattr(owner, name, patched)
+    for each in (owner, *also):
+        if getattr(each, name, None) is original:
+            setattr(each, name, patched)
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:

@@ -354,7 +354,7 @@ class Recorder:
         host, pid = socket.gethostname(), os.getpid()
         self._image = next_image(self.launch, host, pid)
         folder = image_folder(self.launch, host, pid, self._image)
-        folder.mkdir()
+        os.mkdir(folder)  # as it was: the job may have its own
         self._open_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)

@@ -96,8 +96,8 @@ def install(recorder: Recorder) -> None:
 
     buckets = Buckets(recorder)
     patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
-    for module in (distributed_c10d, dist):
-        patch(module, "new_group", before=lambda *_: recorder.call(buckets.on_group))
+    on_group = buckets.on_group
+    patch(distributed_c10d, "new_group", before=lambda *_: recorder.call(on_group), also=(dist,))
     for name in {module for module, *_ in HOOKS}:
         recorder.on_import(name, buckets.of_deepspeed.look)
     recorder.listen("step", buckets.on_step)

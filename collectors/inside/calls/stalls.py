@@ -8,6 +8,7 @@ did since its last step: the call that fails at the end is not the one that it w
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -176,5 +177,5 @@ def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
             recorder.call(stalls.on_message, op, self, work, args[0], args[1])
         return work
 
-    patched.__name__, patched.__doc__ = op, original.__doc__
+    functools.update_wrapper(patched, original, updated=())
     setattr(owner, op, patched)

@@ -16,6 +16,7 @@ import json
 import mmap
 import multiprocessing.process
 import os
+import posix
 import re
 import signal
 import socket
@@ -173,7 +174,8 @@ def install(recorder: Recorder) -> None:
         recorder.call(exits.keep_exit_code, recorder.launch / "exit")
     for name in ("execv", "execve"):  # which the others of `os` call
         wrap(os, name, lambda original: _replacing(recorder, exits, original))
-    patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code))
+        setattr(posix, name, getattr(os, name))  # where `pickle` looks for it
+    patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code), also=(posix,))
     _install_excepthook(recorder, exits)
 
     def after_popen(popen: subprocess.Popen[Any]) -> None:

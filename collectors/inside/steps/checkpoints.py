@@ -51,6 +51,9 @@ class Checkpoints:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._patched: set[str] = set()
+        self._watching: dict[
+            Any, Any
+        ] = {}  # what functions of several modules are replaced by: the same in all
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -81,7 +84,10 @@ class Checkpoints:
         original = getattr(module, name, None)
         if not callable(original):
             return False
-        setattr(module, name, self._watched(original, name, kind))
+        if original not in self._watching.values():  # else a module took it from another one as it is now
+            watched = self._watching.get(original) or self._watched(original, name, kind)
+            self._watching[original] = watched
+            setattr(module, name, watched)
         return True
 
     def _watched(self, original: Any, name: str, kind: str) -> Any:
