@@ -60,10 +60,11 @@ IDLE_S = 1.0  # without a step: the loop does something else, and no step may co
 LATE = "this rank learned of it too late"
 OCCUPIED = "a profiler ran already"
 CAPTURED = "a CUDA graph was captured"
-UNPREPARED = "the loop runs beside the main thread, which ran no Python before that to start Kineto"
+UNPREPARED = "the loop runs beside the thread that imported torch, which ran no Python since to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
 _REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
 REQUESTS = ("window", "off", "on")
+_imported_in = threading.get_ident()  # where Kineto has to start first, else it prints a line on stderr
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
 
@@ -139,9 +140,9 @@ class Windows:
         return CAPTURED if captures.is_capturing_here() else ""
 
     def _ask_to_prepare(self) -> None:
-        if _is_main_thread():
+        if threading.get_ident() == _imported_in:
             self._is_prepared = True  # by the first window itself
-        else:
+        elif _imported_in == threading.main_thread().ident:
             self._preparing.ask()
 
     def prepare(self) -> None:

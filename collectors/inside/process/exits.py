@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -205,8 +206,10 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
     original = sys.excepthook
 
     def excepthook(kind: type[BaseException], *details: Any) -> None:
-        recorder.call(exits.on_raise, kind, *details)
-        recorder.call(hide_frames, details[0], OURS)
+        # A handler of a signal may raise meanwhile: Python would show that in place of the exception.
+        with suppress(BaseException):
+            recorder.call(exits.on_raise, kind, *details)
+            recorder.call(hide_frames, details[0], OURS)
         original(kind, *details)
 
     sys.excepthook = excepthook
