@@ -1241,8 +1241,7 @@ job(
     class Own(torch.utils.data.Dataset):
         def __len__(self): return 8
         def __getitem__(self, index):
-            say(index, handlers() == before, threading.active_count(), len(os.listdir("/proc/self/task")),
-                len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+            say(index, handlers() == before, len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
             return torch.ones(4)
     before = handlers()
     train(3)
