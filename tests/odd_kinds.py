@@ -307,6 +307,7 @@ job(
     train()
     """,
     lines=20,
+    shows_frames=True,
     steps=0,
 )
 job(
@@ -1345,7 +1346,7 @@ job(
     os.wait()
     train(3)
     """,
-    lines=1,
+    lines=3,
 )
 job(
     "puts its own files in the place of all low descriptors",
@@ -1610,7 +1611,7 @@ job(
 job("is measured by coverage", "train()\nif False:\n    say('never')\n", needs=("coverage",),
     start=(sys.executable, "-m", "coverage", "run", "--source", ".", "--data-file", "covered", "job.py"),
     then="coverage report --data-file covered > report.txt; rm covered")  # fmt: skip
-job("is debugged", "train()", needs=("debugpy",),
+job("is debugged", "train()", needs=("debugpy",), variables=(("PYDEVD_DISABLE_FILE_VALIDATION", "1"),),
     start=(sys.executable, "-m", "debugpy", "--listen", "127.0.0.1:0", "job.py"))  # fmt: skip
 job("is profiled by pyinstrument", "train()", needs=("pyinstrument",),
     start=(sys.executable, "-m", "pyinstrument", "-o", "profile.html", "-r", "html", "job.py"))  # fmt: skip
