@@ -44,16 +44,32 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    refuse_beyond_limit(len(content))
     with written_whole(path) as temporary:
         _write_all(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content)
 
 
-def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, which is made where it is missing.
+LARGEST = 1 << 30  # bytes: no file of ours has more
+
+
+def refuse_beyond_limit(size: int = LARGEST) -> None:
+    """Refuse to write a file that is larger than this process may write: the kernel would send it SIGXFSZ.
+
+    Raises:
+        OSError: it is.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= most < size:  # -1 for no limit
+        raise OSError(errno.EFBIG, f"files of this process may have {most} bytes at most")
+
+
+def append_lines(path: Path, *lines: str) -> None:
+    """Add lines to the end of a file, which is made where it is missing.
 
     Raises:
         OSError: it cannot be written.
     """
+    content = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
     _write_all(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, content)
 
 
@@ -105,9 +121,7 @@ class OwnDescriptor:
         """
         if not self.is_ours():
             raise OSError(errno.EBADF, "a descriptor of the recorder was closed by the job")
-        longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if longest != resource.RLIM_INFINITY and at + len(content) > longest:
-            raise OSError(errno.EFBIG, "the job may not write such long files")
+        refuse_beyond_limit(at + len(content))
         return os.pwrite(self.number, content, at)
 
     def reserve(self, at: int, length: int) -> None:
@@ -242,7 +256,9 @@ def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
 
 def next_image(launch: Path, host: str, pid: int) -> int:
     """Return how many programs a process has been that recorded."""
-    return sum(1 for _ in takewhile(lambda image: image_folder(launch, host, pid, image).is_dir(), count()))
+    return sum(
+        1 for _ in takewhile(lambda image: os.path.isdir(image_folder(launch, host, pid, image)), count())
+    )
 
 
 def pid_and_image(folder: str) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import captures, kineto, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
-from .patching import keep_compiler_out, patch, uncompiled
+from .patching import keep_compiler_out, keep_library, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, memory, requests, stacks, starting
 from .recorder import Recorder
@@ -54,6 +54,7 @@ def install(launch: str) -> None:
         recorder.call(probe.install, recorder)
     _install_backward(recorder)
     keep_compiler_out()
+    keep_library()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     _install_exit(recorder)
 
@@ -115,8 +116,9 @@ def _install_scaler(recorder: Recorder) -> None:
 def _install_distributed(recorder: Recorder) -> None:
     from torch.distributed import device_mesh, distributed_c10d
 
-    for module in (distributed_c10d, dist, device_mesh):
-        if hasattr(module, "init_process_group"):
-            patch(module, "init_process_group", after=lambda *_: recorder.guarded(recorder.on_process_group))
-        if hasattr(module, "destroy_process_group"):
-            patch(module, "destroy_process_group", before=lambda *_: recorder.guarded(recorder.on_end))
+    others = dist, device_mesh
+    for name, before, after in (
+        ("init_process_group", lambda *_: None, lambda *_: recorder.guarded(recorder.on_process_group)),
+        ("destroy_process_group", lambda *_: recorder.guarded(recorder.on_end), lambda *_: None),
+    ):
+        patch(distributed_c10d, name, before, after, also=others)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,53 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .files import written_whole
 from .threads import Local, SignalsBlocked, get_ident, sleep
-from .torch_internals import experimental_config, observe_execution, start_profiler
+from .torch_internals import experimental_config, observe_execution, range_calls, start_profiler
+from .unseen import modules_of, unseen
 
 TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
+
+LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
+PROCESS = "/proc/self/comm"  # where Kineto reads the name of the process, and complains without
 
 _running: list[Recording] = []
 
 
+def silence() -> None:
+    """Have Kineto say nothing on the job's stderr, also where a launcher has left that variable behind."""
+    os.environ.setdefault(LEVEL, SILENT)
+
+
+def refuse_noise() -> None:
+    """Refuse to start Kineto where it would write to the job's stderr.
+
+    Raises:
+        OSError: the job has emptied its environment, or has no `/proc`.
+    """
+    if LEVEL not in os.environ:  # Kineto reads it when it first starts
+        raise OSError(f"the job has removed {LEVEL} from its environment: Kineto would write to its stderr")
+    os.stat(PROCESS)
+
+
 class OwnProfile(profile):
     """A profiler of ours: its type distinguishes it from the user's own."""
+
+
+class Mark(record_function):
+    """A range of ours: modes of the job do not see it begin and end."""
+
+    def begin(self) -> bool:
+        """Begin; returns whether that could be hidden."""
+        calls = range_calls()
+        if calls is not None:
+            self.record = unseen(calls[0], self.name, self.args)
+        return calls is not None
+
+    def end(self) -> bool:
+        """End; returns whether that could be hidden."""
+        calls = range_calls()
+        if calls is not None and self.run_callbacks_on_exit:
+            unseen(calls[1], self.record)
+        return calls is not None
 
 
 class Recording:
@@ -95,13 +133,26 @@ class Recording:
             else:
                 unnamed.replace(self._trace)
         if path is not None:
-            with written_whole(path) as temporary:
-                self.profiler.kineto_results.save(str(temporary))
+            with written_whole(path) as temporary, plain_path(temporary) as plain:
+                self.profiler.kineto_results.save(plain)
 
     def _restore(self) -> None:
         """Remove what was set for this recording."""
         while self._undo:
             self._undo.pop()()
+
+
+@contextmanager
+def plain_path(path: Path) -> Iterator[str]:
+    """A path that Kineto can write to: it leaves out what cannot be printed, such as the end of a line."""
+    if str(path).isprintable():
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def stop_left() -> None:
@@ -165,9 +216,9 @@ def name_modules() -> Callable[[], None]:
         if torch.compiler.is_compiling():
             return
         if not calls.open:
-            calls.names = {id(part): name for name, part in module.named_modules()}
+            calls.names = {id(part): name for name, part in modules_of(module)}
         name = calls.names.get(id(module)) or type(module).__name__
-        mark = record_function(PREFIX + name)
+        mark = Mark(PREFIX + name)
         mark.__enter__()
         calls.open.append((module, mark))
 

@@ -15,11 +15,11 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import CodeType
 from typing import Any
 
 from .patching import uncompiled
+from .unseen import code_of, traceback_of
 
 _KEPT: list[Any] = []  # what the interpreter may call yet, if only in a forked child
 
@@ -59,7 +59,7 @@ class _Pending:
 
 def is_of_a_handler(error: BaseException) -> bool:
     """Whether the job's handler of a signal raised an exception, wherever the main thread was."""
-    place, codes = error.__traceback__, set(_codes_of_handlers())
+    place, codes = traceback_of(error), set(_codes_of_handlers())
     while place is not None:
         if place.tb_frame.f_code in codes:
             return True
@@ -69,10 +69,6 @@ def is_of_a_handler(error: BaseException) -> bool:
 
 def _codes_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        while isinstance(handler, partial):
-            handler = handler.func
-        for function in (handler, vars(type(handler)).get("__call__")):
-            code = getattr(getattr(function, "__func__", function), "__code__", None)
-            if isinstance(code, CodeType):
-                yield code
+        code = code_of(signal.getsignal(number))
+        if code is not None:
+            yield code

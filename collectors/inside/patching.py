@@ -6,9 +6,10 @@ In: a function, and what to call before and after it. It gets the same arguments
 from __future__ import annotations
 
 import functools
+import io
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ def patch(
     name: str,
     before: Callable[..., None] = lambda *_: None,
     after: Callable[..., None] = lambda *_: None,
+    also: Iterable[Any] = (),
 ) -> None:
     """Have `before` and `after` called around a function; they get its first argument, if there is one.
 
     Args:
         before: must not raise.
         after: must not raise; not called where the function raised.
+        also: other modules in which the same function is, under the same name. It stays one: `pickle` looks a
+            function up in its module, and refuses another one.
     """
     original = getattr(owner, name)
 
@@ -39,7 +43,9 @@ def patch(
         after(*args[:1])
         return result
 
-    setattr(owner, name, patched)
+    for each in (owner, *also):
+        if getattr(each, name, None) is original:
+            setattr(each, name, patched)
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
@@ -91,6 +97,34 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
         action(*arguments)
     finally:
         watch_frames(before)
+
+
+# What this package uses of the standard library. Jobs replace functions of it: tests freeze or count clocks
+# (`time.time_ns`), other programs put their own `open` or `json.dumps` there.
+LIBRARY = ("ctypes", "json", "math", "os", "pickle", "platform", "posixpath", "re", "resource", "select",
+           "signal", "socket", "struct", "threading", "time", "weakref")  # fmt: skip
+
+
+def keep_library() -> None:
+    """Have the modules of this package go on with the standard library as it is now."""
+    kept: dict[str, ModuleType] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{__package__}."):
+            names = vars(module)
+            own = [key for key, value in names.items() if getattr(value, "__name__", "") in LIBRARY]
+            names |= {key: _kept(names[key], kept) for key in own if isinstance(names[key], ModuleType)}
+            names.setdefault("open", io.open)
+
+
+def _kept(module: ModuleType, kept: dict[str, ModuleType]) -> ModuleType:
+    """A module as it is now, and those of the library in it."""
+    copy = kept.get(module.__name__)
+    if copy is None:
+        copy = kept[module.__name__] = ModuleType(module.__name__)
+        vars(copy).update(vars(module))
+        if module.__name__ == "os":
+            vars(copy)["path"] = _kept(vars(module)["path"], kept)
+    return copy
 
 
 def keep_compiler_out() -> None:

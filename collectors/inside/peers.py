@@ -62,7 +62,8 @@ class Peers:
         if not self._stepped and self._seconds <= NO_STEP_S:
             return
         self._begun = True
-        if dist.get_world_size() > 1:
+        size = dist.get_world_size()
+        if size > 1 and os.environ.get("LOCAL_WORLD_SIZE") != str(size):  # else all ranks have one clock
             Thread(self._recorder.call, self._run, self._recorder.records)
 
     def _run(self, writer: records.RecordWriter) -> None:

@@ -46,11 +46,12 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
-from .files import OwnDescriptor, image_folder, is_own, next_image, write_whole
+from .files import OwnDescriptor, image_folder, is_own, next_image, refuse_beyond_limit, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
 from .threads import Bell, Thread, allocate_lock, get_ident
 from .torch_internals import default_store, is_within_backward, sequence_number
+from .unseen import class_name, device_of, elements_of, message_of, parameters_updated
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -160,7 +161,8 @@ class Recorder:
             what: what this process does about it, to follow "process 123".
         """
         with suppress(Exception):
-            line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
+            trouble = f"{class_name(type(error))}: {message_of(error)}"
+            line = f"process {os.getpid()} {what}: {trouble}".replace("\n", " ")
             content = f"{line}\n".encode(errors="backslashreplace")
             log = self._opened_log()
             log.write(content, os.fstat(log.number).st_size)
@@ -323,9 +325,11 @@ class Recorder:
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.device = self.device or next((p.device for p in parameters if p.device.type not in HOSTS), None)
-        return float(sum(parameter.numel() for parameter in parameters))
+        parameters = parameters_updated(optimizer)
+        if self.device is None:
+            devices = map(device_of, parameters)
+            self.device = next((d for d in devices if d is not None and d.type not in HOSTS), None)
+        return float(sum(map(elements_of, parameters)))
 
     def _on_anchor(self, optimizer: int, base: int, first: int) -> None:
         assert self.records is not None
@@ -333,6 +337,7 @@ class Recorder:
 
     def _on_step(self, step: int) -> None:
         self.last_step_s = time.monotonic()
+        refuse_beyond_limit()  # the job may have set it since
         if step == GPU_KNOWN_AT_STEP and self.folder is not None:
             self._write_facts(self.folder)
         begun_ns = time.time_ns()
@@ -356,13 +361,14 @@ class Recorder:
         host, pid = socket.gethostname(), os.getpid()
         self._image = next_image(self.launch, host, pid)
         folder = image_folder(self.launch, host, pid, self._image)
-        folder.mkdir()
+        os.mkdir(folder)  # as it was: the job may have its own
         self._opened_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)
         return folder
 
     def _open(self) -> None:
+        refuse_beyond_limit()
         if self.joining is None:
             folder = self._made()
         else:

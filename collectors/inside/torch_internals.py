@@ -68,6 +68,10 @@ INTERNALS = (
     Internal(f"{PROFILE}._prepare_trace", "windows begin and end by the profiler's own `with`"),
     Internal(f"{PROFILE}._start_trace", "windows begin and end by the profiler's own `with`"),
     Internal("torch.ops.profiler._record_function_exit._RecordFunction", "as `_is_profiler_enabled`"),
+    Internal("torch.ops.profiler._record_function_exit._RecordFunction._op", "modes see ranges of ours"),
+    Internal("torch.ops.profiler._record_function_enter_new._op", "modes see ranges of ours"),
+    Internal("torch._C.DisableTorchFunction", "modes of the job see when its tensors are looked at"),
+    Internal("torch._C._DisableTorchDispatch", "modes of the job see ranges of ours"),
     Internal("torch.nn.Module._wrapped_call_impl", "fewer model calls are found"),
     Internal("torch.nn.Module._call_impl", "model calls are not recorded"),
     Internal("torch.nn.Module._compiled_call_impl", "model calls are not recorded"),
@@ -364,6 +368,19 @@ def end_range(record: Any) -> bool:
     return True
 
 
+def range_calls() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Return what begins and what ends a range, as functions in C; None where they are not known."""
+    begin = internal("torch.ops.profiler._record_function_enter_new._op")
+    end = internal("torch.ops.profiler._record_function_exit._RecordFunction._op")
+    return None if begin is None or end is None else (begin, end)
+
+
+def hiding() -> list[Any]:
+    """Return contexts in which no mode of the job and no class of a tensor sees a call; none without."""
+    paths = ("torch._C.DisableTorchFunction", "torch._C._DisableTorchDispatch")
+    return [context() for path in paths if (context := internal(path)) is not None]
+
+
 def observe_execution(path: str) -> Callable[[], None] | None:
     """Have PyTorch write an execution trace. Returns how to end it; None where it cannot or already does."""
     names = ("add", "enable", "disable", "remove")
@@ -406,10 +423,14 @@ def loader_iterator() -> Any:
     return internal("torch.utils.data.dataloader._BaseDataLoaderIter")
 
 
-def worker_of(iterator: Any) -> int:
-    """Return the worker whose batch comes next; -1 where the process loads it itself, or it is not known."""
-    tasks = getattr(iterator, "_task_info", None)
-    task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
+def worker_of(own: Mapping[str, Any]) -> int:
+    """Return the worker whose batch comes next; -1 where the process loads it itself, or it is not known.
+
+    Args:
+        own: attributes of the loader's iterator.
+    """
+    tasks = own.get("_task_info")
+    task = tasks.get(own.get("_rcvd_idx")) if tasks else None
     return int(task[0]) if task else -1
 
 

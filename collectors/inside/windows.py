@@ -21,22 +21,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import profile
 
 from . import captures, records
-from .files import write_whole
+from .files import refuse_beyond_limit, write_whole
 from .kineto import (
+    Mark,
     OwnProfile,
     Recording,
     finish_teardown,
     leave_out_destructors,
+    refuse_noise,
+    silence,
     start_in_main_thread,
 )
 from .main_thread import MainThreadCall
 from .patching import patch
 from .recorder import Recorder, identity
 from .records import RecordWriter
-from .threads import Local, get_ident, is_main_thread, sleep
+from .threads import Local, get_ident, is_main_thread, main_thread_ident, sleep
 from .torch_internals import (
     end_range,
     has_context,
@@ -55,10 +58,11 @@ IDLE_S = 1.0  # without a step: the loop does something else, and no step may co
 LATE = "this rank learned of it too late"
 OCCUPIED = "a profiler ran already"
 CAPTURED = "a CUDA graph was captured"
-UNPREPARED = "the loop runs beside the main thread, which ran no Python before that to start Kineto"
+UNPREPARED = "the loop runs beside the thread that imported torch, which ran no Python since to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
 _REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
 REQUESTS = ("window", "off", "on")
+_imported_in = get_ident()  # where Kineto has to start first, else it prints a line on stderr
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
 
@@ -134,14 +138,15 @@ class Windows:
         return CAPTURED if captures.is_capturing_here() else ""
 
     def _ask_to_prepare(self) -> None:
-        if is_main_thread():
+        if get_ident() == _imported_in:
             self._is_prepared = True  # by the first window itself
-        else:
+        elif _imported_in == main_thread_ident():
             self._preparing.ask()
 
     def prepare(self) -> None:
         """In the main thread, where the loop runs in another one: start Kineto for the first time."""
         if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
+            refuse_noise()
             start_in_main_thread()
             self._is_prepared = self._used = True
 
@@ -160,6 +165,7 @@ class Windows:
         folder, writer = self._recorder.folder, self._recorder.records
         if folder is None or writer is None:
             return
+        refuse_noise()
         begun_ns = time.monotonic_ns()
         self.foreign.override()
         self.ranges.finish()
@@ -341,6 +347,7 @@ def install(recorder: Recorder) -> None:
     if not recorder.config.get("windows", True):
         recorder.listen("request", lambda request: _refuse(recorder, request))
         return
+    silence()
     windows = Windows(recorder)
     recorder.listen("work", windows.on_work)
     recorder.listen("step", windows.on_step)
@@ -388,7 +395,7 @@ def _install_backward(windows: Windows) -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not windows.is_open:
             return original(*args, **kwargs)
-        with record_function(BACKWARD):
+        with Mark(BACKWARD):
             return original(*args, **kwargs)
 
     torch.autograd.backward = backward
@@ -488,8 +495,9 @@ def _is_there(folder: Path) -> bool:
     """Whether a folder exists: where the run was deleted, Kineto would say so on stderr.
 
     Raises:
-        PermissionError: this process may no longer enter it.
+        OSError: this process may no longer enter it, or write files as large as those of Kineto.
     """
+    refuse_beyond_limit()
     try:
         os.stat(folder / ".")
     except FileNotFoundError:
@@ -690,7 +698,7 @@ class Ranges:
         me = get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:
-                if end_range(entered.record):
+                if entered.end() if type(entered) is Mark else end_range(entered.record):
                     self._finished.add(entered)
                 del self._open[key]
 
@@ -700,14 +708,15 @@ class Ranges:
 
         @functools.wraps(enter)
         def entering(entered: Any) -> Any:
-            result = enter(entered)
+            result = entered if type(entered) is Mark and entered.begin() else enter(entered)
             self.enter(entered)
             return result
 
         @functools.wraps(leave)
         def leaving(left: Any, kind: Any, value: Any, traceback: Any) -> None:
             if not self.leave(left):
-                leave(left, kind, value, traceback)
+                if type(left) is not Mark or not left.end():
+                    leave(left, kind, value, traceback)
                 return
             left.run_callbacks_on_exit = False
             leave(left, kind, value, traceback)

@@ -10,6 +10,7 @@ containers that dpro is not in, the copy that `recording` makes where no other u
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -130,6 +131,7 @@ def launch(
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
+    _occupy_standard_streams()
     run = claim(of_this_start(run.resolve()))
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
@@ -143,6 +145,13 @@ def launch(
     if options.pretend is not None:
         sys.exit(run_ranks(recording, command, environment, options.pretend))
     _become(command, environment)
+
+
+def _occupy_standard_streams() -> None:
+    """Give no file of ours the number of a standard stream that is closed; the job starts without it, too."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def of_this_start(run: Path) -> Path:
@@ -299,12 +308,21 @@ def _detach(recording: Launch, keep: set[int]) -> None:
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a job may be started without them
+        stream.flush()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
+    # What the recorder adds to PYTHONPATH may be too much: one variable has at most 128 KiB.
+    if sys.stderr is not None:
+        what = f"the environment has no room for the recorder: {command[0]} is not recorded"
+        print(f"dpro: {what}", file=sys.stderr, flush=True)
+    try:
+        os.execvp(command[0], list(command))
     except OSError as error:
         raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
 

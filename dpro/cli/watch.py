@@ -36,6 +36,7 @@ LAST_PORT = 65535
 ACCOUNT_S = 3600.0  # from one account that is said to the next, where the job does not begin again
 BEGIN_S = 10.0  # a recording that is just beginning is waited for
 WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
+ON_FINDING = "DPRO_ON_FINDING"  # the same
 
 
 def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -> str:
@@ -44,6 +45,14 @@ def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -
     if url and not hide(url):
         warn(f"the list of processes shows the URL of --webhook: give it as {WEBHOOK} instead")
     return url
+
+
+def _command_out_of_sight(_context: click.Context, _option: click.Parameter, command: str) -> str:
+    """The same for a command, which may name such a URL or have a token."""
+    os.environ.pop(ON_FINDING, None)
+    if command and not hide(command):
+        warn(f"the list of processes shows the command of --on-finding: give it as {ON_FINDING} instead")
+    return command
 
 
 _OUTLETS = (
@@ -57,7 +66,8 @@ _OUTLETS = (
         help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
     ),
     click.option(
-        "--on-finding", "on_finding", metavar="CMD", default="",
+        "--on-finding", "on_finding", metavar="CMD", default="", envvar=ON_FINDING,
+        callback=_command_out_of_sight,
         help="Run this when a finding names one host; never where it may be another.",
     ),
     click.option("--dry-run", is_flag=True, help="Only say when CMD would be run."),
@@ -249,10 +259,12 @@ def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording
     import sys
 
     command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
+    secrets = {WEBHOOK: webhook, ON_FINDING: rules.command if rules else ""}
+    given = {name: secret for name, secret in secrets.items() if secret}
     subprocess.Popen(
         [*command, *(["--metrics", metrics] if metrics else []), *(as_arguments(rules) if rules else [])],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {"POLARS_MAX_THREADS": "1"} | ({WEBHOOK: webhook} if webhook else {}),
+        env=os.environ | {"POLARS_MAX_THREADS": "1"} | given,
     )  # fmt: skip
 
 
@@ -435,9 +447,8 @@ def hook_rules(
 
 
 def as_arguments(rules: HookRules) -> list[str]:
-    """The same as arguments of `dpro watch`."""
+    """The same as arguments of `dpro watch`, but for the command, which nobody else may see."""
     return [
-        "--on-finding", rules.command,
         "--classes", ",".join(rules.classes),
         "--min-confidence", str(rules.min_confidence),
         "--at-most", f"{rules.limit.most}/{rules.limit.window_s}s",

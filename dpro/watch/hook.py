@@ -40,6 +40,7 @@ CLASSES = (
     "hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank",
 )  # fmt: skip
 RAN, DRY_RUN, SKIPPED, FAILED = "ran", "dry run", "skipped", "failed"
+COMMAND = "DPRO_COMMAND"  # the command, in its own environment
 MAX_S = 1800.0  # that a command may take; then it is ended
 KEPT = 2000  # bytes of what it says
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -216,9 +217,10 @@ class Hook:
         ):  # a job that it starts keeps what it says open
             given.write(encode(document).encode())
             given.seek(0)
+            # The list of processes shows the shell's words, and the command may have a token in it.
             process = subprocess.Popen(
-                self.rules.command, shell=True, stdin=given, stdout=said, stderr=subprocess.STDOUT,
-                start_new_session=True, env=os.environ | variables(document),
+                f'eval "${COMMAND}"', shell=True, stdin=given, stdout=said, stderr=subprocess.STDOUT,
+                start_new_session=True, env=os.environ | variables(document) | {COMMAND: self.rules.command},
             )  # fmt: skip
             try:
                 exit_code: int | None = process.wait(MAX_S)

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
+os.environ["LOCAL_WORLD_SIZE"] = "1"
 peers, kernel = (importlib.import_module(f"{ALIAS}.{name}") for name in ("peers", "kernel"))
 shift_ns = round(1_000_000 * SHIFT_MS[rank])
 peers.host_clock = kernel.host_clock = lambda: f"host{rank % NUM_HOSTS}"

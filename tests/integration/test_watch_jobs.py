@@ -167,9 +167,12 @@ def command_lines() -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_the_url_of_a_webhook_is_in_no_command_line_and_not_in_the_run(tmp_path):
-    secret = b"http://127.0.0.1:9/secret-of-a-webhook"
-    command = [*RECORD, "--webhook", secret, "--", "sleep", "20"]
+@pytest.mark.parametrize(
+    ("option", "secret"),
+    [("--webhook", b"http://127.0.0.1:9/secret-of-a-webhook"), ("--on-finding", b"echo secret-of-a-command")],
+)
+def test_what_may_be_secret_is_in_no_command_line_and_not_in_the_run(tmp_path, option, secret):
+    command = [*RECORD, option, secret, "--", "sleep", "20"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment()) as job:
         watcher = b"watch\0" + os.fsencode(tmp_path / "run")
         while not any(watcher in line for line in command_lines()):

@@ -28,6 +28,16 @@ from ..torch_internals import (
     fsdp_states,
     is_fsdp_root,
 )
+from ..unseen import (
+    attributes,
+    bytes_of,
+    children_of,
+    elements_of,
+    modules_of,
+    parameters_of,
+    shape_of,
+    wants_gradient,
+)
 from .deepspeed import HOOKS, DeepSpeedBuckets
 
 KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
@@ -86,8 +96,8 @@ def install(recorder: Recorder) -> None:
 
     buckets = Buckets(recorder)
     patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
-    for module in (distributed_c10d, dist):
-        patch(module, "new_group", before=lambda *_: recorder.call(buckets.on_group))
+    on_group = buckets.on_group
+    patch(distributed_c10d, "new_group", before=lambda *_: recorder.call(on_group), also=(dist,))
     for name in {module for module, *_ in HOOKS}:
         recorder.on_import(name, buckets.of_deepspeed.look)
     recorder.listen("step", buckets.on_step)
@@ -102,10 +112,10 @@ def of_ddp(module: Any) -> dict[str, Any]:
     """Buckets in order of communication: as rebuilt after the first backward, if they were."""
     said = ddp_facts(module)
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
-    ignored = getattr(module, "parameters_to_ignore", ())
-    named = module.module.named_parameters()
+    ignored = attributes(module).get("parameters_to_ignore", ())
+    named = parameters_of(dict(children_of(module)).get("module"))
     reduced = [
-        (name, parameter) for name, parameter in named if parameter.requires_grad and name not in ignored
+        (name, parameter) for name, parameter in named if wants_gradient(parameter) and name not in ignored
     ]
     rebuilt = _split(said.get("rebuilt_per_bucket_param_indices"))
     members = [[int(index) for index in indices.split()] for indices in rebuilt]
@@ -125,23 +135,19 @@ def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list
 
     They are assigned once more, by DDP's own function; none if that does not give buckets of the same sizes.
     """
-    cap, first = module.bucket_bytes_cap, first_bucket_bytes()
+    cap, first = attributes(module)["bucket_bytes_cap"], first_bucket_bytes()
     for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
         indices = assign_buckets(parameters, limits)[::-1]  # the last layers communicate first
-        if [sum(_bytes(parameters[index]) for index in bucket) for bucket in indices] == sizes:
+        if [sum(bytes_of(parameters[index]) for index in bucket) for bucket in indices] == sizes:
             return indices
     return []
-
-
-def _bytes(parameter: Any) -> int:
-    return int(parameter.numel() * parameter.element_size())
 
 
 def _described(named: list[tuple[str, Any]]) -> dict[str, Any]:
     return {
         "names": [name for name, _ in named],
-        "parameter_bytes": [_bytes(parameter) for _, parameter in named],
-        "shapes": [list(parameter.shape) for _, parameter in named],
+        "parameter_bytes": [bytes_of(parameter) for _, parameter in named],
+        "shapes": [shape_of(parameter) for _, parameter in named],
     }
 
 
@@ -155,8 +161,8 @@ def _of_fsdp() -> list[dict[str, Any]]:
     described = []
     for root, state in states.items():
         if is_fsdp_root(state):
-            indices = {name: index for index, (name, _) in enumerate(root.named_parameters())}
-            inner = [states[module] for module in root.modules() if module in states]
+            indices = {name: index for index, (name, _) in enumerate(parameters_of(root))}
+            inner = [states[module] for _, module in modules_of(root) if module in states]
             buckets = [_of_group(group, indices) for sharded in inner for group in fsdp_groups(sharded) or ()]
             described.append({"source": "FSDP2 parameter groups", "buckets": buckets})
     return described
@@ -200,7 +206,7 @@ def of_megatron(module: Any) -> list[dict[str, Any]]:
     those of the reduction: with a distributed optimizer, of the padded buffer.
     """
     named = [
-        (name, parameter) for name, parameter in module.module.named_parameters() if parameter.requires_grad
+        (name, parameter) for name, parameter in parameters_of(module.module) if wants_gradient(parameter)
     ]
     by_id = {id(parameter): (index, name) for index, (name, parameter) in enumerate(named)}
     described = []
@@ -220,6 +226,6 @@ def _of_bucket(bucket: Any, by_id: dict[int, tuple[int, str]]) -> dict[str, Any]
         "parameters": [index for index, _ in places],
         "hook": "",
         "names": [name for _, name in places],
-        "parameter_bytes": [int(parameter.numel() * item) for parameter in bucket.params_list],
+        "parameter_bytes": [elements_of(parameter) * item for parameter in bucket.params_list],
         "shapes": [list(parameter.shape) for parameter in bucket.params_list],
     }

@@ -8,6 +8,7 @@ did since its last step: the call that fails at the end is not the one that it w
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 import weakref
@@ -22,6 +23,7 @@ from ..recorder import Recorder
 from ..threads import main_thread_ident
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
 from ..tracebacks import OURS, stacks
+from ..unseen import bytes_of, device_of, dtype_of, parts_of
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
@@ -48,8 +50,9 @@ class Stalls:
 
     def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
         """Note that a message was begun."""
-        tensor = tensors[0]
-        if tensor.device.type != "cpu":
+        tensor = parts_of(tensors)[0]
+        device = device_of(tensor)
+        if device is None or device.type != "cpu":
             self._recorder.num_messages += 1
             return
         if work is None:
@@ -61,8 +64,8 @@ class Stalls:
             "group": group.group_name,
             "peer": peer,
             "sequence": count,
-            "bytes": tensor.nbytes,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "bytes": bytes_of(tensor),
+            "dtype": dtype_of(tensor),
             "enqueued_ns": time.time_ns(),
         }
         self._latest[key] = entry = (weakref.ref(work), message)  # keeps no object of the job alive
@@ -174,5 +177,5 @@ def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
             recorder.call(stalls.on_message, op, self, work, args[0], args[1])
         return work
 
-    patched.__name__, patched.__doc__ = op, original.__doc__
+    functools.update_wrapper(patched, original, updated=())
     setattr(owner, op, patched)

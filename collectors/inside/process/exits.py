@@ -15,6 +15,7 @@ import ctypes
 import json
 import multiprocessing.process
 import os
+import posix
 import re
 import signal
 import socket
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +33,7 @@ from ..files import EXIT, FAILED, RAISED, REPLACED, image_folder, next_image, wr
 from ..patching import patch, wrap
 from ..recorder import Recorder
 from ..tracebacks import OURS
+from ..unseen import attributes, class_name, hide_frames, message_of, path_of, traceback_of
 
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
 _QUOTED_CALL = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
@@ -105,7 +108,7 @@ class Exits:
         error = getattr(sys, "last_value", None)
         if error is None or self._recorder.ending or hasattr(sys, "ps1"):
             return
-        self.on_raise(type(error), error, error.__traceback__)
+        self.on_raise(type(error), error, traceback_of(error))
 
     def note(self, code: int, number: int) -> None:
         """Record how this process will end: an exit code or a signal, -1 for the other."""
@@ -132,7 +135,7 @@ class Exits:
         """The process is about to become another program, or tries to: what is recorded so far is saved."""
         self._recorder.on_end()
         if self._recorder.folder is not None:
-            command = [os.fsdecode(word) for word in (path, *words[1:])]
+            command = [path_of(word) for word in (path, *words[1:])]
             facts = {"time_ns": time.time_ns(), "command": environment.masked_command(command)}
             self._recorder.write_file(REPLACED, json.dumps(facts).encode())
 
@@ -165,11 +168,13 @@ def install(recorder: Recorder) -> None:
         recorder.call(exits.keep_exit_code, recorder.launch / EXIT)
     for name in ("execv", "execve"):  # which the others of `os` call
         wrap(os, name, lambda original: _replacing(recorder, exits, original))
-    patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code))
+        setattr(posix, name, getattr(os, name))  # where `pickle` looks for it
+    patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code), also=(posix,))
     _install_excepthook(recorder, exits)
 
     def after_popen(popen: subprocess.Popen[Any]) -> None:
-        recorder.call(exits.on_reaped, popen.pid, popen.returncode)
+        own = attributes(popen)
+        recorder.call(exits.on_reaped, own.get("pid"), own.get("returncode"))
 
     def after_join(process: Any) -> None:
         recorder.call(lambda: exits.on_reaped(process.pid, process.exitcode))
@@ -194,7 +199,10 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
     original = sys.excepthook
 
     def excepthook(kind: type[BaseException], *details: Any) -> None:
-        recorder.call(exits.on_raise, kind, *details)
+        # A handler of a signal may raise meanwhile: Python would show that in place of the exception.
+        with suppress(BaseException):
+            recorder.call(exits.on_raise, kind, *details)
+            recorder.call(hide_frames, details[0], OURS)
         original(kind, *details)
 
     sys.excepthook = excepthook
@@ -212,19 +220,16 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
         code = place.tb_frame.f_code
         calls.append(f"{code.co_filename}:{place.tb_lineno} {code.co_name}")
         place = place.tb_next
-    try:
-        message = str(error)
-    except Exception:  # written by the user
-        message = ""
+    message = message_of(error)
     lines = message.strip().splitlines() or [""]
     line = lines[0]
     if QUOTED in message:
-        line = lines[-1].removeprefix(f"{kind.__qualname__}: ")
+        line = lines[-1].removeprefix(f"{class_name(kind)}: ")
         calls += [f"{file}:{number} {function}" for file, number, function in _QUOTED_CALL.findall(message)]
     calls = [call for call in calls if not call.startswith(OURS)]
     return {
         "time_ns": time.time_ns(),
-        "type": kind.__qualname__,
+        "type": class_name(kind),
         "message": environment.mask(line)[: environment.LONGEST],
         "calls": calls[: -DEEPEST - 1 : -1],
     }

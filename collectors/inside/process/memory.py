@@ -29,12 +29,28 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import environment
-from ..files import MEMORY, append
+from ..files import MEMORY, append_lines
 from ..patching import uncompiled
 from ..recorder import Recorder
 from ..threads import is_main_thread
 from ..torch_internals import is_within_backward, on_refused_allocation
 from ..tracebacks import OURS
+from ..unseen import (
+    attributes,
+    children_of,
+    class_name,
+    device_of,
+    dtype_of,
+    gradient_of,
+    is_a,
+    is_answered_in_c,
+    message_of,
+    modules_of,
+    parts_of,
+    shape_of,
+    unseen,
+    wants_gradient,
+)
 from .exits import DEEPEST
 
 MAX_LINES = 16
@@ -73,9 +89,9 @@ class RefusedAllocations:
 
     def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
         """An exception ends the interpreter; of allocators without an observer it is all there is."""
-        if isinstance(error, torch.OutOfMemoryError) and not self._lines:
+        if is_a(error, torch.OutOfMemoryError) and not self._lines:
             frames = [frame for frame, _ in walk_tb(place)]
-            self._write(-1, sizes_in(str(error)), frames[::-1])
+            self._write(-1, sizes_in(message_of(error)), frames[::-1])
 
     def _write(self, device: int, sizes: dict[str, int], frames: list[FrameType]) -> None:
         if self._lines >= MAX_LINES or self._recorder.is_helper:
@@ -92,7 +108,7 @@ class RefusedAllocations:
             line |= filled(device)
         folder = self._recorder.folder
         if folder is not None:
-            append(folder / MEMORY, f"{json.dumps(line)}\n".encode())
+            append_lines(folder / MEMORY, json.dumps(line))
 
 
 def sizes_in(message: str) -> dict[str, int]:
@@ -118,15 +134,15 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
     phase, inner, outer = "", None, None
     for frame in frames:
         owner = _self_of(frame) if frame.f_code.co_varnames[:1] == ("self",) else None
-        if isinstance(owner, Module):
-            inner, outer = inner or owner, owner
-        here = "forward" if inner else "optimizer" if isinstance(owner, Optimizer) else ""
+        if is_a(owner, Module):
+            inner, outer = (owner if inner is None else inner), owner
+        here = "forward" if inner is not None else "optimizer" if is_a(owner, Optimizer) else ""
         phase = phase or here or ("backward" if frame.f_code.co_filename == torch.autograd.__file__ else "")
     if not phase and (is_within_backward() or not is_main_thread()):
         phase = "backward"
     if inner is None or outer is None:
         return phase, ""
-    path = next((name for name, module in outer.named_modules() if module is inner), "")
+    path = next((name for name, module in modules_of(outer) if module is inner), "")
     return phase, f"{_WRAPPERS.sub('', path)} {type(inner).__name__}".strip()
 
 
@@ -223,43 +239,45 @@ def held_by_python(device: int) -> tuple[Held, set[int]]:
     def count(kind: str, name: str, tensor: Any) -> None:
         with suppress(Exception):  # of a class of the job's, or one that only stands for a tensor
             for part in _parts(tensor):
-                storage = part.untyped_storage()
-                size, address = storage.nbytes(), storage.data_ptr()
-                is_on_device = device < 0 or (part.device.type == "cuda" and part.device.index == device)
+                storage = unseen(torch.Tensor.untyped_storage, part)
+                size, address, place = storage.nbytes(), storage.data_ptr(), device_of(part)
+                where = getattr(place, "type", ""), getattr(place, "index", -1)
+                is_on_device = device < 0 or where == ("cuda", device)
                 if is_on_device and size and address and address not in addresses:
                     addresses.add(address)
                     held[kind, name] += size
 
-    inner = {id(child) for module in modules for child in module.children()}
+    inner = {id(child) for module in modules for _, child in children_of(module)}
     for root in (module for module in modules if id(module) not in inner):
-        for name, module in root.named_modules():
+        for name, module in modules_of(root):
             group = _NUMBER.sub("*", f"{_WRAPPERS.sub('', f'{name}.')}").rstrip(".") or type(module).__name__
-            for parameter in module.parameters(recurse=False):
+            for parameter in parts_of(attributes(module).get("_parameters")):
                 names[id(parameter)] = group
                 count(PARAMETERS, group, parameter)
-                count(GRADIENTS, group, parameter.grad)
-            for buffer in module.buffers(recurse=False):
+                count(GRADIENTS, group, gradient_of(parameter))
+            for buffer in parts_of(attributes(module).get("_buffers")):
                 count(BUFFERS, group, buffer)
     for optimizer in optimizers:
-        for parameter, state in list(getattr(optimizer, "state", {}).items()):
-            name = names.get(id(parameter), type(optimizer).__name__)
-            for value in state.values() if isinstance(state, dict) else ():
+        states: Any = attributes(optimizer).get("state")
+        for parameter, state in list(dict.items(states)) if is_a(states, dict) else ():
+            name = names.get(id(parameter), class_name(type(optimizer)))
+            for value in parts_of(state):
                 count(STATE, name, value)
             count(PARAMETERS, name, parameter)
-            count(GRADIENTS, name, getattr(parameter, "grad", None))
+            count(GRADIENTS, name, gradient_of(parameter))
     for tensor in tensors:
         with suppress(Exception):
-            kind = ACTIVATIONS if tensor.requires_grad else OTHERS
-            count(kind, f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}", tensor)
+            kind = ACTIVATIONS if wants_gradient(tensor) else OTHERS
+            count(kind, f"{shape_of(tensor)} {dtype_of(tensor)}", tensor)
     return held, addresses
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
     """The plain tensors that a tensor consists of: of a DTensor its own shard; none of what is no tensor."""
-    if hasattr(tensor, "__tensor_flatten__"):
+    if is_answered_in_c(tensor) and hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(getattr(tensor, name))
-    elif issubclass(type(tensor), torch.Tensor):
+    elif is_answered_in_c(tensor):
         yield tensor
 
 

@@ -86,12 +86,12 @@ def install(recorder: Recorder) -> None:
     recorder.listen("work", starting.on_work)
     recorder.listen("fork", starting.on_fork)
     if dist.is_available():
-        from torch.distributed import distributed_c10d
+        from torch.distributed import device_mesh, distributed_c10d
 
-        for module in (distributed_c10d, dist):
-            patch(
-                module,
-                "init_process_group",
-                before=lambda *_: recorder.call(starting.on_group_begin),
-                after=lambda *_: recorder.call(starting.on_group),
-            )
+        patch(
+            distributed_c10d,
+            "init_process_group",
+            before=lambda *_: recorder.call(starting.on_group_begin),
+            after=lambda *_: recorder.call(starting.on_group),
+            also=(dist, device_mesh),
+        )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import records
-from ..files import ENGINE, ENGINES, REQUESTS, append, write_whole
+from ..files import ENGINE, ENGINES, REQUESTS, append_lines, write_whole
 from ..recorder import Recorder, identity
 from ..stepping import ITERATION
 from ..threads import Bell, Thread
@@ -178,7 +178,7 @@ class Served:
         folder: Path | None = self._apart.folder if self._apart is not None else self._recorder.folder
         if folder is not None and self._lines:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            append(folder / REQUESTS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+            append_lines(folder / REQUESTS, *map(json.dumps, lines))
 
 
 # Where an engine writes that runs in a process without a rank, beside those of its workers.

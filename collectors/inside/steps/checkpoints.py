@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from .. import records
-from ..files import CHECKPOINTS, append
+from ..files import CHECKPOINTS, append_lines
 from ..recorder import Recorder, identity
 from ..threads import Local, get_ident, is_main_thread
+from ..unseen import attributes, is_a, path_of
 
 LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
 MAX_LINES = 10_000  # lines of a process
@@ -50,6 +51,9 @@ class Checkpoints:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._patched: set[str] = set()
+        self._watching: dict[
+            Any, Any
+        ] = {}  # what functions of several modules are replaced by: the same in all
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -80,7 +84,10 @@ class Checkpoints:
         original = getattr(module, name, None)
         if not callable(original):
             return False
-        setattr(module, name, self._watched(original, name, kind))
+        if original not in self._watching.values():  # else a module took it from another one as it is now
+            watched = self._watching.get(original) or self._watched(original, name, kind)
+            self._watching[original] = watched
+            setattr(module, name, watched)
         return True
 
     def _watched(self, original: Any, name: str, kind: str) -> Any:
@@ -148,26 +155,24 @@ class Checkpoints:
         if folder is None or self._lines >= MAX_LINES:
             return
         self._lines += 1
-        append(folder / CHECKPOINTS, f"{json.dumps(line)}\n".encode())
+        append_lines(folder / CHECKPOINTS, json.dumps(line))
 
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The file or folder that a call saves to or loads from; empty where it has no path."""
     place = PLACES.get(name, len(args))
-    with suppress(Exception):  # of an object of the user's, which may raise anything
-        given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
-        given = args[place] if given is None and place < len(args) else given
-        if not isinstance(given, (str, os.PathLike)):
-            given = getattr(given, "name", None)  # of an open file
-        if isinstance(given, (str, os.PathLike)):
-            return os.path.abspath(os.fsdecode(given))
-    return ""
+    given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
+    given = args[place] if given is None and place < len(args) else given
+    path = path_of(given)
+    with suppress(OSError):  # the folder that it is relative to is gone
+        return os.path.abspath(path) if path else ""
+    return path
 
 
 def _upload(result: Any) -> Future[Any] | None:
     """What says that a save in the background is written; None where it is written."""
-    upload = getattr(result, "upload_completion", result)
-    return upload if isinstance(upload, Future) else None
+    upload = attributes(result).get("upload_completion", result)
+    return upload if is_a(upload, Future) else None
 
 
 def _file_facts(path: str) -> dict[str, int]:

@@ -18,6 +18,7 @@ from .. import records
 from ..recorder import Recorder
 from ..threads import get_ident
 from ..torch_internals import loader_iterator, worker_of
+from ..unseen import attributes, elements_of, is_a, parts_of
 
 LONG_NS = 1_000_000
 
@@ -49,7 +50,8 @@ class DataWaits:
         duration_ns = time.time_ns() - self._begun_ns
         self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
         if self._recorder.records is not None:
-            workers, persist = int(loader.num_workers), int(bool(loader.persistent_workers))
+            own = attributes(loader)
+            workers, persist = int(own.get("num_workers", 0)), int(bool(own.get("persistent_workers")))
             self._recorder.records.write(records.BEGUN, self._begun_ns, duration_ns, workers, persist)
 
     def on_wait(self, iterator: Any) -> None:
@@ -57,7 +59,7 @@ class DataWaits:
         ours = self._recorder.training_thread in (0, get_ident())
         if self._waiting is None and ours:
             self._recorder.guarded(self._recorder.on_work)
-            self._waiting, self._worker = iterator, worker_of(iterator)
+            self._waiting, self._worker = iterator, worker_of(attributes(iterator))
             self._begun_ns = time.time_ns()
 
     def on_batch(self, iterator: Any, batch: Any) -> None:
@@ -124,25 +126,19 @@ _PLAIN = (str, bytes, int, float)
 
 def count_elements(batch: Any) -> int:
     """How many elements the tensors of a batch have; 0 where it has none, or too many parts to look at."""
-    try:
-        return sum(int(tensor.numel()) for tensor in tensors_in(batch))
-    except Exception:  # whatever a class of the job's makes of being asked
-        return 0
+    return sum(map(elements_of, tensors_in(batch)))
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:
     """The tensors that a batch consists of, in order; none where it has too many parts to look at.
 
     Lists, tuples, dicts and the attributes of objects (batches of tokenizers and of graphs) are looked into.
-
-    Raises:
-        Exception: whatever a class of the job's makes of being asked.
     """
     tensors: list[torch.Tensor] = []
     parts, met = [batch], {id(None)}
     while parts:
         part = parts.pop()
-        if isinstance(part, torch.Tensor):
+        if is_a(part, torch.Tensor):
             tensors.append(part)
         elif id(part) not in met:
             met.add(id(part))
@@ -155,8 +151,7 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
 
 def _held(part: Any) -> Any:
     """What a part consists of."""
-    if isinstance(part, dict):
-        return part.values()
-    if isinstance(part, (list, tuple)):
-        return () if part and isinstance(part[0], _PLAIN) else part
-    return () if isinstance(part, (type, *_PLAIN)) else getattr(part, "__dict__", {}).values()
+    if is_a(part, (dict, list, tuple)):
+        held = parts_of(part)
+        return () if held and not is_a(part, dict) and is_a(held[0], _PLAIN) else held
+    return () if is_a(part, (type, *_PLAIN)) else attributes(part).values()

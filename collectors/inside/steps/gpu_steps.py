@@ -23,6 +23,7 @@ import torch
 from .. import captures, records
 from ..recorder import Recorder
 from ..threads import get_ident
+from ..unseen import unseen
 
 AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
 AT_ONCE = 8  # events that are asked for at the end of one step
@@ -156,7 +157,7 @@ class GpuSteps:
         device = self._recorder.device
         if device is None and torch.cuda.is_initialized():
             index = torch.cuda.current_device()
-            device = torch.device("cuda", index) if torch.cuda.memory_allocated(index) else None
+            device = unseen(torch.device, "cuda", index) if torch.cuda.memory_allocated(index) else None
         return device
 
     def _mark(self, device: DeviceApi, step: int, is_end: bool) -> None:

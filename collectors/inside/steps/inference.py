@@ -29,6 +29,7 @@ from ..recorder import Recorder
 from ..stepping import MODEL_CALL
 from ..threads import Local
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
+from ..unseen import compiled_call
 from .model_calls import LookingThread, outermost_call
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
@@ -93,7 +94,7 @@ class ModelCalls:
 
     def _watch(self, module: Any) -> None:
         recorder = self._recorder
-        self._compiled = getattr(module, COMPILED_CALL)
+        self._compiled = compiled_call(module)
         original = call_of(module)
         self._since_s = time.monotonic()
 

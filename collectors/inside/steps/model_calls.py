@@ -29,6 +29,18 @@ from ..main_thread import MainThreadCall
 from ..recorder import Recorder
 from ..threads import Bell, Thread, main_thread_ident
 from ..torch_internals import fsdp_states, module_calls
+from ..unseen import (
+    attributes,
+    children_of,
+    dtype_of,
+    is_a,
+    is_training,
+    mesh_of,
+    modules_of,
+    parameters_of,
+    shape_of,
+    wants_gradient,
+)
 from .data import tensors_in
 
 KNOWN_AT_STEP = 2  # the first step compiles and allocates
@@ -83,7 +95,7 @@ class TrainedModels:
     def _meet(self, names: Any) -> None:
         """Note a call, by the names of its frame."""
         module = names.get("self")
-        if not isinstance(module, Module) or not module.training:
+        if not is_a(module, Module) or not is_training(module):
             return
         number = next(
             (index for index, reference in enumerate(self._models) if reference() is module),
@@ -98,8 +110,8 @@ class TrainedModels:
         self._calls[key] = {
             "model": number,
             "time_ns": time.time_ns(),
-            "shapes": [list(tensor.shape) for tensor in tensors],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            "shapes": [shape_of(tensor) for tensor in tensors],
+            "dtypes": [dtype_of(tensor) for tensor in tensors],
         }
 
     def save(self) -> None:
@@ -143,12 +155,13 @@ def describe(model: Any) -> dict[str, Any]:
         of them that get gradients; `tensors`, those of weights with more dimensions; `experts`, whether
         modules are called so.
     """
-    kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+    kinds = {path: type(module).__name__ for path, module in modules_of(model)}
     every: dict[int, int] = {}
     matrices = trained = tensors = 0
     is_sharded = bool(fsdp_states())
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # of DeepSpeed, before it was shared out
+    for path, parameter in parameters_of(model, every=True):
+        of_deepspeed = attributes(parameter).get("ds_shape")  # before it was shared out
+        shape = shape_of(parameter) if of_deepspeed is None else of_deepspeed
         elements = math.prod(shape) // _tensor_parallel(parameter, is_sharded)
         every[id(parameter)] = elements
         owner, _, name = path.rpartition(".")
@@ -156,7 +169,7 @@ def describe(model: Any) -> dict[str, Any]:
             continue
         if len(shape) == 2:
             matrices += elements
-            trained += elements * bool(parameter.requires_grad)
+            trained += elements * wants_gradient(parameter)
         elif len(shape) > 2:
             tensors += elements
     is_known = "FullyShardedDataParallel" not in kinds.values()  # its parameters are flat, and shared out
@@ -176,13 +189,13 @@ def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
     Args:
         is_sharded: whether FSDP2 shards the model: an axis without a name is then its.
     """
-    mesh = getattr(parameter, "device_mesh", None)
+    mesh, placements = mesh_of(parameter)
     if mesh is None:
         return 1
     names = mesh.mesh_dim_names or ("" if is_sharded else TENSOR_AXES[0],) * mesh.ndim
     shards = [
         mesh.size(axis)
-        for axis, (name, placement) in enumerate(zip(names, parameter.placements))
+        for axis, (name, placement) in enumerate(zip(names, placements))
         if placement.is_shard() and name.lower() in TENSOR_AXES
     ]
     return math.prod(shards)
@@ -191,10 +204,10 @@ def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
 def _unwrapped(model: Any) -> Any:
     """The model within DDP and what the compiler makes of a module."""
     while True:
-        inner = next((child for name, child in model.named_children() if name in _WRAPPED), None)
-        if inner is None or len(list(model.children())) != 1:
+        children = children_of(model)
+        if len(children) != 1 or children[0][0] not in _WRAPPED:
             return model
-        model = inner
+        [(_, model)] = children
 
 
 # A thread of ours that looks, again and again, where the threads of the job stand.

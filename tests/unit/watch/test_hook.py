@@ -131,12 +131,14 @@ def test_classes_that_no_finding_with_a_host_has_are_refused(tmp_path, text) -> 
 
 
 def test_a_recording_hands_its_rules_to_the_watcher(monkeypatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append((command, env)))
     rules = hook_rules("notify 'x y'", True, "slow.nic,slow.link", 0.9, "2/1h")
     start_watcher("", "", rules, SimpleNamespace(run="RUN"))
-    (command,) = started
-    at = command.index("--on-finding")
+    ((command, env),) = started
+    assert not any("notify" in word for word in command)  # anyone sees the list of processes
+    monkeypatch.setenv("DPRO_ON_FINDING", env["DPRO_ON_FINDING"])
+    at = command.index("--classes")
     given = watch.make_context("watch", ["RUN", *command[at:]]).params
     asked = {name: given[name] for name in ("on_finding", "dry_run", "classes", "min_confidence", "at_most")}
     assert hook_rules(**asked) == rules

@@ -1,11 +1,18 @@
 """Files that others read while the job runs."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from dpro.collectors.inside.files import stamp_of, write_whole, written_whole
+from dpro.collectors.inside.files import (
+    append_lines,
+    refuse_beyond_limit,
+    stamp_of,
+    write_whole,
+    written_whole,
+)
 
 
 def test_file_gets_its_name_when_it_is_whole(tmp_path):
@@ -30,3 +37,21 @@ def test_file_that_cannot_be_written_leaves_the_one_before(tmp_path):
 
 def test_stamp_of_a_file_that_is_missing_is_known():
     assert stamp_of(Path("/nowhere")) == (0, 0)
+
+
+def test_no_file_is_written_that_is_larger_than_the_process_may_write(tmp_path, monkeypatch):
+    append_lines(tmp_path / "lines", "12")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 4))
+    write_whole(tmp_path / "whole", b"1234")
+    for refused in (
+        lambda: write_whole(tmp_path / "whole", b"12345"),
+        lambda: append_lines(tmp_path / "lines", "4"),
+        refuse_beyond_limit,
+    ):
+        with pytest.raises(OSError, match="at most"):
+            refused()
+    assert (tmp_path / "whole").read_bytes() == b"1234"
+    assert (tmp_path / "lines").read_bytes() == b"12\n"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    append_lines(tmp_path / "lines", "4")
+    refuse_beyond_limit()

@@ -113,8 +113,11 @@ def test_another_version_that_lacks_an_attribute_costs_its_buckets_alone(monkeyp
 def test_a_new_group_has_the_probe_look_for_the_class(monkeypatch):
     from torch.distributed import distributed_c10d
 
+    def new_group(*_):
+        return "group"
+
     for module in (dist, distributed_c10d):  # to be restored
-        monkeypatch.setattr(module, "new_group", lambda *_: "group")
+        monkeypatch.setattr(module, "new_group", new_group)
     monkeypatch.setattr(nn.parallel.DistributedDataParallel, "__init__", lambda *_: None)
     recorder = Recorder()
     recorder.listen = recorder.on_import = lambda *_: None
