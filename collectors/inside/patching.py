@@ -43,9 +43,9 @@ def patch(
         after(*args[:1])
         return result
 
-    for each in (owner, *also):
-        if getattr(each, name, None) is original:
-            setattr(each, name, patched)
+    for module in (owner, *also):
+        if getattr(module, name, None) is original:
+            setattr(module, name, patched)
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
@@ -111,8 +111,10 @@ def keep_library() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{__package__}."):
             names = vars(module)
-            own = [key for key, value in names.items() if getattr(value, "__name__", "") in LIBRARY]
-            names |= {key: _kept(names[key], kept) for key in own if isinstance(names[key], ModuleType)}
+            in_library = [key for key, value in names.items() if getattr(value, "__name__", "") in LIBRARY]
+            names |= {
+                key: _kept(names[key], kept) for key in in_library if isinstance(names[key], ModuleType)
+            }
             names.setdefault("open", io.open)
 
 

@@ -423,14 +423,14 @@ def loader_iterator() -> Any:
     return internal("torch.utils.data.dataloader._BaseDataLoaderIter")
 
 
-def worker_of(own: Mapping[str, Any]) -> int:
+def worker_of(held: Mapping[str, Any]) -> int:
     """Return the worker whose batch comes next; -1 where the process loads it itself, or it is not known.
 
     Args:
-        own: attributes of the loader's iterator.
+        held: attributes of the loader's iterator.
     """
-    tasks = own.get("_task_info")
-    task = tasks.get(own.get("_rcvd_idx")) if tasks else None
+    tasks = held.get("_task_info")
+    task = tasks.get(held.get("_rcvd_idx")) if tasks else None
     return int(task[0]) if task else -1
 
 

@@ -228,8 +228,8 @@ def device_of(tensor: Any) -> torch.device | None:
 
 def dtype_of(tensor: Any) -> str:
     """The type of a tensor's elements, such as `bfloat16`; empty where only code of the job's knows."""
-    known = is_answered_in_c(tensor)
-    return str(unseen(_dtype, tensor)).removeprefix("torch.") if known else ""
+    is_known = is_answered_in_c(tensor)
+    return str(unseen(_dtype, tensor)).removeprefix("torch.") if is_known else ""
 
 
 def wants_gradient(tensor: Any) -> bool:
@@ -257,8 +257,8 @@ def mesh_of(tensor: Any) -> tuple[Any, Any]:
 def children_of(module: object) -> list[tuple[str, Any]]:
     """The modules within a module, by name."""
     inner = attributes(module).get("_modules")
-    found = list(dict.items(inner)) if is_a(inner, dict) else _asked(module, "named_children")  # type: ignore[arg-type]
-    return [(str(name), child) for name, child in found if is_a(child, Module)]
+    children = list(dict.items(inner)) if is_a(inner, dict) else _asked(module, "named_children")  # type: ignore[arg-type]
+    return [(str(name), child) for name, child in children if is_a(child, Module)]
 
 
 def modules_of(module: Any) -> Iterator[tuple[str, Any]]:
@@ -282,9 +282,9 @@ def parameters_of(module: Any, every: bool = False) -> Iterator[tuple[str, Any]]
     """
     met: set[int] = set()
     for path, here in modules_of(module):
-        own = attributes(here).get("_parameters")
-        found = list(dict.items(own)) if is_a(own, dict) else _asked(here, "_parameters")  # type: ignore[arg-type]
-        for name, parameter in found:
+        parameters = attributes(here).get("_parameters")
+        named = list(dict.items(parameters)) if is_a(parameters, dict) else _asked(here, "_parameters")  # type: ignore[arg-type]
+        for name, parameter in named:
             if parameter is not None and (every or id(parameter) not in met):
                 met.add(id(parameter))
                 yield (f"{path}.{name}" if path else str(name)), parameter
@@ -311,15 +311,17 @@ def _asked(module: object, what: str) -> list[tuple[str, Any]]:
 def parameters_updated(optimizer: Any) -> list[Any]:
     """The parameters that an optimizer updates, or the one within it; none where it does not show them."""
     for _ in range(_OWNERS):
-        own = attributes(optimizer)
-        listed = [own["param_groups"]] if "param_groups" in own else list(own.values())
+        held = attributes(optimizer)
+        listed = [held["param_groups"]] if "param_groups" in held else list(held.values())
         for groups in listed:
-            found = [_updated(group) for group in parts_of(groups) if is_a(group, dict) and "params" in group]
-            if found and is_a(groups, list):
-                return [parameter for group in found for parameter in group]
-        if "optimizer" not in own:
+            updated = [
+                _updated(group) for group in parts_of(groups) if is_a(group, dict) and "params" in group
+            ]
+            if updated and is_a(groups, list):
+                return [parameter for group in updated for parameter in group]
+        if "optimizer" not in held:
             return []
-        optimizer = own["optimizer"]
+        optimizer = held["optimizer"]
     return []
 
 

@@ -173,8 +173,8 @@ def install(recorder: Recorder) -> None:
     _install_excepthook(recorder, exits)
 
     def after_popen(popen: subprocess.Popen[Any]) -> None:
-        own = attributes(popen)
-        recorder.call(exits.on_reaped, own.get("pid"), own.get("returncode"))
+        held = attributes(popen)
+        recorder.call(exits.on_reaped, held.get("pid"), held.get("returncode"))
 
     def after_join(process: Any) -> None:
         recorder.call(lambda: exits.on_reaped(process.pid, process.exitcode))

@@ -50,8 +50,8 @@ class DataWaits:
         duration_ns = time.time_ns() - self._begun_ns
         self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
         if self._recorder.records is not None:
-            own = attributes(loader)
-            workers, persist = int(own.get("num_workers", 0)), int(bool(own.get("persistent_workers")))
+            held = attributes(loader)
+            workers, persist = int(held.get("num_workers", 0)), int(bool(held.get("persistent_workers")))
             self._recorder.records.write(records.BEGUN, self._begun_ns, duration_ns, workers, persist)
 
     def on_wait(self, iterator: Any) -> None:
