@@ -36,7 +36,7 @@ FIRST_S = 3.0  # for which nothing is computed ahead, unless the first page was 
 IDLE_S = 60.0  # a connection without traffic is closed after this time
 
 
-MOST_AT_ONCE = 256  # connections that are answered at once; others wait until one of them is closed
+MAX_AT_ONCE = 256  # connections that are answered at once; others wait until one of them is closed
 OWN_DESCRIPTORS = 96  # of runs, the cache and the interpreter
 PER_CONNECTION = 2  # a socket, and what waits for it
 
@@ -74,8 +74,8 @@ def most_at_once() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return MOST_AT_ONCE
-    return max(1, min(MOST_AT_ONCE, (allowed - OWN_DESCRIPTORS) // PER_CONNECTION))
+        return MAX_AT_ONCE
+    return max(1, min(MAX_AT_ONCE, (allowed - OWN_DESCRIPTORS) // PER_CONNECTION))
 
 
 def new_token() -> str:

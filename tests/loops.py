@@ -112,6 +112,7 @@ ALONE = {
     "killed": """
         for _ in range(12):
             step()
+        time.sleep(2)  # steps that end within 10 ms of a write are written within a second
         os.kill(os.getpid(), signal.SIGKILL)
     """,
     "range": """

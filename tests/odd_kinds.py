@@ -47,7 +47,7 @@ job(
     through=("sh", "-c", '"$@" | sha256sum', "sh"),
 )
 job(
-    "writes into a pipe that nobody reads any more",
+    "writes into a pipe that no process reads any more",
     """
     train(3)
     for _ in range(100):

@@ -1,7 +1,7 @@
 """Fixed-size records in a file: whatever was flushed survives a SIGKILL of the writer.
 
 In: a kind and up to four integers. Out: the same, read back in the order written. The file is not mapped into
-memory: a full disk is an error here, and a file that somebody truncates is nothing, where a mapped one would
+memory: a full disk is an error here, and a file that a user truncates is nothing, where a mapped one would
 end the job by SIGBUS. Runs inside the job, where only the standard library may be assumed.
 """
 
@@ -53,7 +53,7 @@ RECORD = struct.Struct("<5q")
 SIZE = RECORD.size
 FLUSH_NS = 10_000_000  # a step that ends sooner after a flush makes none, which costs 10 us
 RESERVED = 1 << 20  # bytes that are reserved at once: steps are recorded also while others fill the disk
-MOST_WAITING = 1024  # records that wait for a flush; from then on each write is one
+MAX_WAITING = 1024  # records that wait for a flush; from then on each write is one
 
 
 class Record(NamedTuple):
@@ -93,7 +93,7 @@ class RecordWriter:
             OSError: as of `flush`, where many records wait.
         """
         self._waiting.append(RECORD.pack(a, b, c, d, kind))
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self.flush()
 
     def flush(self) -> None:

@@ -81,7 +81,7 @@ class Thread:
         """Start it.
 
         Args:
-            action: should not raise: nobody learns of it.
+            action: should not raise: no record is kept of it.
 
         Raises:
             RuntimeError: the process may have no more threads.

@@ -201,7 +201,7 @@ def to_be_finished(recording: Launch) -> Iterator[bool]:
 def _is_lockable(marker: IO[bytes]) -> bool:
     try:
         return folders.lock(marker, wait=False)
-    except OSError:  # its file system cannot lock, so there is nobody to wait for
+    except OSError:  # its file system cannot lock, so there is no process to wait for
         return True
 
 

@@ -447,7 +447,7 @@ def hook_rules(
 
 
 def as_arguments(rules: HookRules) -> list[str]:
-    """The same as arguments of `dpro watch`, but for the command, which nobody else may see."""
+    """The same as arguments of `dpro watch`, but for the command, which no other user may see."""
     return [
         "--classes", ",".join(rules.classes),
         "--min-confidence", str(rules.min_confidence),

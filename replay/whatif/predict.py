@@ -313,6 +313,9 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
 
     Args:
         baseline: `baseline_steps` of the job without them.
+
+    Raises:
+        Unanswerable: they leave nothing that takes time.
     """
     before, after, slowdowns = applied.before, applied.after, slowdowns_of(trust)
     timelines: Iterable[Timeline] = before.replays(after, slowdowns)
@@ -320,6 +323,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
         timelines = chain(timelines, as_missing_ranks_may_come(after.graph, trust.rendezvous))
     # By `map`, which holds no timeline while the next one is made.
     after_ns, *may_be_ns = map(partial(steps_under, baseline, before, after), timelines)
+    refuse_nothing_left(after_ns)
     ends_ns, limits_ns = (
         [
             float(steps_under(baseline, before, other, next(before.replays(other, slowdowns[:1]))).mean())
@@ -339,6 +343,19 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
             else:
                 ends_ns = [*ends_ns, unrecorded_ns]
     return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
+
+
+def refuse_nothing_left(steps_ns: Ints) -> None:
+    """Refuse a changed job whose steps take no time.
+
+    Args:
+        steps_ns: [S] their lengths.
+
+    Raises:
+        Unanswerable: none takes any.
+    """
+    if steps_ns.size and not steps_ns.any():
+        raise Unanswerable("nothing of the step would be left: the run cannot say how long it would take")
 
 
 def _step_of_unrecorded_hosts(

@@ -40,7 +40,15 @@ from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob, job_of
-from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict, ranked
+from dpro.replay.whatif.predict import (
+    Prediction,
+    Refusal,
+    apply_all,
+    compare,
+    predict,
+    ranked,
+    refuse_nothing_left,
+)
 from dpro.replay.whatif.registry import EDITS, all_kinds
 from dpro.units import format_duration, ms
 
@@ -127,11 +135,12 @@ class EditSets:
                 samples *= edit.samples(changed)
                 first = self.changed.get(edit) if number == 0 else None
                 changed = edit.apply(changed) if first is None else first
+            gain_ns = gain_of(self.facts, changed, replay(changed).end, samples)
         except (Unanswerable, GraphError):
             return None
         if len(edits) == 1 and is_slim(self.facts.graph, changed):
             self.changed[edits[0]] = changed
-        return gain_of(self.facts, changed, replay(changed).end, samples)
+        return gain_ns
 
     def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
         """What an edit takes from all durations, or from all lags, of the run's graph.
@@ -272,10 +281,10 @@ def replayed_gains(
         count()
         try:
             changed = edit.apply(graph)
+            gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.append(Refusal(str(edit), str(error)))
             continue
-        gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
         kept = is_slim(graph, changed) or gains[edit] > MIN_GAIN * facts.base_ns
         if changed_by is not None and kept:
             changed_by[edit] = changed
@@ -292,8 +301,12 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
 
     Args:
         end: [N] ns of its nodes.
+
+    Raises:
+        Unanswerable: nothing that takes time is left of it.
     """
     steps = changed_durations(facts.baseline, changed, end)
+    refuse_nothing_left(steps)
     return facts.base_ns - float(steps.mean()) / samples
 
 

@@ -27,7 +27,7 @@ Frames = Mapping[str, pl.DataFrame]
 Removal = Callable[[Frames], Frames]
 
 SPANS_EACH = 700  # of each rank: of more, commands take longer and see nothing else
-MOST_BYTES = 4 << 20  # of a trace on disk
+MAX_BYTES = 4 << 20  # of a trace on disk
 COMMANDS = ("info", "report", "explain", "replay", "whatif", "diagnose")
 
 _KIND, _NAME, _ROW = pl.col("kind").cast(pl.String), pl.col("name"), pl.int_range(pl.len())
@@ -132,7 +132,7 @@ def _ranks(frames: Frames) -> list[int]:
 
 
 def frames_of(run: Run) -> Frames:
-    """The tables of a run that have rows, until so many spans of some rank have begun."""
+    """The tables of a run that have rows, until `SPANS_EACH` spans of some rank have begun."""
     frames = {name: run.table(table) for name, table in TABLES.items() if run.num_rows(table)}
     if SPANS.name not in frames:
         return frames
@@ -162,7 +162,7 @@ def _sources() -> tuple[Path, ...]:
     """Runs that ship, and real traces where there are any: those of one job are in a folder."""
     samples = [path.parent for path in sorted((ROOT / "sample_traces").glob("*/manifest.json"))]
     traces = Path(os.environ.get("DPRO_TRACES", ROOT.parent / "shared" / "traces"))
-    real = sorted(path for path in traces.glob("*/*") if path.is_dir() or path.stat().st_size <= MOST_BYTES)
+    real = sorted(path for path in traces.glob("*/*") if path.is_dir() or path.stat().st_size <= MAX_BYTES)
     return (*samples, *real)
 
 

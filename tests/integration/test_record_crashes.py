@@ -194,7 +194,7 @@ for step in range(1_000_000):
 
 
 # Steps of at least 2 ms, of which those may be lost that end within 10 ms of the last write.
-MOST_LOST = FLUSH_NS // 2_000_000 - 1
+MAX_LOST = FLUSH_NS // 2_000_000 - 1
 
 
 def victims(random: Random, run: Path, launcher: int) -> list[int]:
@@ -261,7 +261,7 @@ def check_consistency(folder: Path, run: Run) -> None:
         assert (steps["start_ns"][1:] >= ends[:-1]).all()
         progress = folder / f"progress{rank}"
         counted = int(progress.read_text() or 0) if progress.exists() else 0
-        assert steps.height >= counted - MOST_LOST if progress.exists() else steps.is_empty()
+        assert steps.height >= counted - MAX_LOST if progress.exists() else steps.is_empty()
         spans = tables["spans"].filter(rank=rank, name="dpro::backward")
         inside = steps.filter(pl.col("window") >= 0)
         assert set(inside["window"]) <= set(spans["window"])

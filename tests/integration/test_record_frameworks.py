@@ -40,7 +40,7 @@ pytest.importorskip("torch")
 NAMED = ("range", "range_beside", "function")
 
 JOBS = """
-import contextlib, importlib, json, math, os, pathlib, signal, warnings
+import contextlib, importlib, json, math, os, pathlib, signal, time, warnings
 import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD

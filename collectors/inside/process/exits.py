@@ -61,7 +61,7 @@ class Exits:
         just that: a code, of which it writes the last byte, and a stream. The buffer of this stream holds the
         new name but for its last byte, and is full with that; the next call has the stream write the buffer,
         for which it calls `rename`: with the old name, and with the buffer. So no descriptor is kept, which
-        might be that of a file of the job by then, and no file is mapped, which somebody may truncate.
+        might be that of a file of the job by then, and no file is mapped, which a user may truncate.
 
         Raises:
             OSError: the file cannot be made.

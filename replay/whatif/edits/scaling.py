@@ -676,7 +676,7 @@ def _reduced_forward(run: Run) -> list[int]:
 # Work that is done several times: copies of a step before it, forward passes again before backward.
 
 
-MOST_COPIES = 8  # of a step, in the graph: by then each takes as long as the one before it
+MAX_COPIES = 8  # of a step, in the graph: by then each takes as long as the one before it
 
 
 def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: int) -> Graph:
@@ -699,7 +699,7 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
     """
     if times == 0:
         return graph
-    made_times = min(times, MOST_COPIES)
+    made_times = min(times, MAX_COPIES)
     refuse_large_graph(graph.num_nodes * (1 + made_times))
     nodes, edges = graph.nodes, graph.edges
     # How nodes are ordered depends on no duration and no lag: graphs that differ in these alone share it.
@@ -783,7 +783,7 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     edges = [graph.edges, _into(copied, step, position + first[0])]
     edges += [_within(copied, step, position + shift) for shift in first]
     behind = _behind(graph, step, position, first)
-    if times == MOST_COPIES:
+    if times == MAX_COPIES:
         between = 2 * num_edges + np.arange(behind[-1].lag.size)
         behind[-2:] = [dataclasses.replace(behind[-2], lag=between),
                        dataclasses.replace(behind[-1], lag=between + between.size)]  # fmt: skip

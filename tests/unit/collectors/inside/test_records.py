@@ -28,11 +28,11 @@ def test_records_are_read_back_in_the_order_written(path):
     ]
 
 
-def test_records_that_nobody_flushes_do_not_pile_up(path):
+def test_records_that_no_step_flushes_do_not_pile_up(path):
     writer = RecordWriter(path)
     for number in range(60_000):
         writer.write(records.UPDATE, number)
-        assert len(writer._waiting) <= records.MOST_WAITING
+        assert len(writer._waiting) <= records.MAX_WAITING
     assert [record.a for record in read_back(writer, path)] == list(range(60_000))
 
 
@@ -101,7 +101,7 @@ def test_missing_file_has_no_records(path):
     assert read_records(path) == []
 
 
-def test_a_file_that_somebody_truncates_is_not_mapped_into_memory_and_grows_again(path):
+def test_a_file_that_a_user_truncates_is_not_mapped_into_memory_and_grows_again(path):
     writer = RecordWriter(path)
     writer.write(records.UPDATE, 1)
     writer.flush()

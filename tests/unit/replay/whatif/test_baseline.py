@@ -12,7 +12,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay, step_lengths, usual_steps
 from dpro.replay.whatif.job import ReplayedJob, pace_of_hosts
-from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict
+from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict, refuse_nothing_left
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, cpu_job
 
@@ -108,3 +108,10 @@ def test_measured_and_replayed_step_are_means_of_the_same_steps(tmp_path):
 def test_hosts_without_devices_have_no_pace_of_their_own(tmp_path):
     job = ReplayedJob(cpu_job().build(tmp_path / "run").graph)
     assert job.pace_ns == 0
+
+
+def test_a_change_that_leaves_nothing_of_the_step_is_refused(tmp_path):
+    graph = cpu_job().build(tmp_path / "run").graph
+    with pytest.raises(Unanswerable, match="nothing of the step"):
+        refuse_nothing_left(np.zeros(2, np.int64))
+    refuse_nothing_left(step_lengths(baseline_steps(graph)))

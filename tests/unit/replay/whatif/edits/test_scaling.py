@@ -68,7 +68,7 @@ def test_copies_of_a_step_run_before_it_one_after_another():
 def test_many_copies_take_as_long_as_if_each_were_in_the_graph(monkeypatch):
     graph = tiny_graph([5, 7, 11], [(0, 1, 0), (1, 2, 2)], step=[-1, 0, 1])
     made = with_copies(graph, np.array([5, 1, 3]), graph.edges.lag, np.zeros(2, np.bool_), 100)
-    assert made.num_nodes == 3 + 2 * scaling.MOST_COPIES
+    assert made.num_nodes == 3 + 2 * scaling.MAX_COPIES
     # The thread's first node, 100 copies of the second and itself, a lag, 100 copies of the third and itself.
     assert replay(made).end.max() == 5 + 100 * 1 + 7 + 2 + 100 * 3 + 11
 
@@ -76,7 +76,7 @@ def test_many_copies_take_as_long_as_if_each_were_in_the_graph(monkeypatch):
 @pytest.mark.parametrize("job", ["cpu", "uneven"])
 def test_passes_that_are_not_in_the_graph_take_as_long_as_those_that_are(jobs, job, monkeypatch):
     few = steps_us(jobs[job], "accumulate:steps=31")
-    monkeypatch.setattr(scaling, "MOST_COPIES", 30)
+    monkeypatch.setattr(scaling, "MAX_COPIES", 30)
     assert few == pytest.approx(steps_us(jobs[job], "accumulate:steps=31"), rel=1e-3)
 
 
