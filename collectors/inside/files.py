@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import stat
@@ -100,7 +101,7 @@ class OwnDescriptor:
         Raises:
             OSError: it cannot be opened.
         """
-        self.number = os.open(path, flags | os.O_CLOEXEC, mode)
+        self.number = out_of_the_way(os.open(path, flags | os.O_CLOEXEC, mode))
         self._identity = identity_of(self.number)
 
     def is_ours(self) -> bool:
@@ -163,6 +164,19 @@ class OwnDescriptor:
         """Close it, if it is ours."""
         if self.is_ours():
             os.close(self.number)
+
+
+HIGH = 512  # descriptors from here on: a job that opens files gets the numbers that it would without us
+
+
+def out_of_the_way(descriptor: int) -> int:
+    """Give a descriptor a high number, where the process may have it; returns its number now."""
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    except OSError:  # its limit is lower, or none is left
+        return descriptor
+    os.close(descriptor)
+    return high
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:

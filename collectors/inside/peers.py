@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from . import records
-from .files import identity_of
+from .files import identity_of, out_of_the_way
 from .kernel import host_clock
 from .recorder import SECOND_S, Recorder, identity
 from .threads import Thread
@@ -176,7 +176,9 @@ class PingPong:
             OSError: there is no network.
         """
         self._family = _family(toward)
-        self._socket = socket.socket(self._family, socket.SOCK_DGRAM)
+        opened = socket.socket(self._family, socket.SOCK_DGRAM)
+        number = out_of_the_way(opened.detach())
+        self._socket = socket.socket(self._family, socket.SOCK_DGRAM, fileno=number)
         # Its end would close whatever file of the job's may have its number by then.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._socket))
         self._identity = identity_of(self._socket.fileno())
