@@ -80,7 +80,7 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[
             results.append(Counterfactual(limit, gains_of(job, change(job), ends, trust), now))
     busiest_ns = _without_bubble(job.graph, ends)
     if busiest_ns is not None:
-        results.append(Counterfactual(BUBBLE, now / busiest_ns, now))
+        results.append(Counterfactual(BUBBLE, now / np.maximum(busiest_ns, 1), now))
     return sorted(results, key=lambda result: -result.gain)
 
 
@@ -299,7 +299,11 @@ def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
         .agg(pl.col("busy_ns").max())
     )
     counted = durations_of(ends).select("window", "step")
-    return counted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
+    return (
+        counted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"]
+        .fill_null(0)
+        .to_numpy()
+    )
 
 
 def _under(edit: Edit) -> Callable[[ReplayedJob], ReplayedJob]:

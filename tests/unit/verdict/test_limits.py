@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dpro.replay.fidelity.accuracy import assess
@@ -9,6 +10,7 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import baseline_steps
 from dpro.verdict.limits import (
+    BUBBLE,
     COMMUNICATION,
     HOST,
     IMBALANCE,
@@ -45,6 +47,12 @@ def test_a_job_whose_host_launches_too_slowly_gains_by_a_free_host_alone(tmp_pat
     gains = gains_of(launch_bound(tmp_path), tmp_path)
     assert gains[HOST] == pytest.approx(5.0, rel=0.2)  # ten kernels of 20 in 1,000
     assert {kind for kind, gain in gains.items() if gain > 1.12} == {HOST}
+
+
+def test_a_pipeline_whose_work_takes_no_time_gains_a_finite_amount(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro.verdict.limits._without_bubble", lambda *_: np.zeros(3))
+    gains = gains_of(launch_bound(tmp_path), tmp_path)
+    assert np.isfinite(gains[BUBBLE])
 
 
 def ranks_that_wait(late: tuple[int, ...], transfer: float = 10) -> TinyRun:
