@@ -39,25 +39,27 @@ WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users c
 ON_FINDING = "DPRO_ON_FINDING"  # the same
 
 
-def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -> str:
-    """Take a webhook's URL out of sight at once: who knows it can post there."""
-    os.environ.pop(WEBHOOK, None)  # no business of the job, nor of helpers
-    if url and not hide(url):
-        warn(f"the list of processes shows the URL of --webhook: give it as {WEBHOOK} instead")
-    return url
+def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
+    """Make what takes an option's value out of sight at once: it has a URL that may be posted to, or a token.
 
+    Args:
+        variable: of the environment, that may give the value instead.
+        what: the value, in words.
+    """
 
-def _command_out_of_sight(_context: click.Context, _option: click.Parameter, command: str) -> str:
-    """The same for a command, which may name such a URL or have a token."""
-    os.environ.pop(ON_FINDING, None)
-    if command and not hide(command):
-        warn(f"the list of processes shows the command of --on-finding: give it as {ON_FINDING} instead")
-    return command
+    def hide_value(_context: click.Context, _option: click.Parameter, value: str) -> str:
+        os.environ.pop(variable, None)  # no business of the job, nor of helpers
+        if value and not hide(value):
+            warn(f"the list of processes shows {what}: give it as {variable} instead")
+        return value
+
+    return hide_value
 
 
 _OUTLETS = (
     click.option(
-        "--webhook", metavar="URL", default="", envvar=WEBHOOK, callback=_out_of_sight,
+        "--webhook", metavar="URL", default="", envvar=WEBHOOK,
+        callback=_out_of_sight(WEBHOOK, "the URL of --webhook"),
         help="Post each finding there when it begins and ends: as JSON, or in words to Slack, Teams and "
         f"others (extra `notify`); ${WEBHOOK} is the same.",
     ),
@@ -67,7 +69,7 @@ _OUTLETS = (
     ),
     click.option(
         "--on-finding", "on_finding", metavar="CMD", default="", envvar=ON_FINDING,
-        callback=_command_out_of_sight,
+        callback=_out_of_sight(ON_FINDING, "the command of --on-finding"),
         help="Run this when a finding names one host; never where it may be another.",
     ),
     click.option("--dry-run", is_flag=True, help="Only say when CMD would be run."),
@@ -447,7 +449,7 @@ def hook_rules(
 
 
 def as_arguments(rules: HookRules) -> list[str]:
-    """The same as arguments of `dpro watch`, but for the command, which no other user may see."""
+    """Return rules as arguments of `dpro watch`, but for the command, which no other user may see."""
     return [
         "--classes", ",".join(rules.classes),
         "--min-confidence", str(rules.min_confidence),

@@ -432,7 +432,7 @@ class JobFacts:
         return best
 
     def after(self, limit: str) -> JobFacts | None:
-        """The same of the job once a limit costs nothing; None where this run cannot say, or nothing is left.
+        """The job's facts once a limit costs nothing; None where this run cannot say, or nothing is left.
 
         Hosts that stand still get their cores, which is less than a host that takes no time.
         """

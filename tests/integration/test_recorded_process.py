@@ -170,7 +170,7 @@ time.sleep(1.2)
 
 @pytest.mark.parametrize("closed", ["os.closerange(3, 256)", "[os.dup2(0, each) for each in range(3, 41)]"])
 def test_a_job_that_closes_all_descriptors_keeps_its_own_under_their_numbers(tmp_path, closed):
-    """Also in a fork, where what the recorder had open is forgotten."""
+    """A fork keeps them, too, where what the recorder had open is forgotten."""
     body = f"""
 import json, os, time
 {FILES}
