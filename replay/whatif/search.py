@@ -22,6 +22,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -40,15 +41,7 @@ from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob, job_of
-from dpro.replay.whatif.predict import (
-    Prediction,
-    Refusal,
-    apply_all,
-    compare,
-    predict,
-    ranked,
-    refuse_nothing_left,
-)
+from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict, ranked
 from dpro.replay.whatif.registry import EDITS, all_kinds
 from dpro.units import format_duration, ms
 
@@ -135,12 +128,11 @@ class EditSets:
                 samples *= edit.samples(changed)
                 first = self.changed.get(edit) if number == 0 else None
                 changed = edit.apply(changed) if first is None else first
-            gain_ns = gain_of(self.facts, changed, replay(changed).end, samples)
         except (Unanswerable, GraphError):
             return None
         if len(edits) == 1 and is_slim(self.facts.graph, changed):
             self.changed[edits[0]] = changed
-        return gain_ns
+        return gain_of(self.facts, changed, replay(changed).end, samples)
 
     def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
         """What an edit takes from all durations, or from all lags, of the run's graph.
@@ -161,7 +153,7 @@ class EditSets:
             edits: one or more, in any order.
 
         Raises:
-            Unanswerable: one leaves nothing for another to change.
+            Unanswerable: one leaves nothing for another to change, or they leave nothing that takes time.
         """
         applied = apply_all(ReplayedJob(self.facts.graph, self.changed), in_order(edits))
         return compare(applied, self.facts.baseline, self.trust)
@@ -281,10 +273,10 @@ def replayed_gains(
         count()
         try:
             changed = edit.apply(graph)
-            gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.append(Refusal(str(edit), str(error)))
             continue
+        gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
         kept = is_slim(graph, changed) or gains[edit] > MIN_GAIN * facts.base_ns
         if changed_by is not None and kept:
             changed_by[edit] = changed
@@ -301,12 +293,8 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
 
     Args:
         end: [N] ns of its nodes.
-
-    Raises:
-        Unanswerable: nothing that takes time is left of it.
     """
     steps = changed_durations(facts.baseline, changed, end)
-    refuse_nothing_left(steps)
     return facts.base_ns - float(steps.mean()) / samples
 
 
@@ -596,7 +584,12 @@ def explore(
     refused += refusals
     at_most = [*bounds.items(), *gains.items()]
     little = [SmallGain(str(edit), ms(most)) for edit, most in at_most if most <= least_ns]
-    predictions = [sets.answer([edit]) for edit, gain in gains.items() if gain > least_ns]
+    predictions = []
+    for edit in (edit for edit, gain in gains.items() if gain > least_ns):
+        try:
+            predictions.append(sets.answer([edit]))
+        except Unanswerable as error:
+            refused.append(Refusal(str(edit), str(error)))
     predictions = [answer for answer in predictions if not heals_the_healthy(answer, facts.suspects)]
     predictions += _with_room(sets, [edit for edit in tried if edit not in gains], bounds)
     best = usable(predictions, facts.base_ns)
@@ -638,7 +631,8 @@ def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -
         ways = [(gain, other) for other in room if (gain := sets.together([edit, other])) is not None]
         most, best = max(ways, key=lambda way: way[0], default=(0.0, edit))
         if most > MIN_GAIN * sets.facts.base_ns:
-            answers.append(sets.answer([edit, best]))
+            with suppress(Unanswerable):  # they leave nothing that takes time
+                answers.append(sets.answer([edit, best]))
     return answers
 
 
@@ -683,7 +677,10 @@ def _together(
     chosen = dict.fromkeys(map(tuple, _sets_together(sets, usable, advice)))
     answers = []
     for edits in (edits for edits in chosen if _each_adds(sets, edits)):
-        answer = sets.answer(edits)
+        try:
+            answer = sets.answer(edits)
+        except Unanswerable:  # they leave nothing that takes time
+            continue
         apart_ns = sum(gains.get(edit, 0.0) for edit in edits)
         note = (
             f"together they save {format_duration(answer.gain_ns)} per step; "

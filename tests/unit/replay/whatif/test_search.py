@@ -26,6 +26,7 @@ from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.replay.whatif.search import (
     ADDS,
     MIN_GAIN,
+    EditSets,
     bounds_of,
     candidates,
     explore,
@@ -348,3 +349,21 @@ def test_a_job_of_one_kernel_depends_on_nothing_and_is_searched(tmp_path):
     built = run.build(tmp_path)
     assert built.graph.edges.lag.size == 0
     assert search(built.graph, assess(built, replay(built.graph), built.graph.run.manifest))
+
+
+def test_an_edit_that_leaves_nothing_of_the_step_is_refused_alone(job, monkeypatch):
+    graph, trust = job
+    answer = EditSets.answer
+    kind = type(explore(graph, trust).predictions[0].edits[0])
+
+    def leaving_nothing(sets, edits):
+        edits = list(edits)
+        if kind in map(type, edits):
+            raise Unanswerable("nothing of the step would be left")
+        return answer(sets, edits)
+
+    monkeypatch.setattr(EditSets, "answer", leaving_nothing)
+    found = explore(graph, trust)
+    assert found.predictions
+    assert kind not in {type(edit) for prediction in found.predictions for edit in prediction.edits}
+    assert "nothing of the step would be left" in {refusal.reason for refusal in found.refused}
