@@ -337,7 +337,6 @@ class Recorder:
 
     def _on_step(self, step: int) -> None:
         self.last_step_s = time.monotonic()
-        refuse_beyond_limit()  # the job may have set it since
         if step == GPU_KNOWN_AT_STEP and self.folder is not None:
             self._write_facts(self.folder)
         begun_ns = time.time_ns()

@@ -166,6 +166,7 @@ class Windows:
         if folder is None or writer is None:
             return
         refuse_noise()
+        refuse_beyond_limit()  # execution traces are written while they are recorded
         begun_ns = time.monotonic_ns()
         self.foreign.override()
         self.ranges.finish()

@@ -93,7 +93,6 @@ class Flight:
         self._held = False
         self._wake = Bell()
         self._thread: Thread | None = None
-        self._is_draining = False
 
     def before_fork(self) -> None:
         """Keep other threads from dumping during a fork; give up waiting for them after a while."""
@@ -109,7 +108,6 @@ class Flight:
         if self._thread is None and dist.is_initialized():
             with self._lock:
                 self._begin()
-            self._is_draining = True
             self._thread = Thread(self._drain, self._wake)
 
     def _begin(self) -> None:
@@ -142,8 +140,9 @@ class Flight:
 
     def on_end(self) -> None:
         """Save the latest; the thread must not be within PyTorch when the interpreter goes."""
-        thread, self._thread, self._is_draining = self._thread, None, False
-        self._wake.ring()
+        thread, self._thread = self._thread, None
+        wake, self._wake = self._wake, Bell()
+        wake.ring()
         self._whole = thread is None or thread.join(STALL_S)
         if self._whole:
             self.save(must=True)
@@ -203,9 +202,9 @@ class Flight:
         self._said[name] = said
 
     def _drain(self, wake: Bell) -> None:
-        while self._is_draining:
+        while self._wake is wake:  # else this thread has been given up, and another may have been started
             asked = wake.wait(self._pause_s)
-            if self._is_draining:
+            if self._wake is wake:
                 self._recorder.call(self._look, asked)
 
     def _look(self, asked: bool) -> None:

@@ -51,9 +51,8 @@ class Checkpoints:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._patched: set[str] = set()
-        self._watching: dict[
-            Any, Any
-        ] = {}  # what functions of several modules are replaced by: the same in all
+        # What functions are replaced by: one that several modules have, by the same in all.
+        self._watching: dict[Any, Any] = {}
         self.on_fork()
 
     def on_fork(self) -> None:

@@ -302,6 +302,14 @@ def job(tmp_path, monkeypatch, clock, gpu, groups):
     return job
 
 
+def test_a_thread_that_was_given_up_does_not_dump_beside_its_successor(job):
+    wake = job.flight._wake
+    job.flight.on_end()
+    job.flight.on_open()
+    job.flight._drain(wake)  # returns at once
+    assert job.flight._wake is not wake
+
+
 def converted(folder):
     calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames)
     calls.write_calls(folder.parent, "rank00000-7", folder, None)
