@@ -127,20 +127,20 @@ $(VENV)/bin/pip:
 	    " sudo apt install python%d.%d-venv" % sys.version_info[:2], file=sys.stderr)'; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 
-$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(VENV)/demo.stamp: pyproject.toml setup.py constraints.txt | $(VENV)/bin/pip
 	@echo "installing dpro and PyTorch into $(VENV): once, some minutes (200 MB)"
 	@$(INSTALL) -e '.[replay]' torch
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(VENV)/dev.stamp: pyproject.toml setup.py constraints.txt | $(VENV)/bin/pip
 	@echo "installing dpro, PyTorch and the tools into $(VENV): once, some minutes (300 MB)"
 	@$(INSTALL) -e '.[dev]' torch
 	@touch $@ $(VENV)/demo.stamp
 
-$(VENV)/mutation.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(VENV)/mutation.stamp: pyproject.toml setup.py constraints.txt | $(VENV)/bin/pip
 	@$(INSTALL) -e '.[mutation]' torch
 	@touch $@
 
-$(VENV)/docs.stamp: pyproject.toml | $(VENV)/bin/pip
+$(VENV)/docs.stamp: pyproject.toml setup.py | $(VENV)/bin/pip
 	@$(INSTALL) -e '.[docs]'
 	@touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -36,18 +37,37 @@ def _loaded_by(arguments: list[str]) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1])) - {"runpy", "atexit", "__mp_main__"}
 
 
-def test_every_package_on_disk_is_declared_and_nothing_else(repository, setuptools_table):
+@pytest.fixture(scope="module")
+def packaged(repository: Path) -> dict[str, Any]:
+    """What setup.py gives to setuptools."""
+    given: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(repository)
+        patch.setattr("setuptools.setup", lambda **arguments: given.update(arguments))
+        runpy.run_path("setup.py")
+    return given
+
+
+def test_every_package_on_disk_is_declared_and_nothing_else(repository, packaged):
     on_disk = set()
-    for name, folder in setuptools_table["package-dir"].items():
+    for name, folder in packaged["package_dir"].items():
         for init in (repository / folder).rglob("__init__.py"):
             inside = init.parent.relative_to(repository / folder).parts
             on_disk.add(".".join((name, *inside)))
-    assert sorted(setuptools_table["packages"]) == sorted(on_disk)
+    assert packaged["packages"] == sorted(on_disk)
 
 
-def test_a_link_inside_dpro_leads_to_each_top_level_folder(repository, setuptools_table):
+def test_a_folder_of_modules_is_a_package(repository, packaged):
+    folders = {
+        path.parent for root in packaged["package_dir"].values() for path in (repository / root).rglob("*.py")
+    }
+    lacking = [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+    assert lacking == [str(repository / "collectors" / "inject")]
+
+
+def test_a_link_inside_dpro_leads_to_each_top_level_folder(repository, packaged):
     links = {path.name: path.readlink() for path in (repository / "dpro").iterdir() if path.is_symlink()}
-    folders = {folder for name, folder in setuptools_table["package-dir"].items() if name != "dpro"}
+    folders = {folder for name, folder in packaged["package_dir"].items() if name != "dpro"}
     assert links == {folder: Path("..", folder) for folder in folders}
 
 
