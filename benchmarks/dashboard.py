@@ -28,7 +28,7 @@ import polars as pl
 
 from benchmarks.timeline import cpu_ms, memory_mb, serving
 from dpro.analysis.report import make_report
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link
 from dpro.dashboards.report import html_of
 from dpro.dashboards.views import whatif

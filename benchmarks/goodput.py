@@ -36,7 +36,7 @@ from benchmarks.campaigns.published import (
     published_figures,
     spot_availability,
 )
-from dpro.goodput.stages import stages_of
+from dpro.extensions.goodput.stages import stages_of
 
 MTBF_S = 60.0
 APART_S = 5.0  # starts of campaigns at once: importing torch takes all processors

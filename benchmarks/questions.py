@@ -26,7 +26,7 @@ import msgspec
 
 from benchmarks.verdicts import TRACES, VERDICTS, experts_of
 from dpro.errors import DproError
-from dpro.mcp_server.tools import call
+from dpro.extensions.mcp.tools import call
 
 MAX_CALLS = 3
 BAR = 95.0  # %

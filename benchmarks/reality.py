@@ -1,4 +1,4 @@
-"""How well `dpro.replay.layouts` says what published jobs took in other layouts, from one measured row.
+"""How well `dpro.extensions.plan` says what published jobs took in other layouts, from one measured row.
 
     python benchmarks/reality.py [--data FOLDER] [--check NAME …] [--json] [--write]
 

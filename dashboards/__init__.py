@@ -9,6 +9,18 @@ from __future__ import annotations
 
 import logging
 
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "dashboard": Command("dpro.dashboards.command:dashboard", "Look at a run in a browser.", "Answer"),
+    },
+    options={"report": "dpro.dashboards.command:OPTIONS_OF_REPORT"},
+    hooks={
+        "report_pages": "dpro.dashboards.command:page_of_report",
+        "notebook": "dpro.dashboards.command:open_for_figures",
+    },
+)
 log = logging.getLogger(__name__)
 
 

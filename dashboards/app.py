@@ -32,31 +32,31 @@ from dpro.dashboards.views import (
     breakdown,
     collectives,
     difference,
-    fabric,
-    goodput,
     hang,
     heatmap,
     kernels,
     layout,
     matrix,
     pipeline,
-    plan,
-    serving,
     telemetry,
     timeline,
     verdict,
     whatif,
 )
 from dpro.errors import DproError, UsageError
+from dpro.plugins import extended, load, places
 from dpro.schema import STEPS
 from dpro.selection import is_in_ranges, ranges_of, ranges_text
 from dpro.words import printable, shortened
 
 _MODULES = (  # in the order of the navigation
     verdict, heatmap, breakdown, timeline, collectives, matrix, kernels, whatif, telemetry, hang, difference,
-    layout, plan, pipeline, fabric, goodput, serving,
+    layout, pipeline,
 )  # fmt: skip
-VIEWS: tuple[View, ...] = tuple(module.VIEW for module in _MODULES)
+VIEWS: tuple[View, ...] = (
+    *(extended(f"view {module.VIEW.name}", module.VIEW) for module in _MODULES),
+    *map(load, places("views").values()),
+)
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened

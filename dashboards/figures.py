@@ -6,7 +6,7 @@ In: a run. Out: Plotly figures of selected steps and ranks, or an error that say
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,9 +17,9 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.dashboards.timeline.figure import drawn_timeline
 from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict, whatif
-from dpro.dashboards.views.goodput import attempt_info, life_figure, life_info, progress_info
 from dpro.dashboards.views.hang import chain_figure, chains_of
 from dpro.errors import Unanswerable, UsageError
+from dpro.plugins import load, places
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_ranges
 from dpro.units import ms
@@ -38,6 +38,13 @@ class Figures:
     def __init__(self, loaded: Loaded) -> None:
         """Draw figures of this run when they are asked for."""
         self._run = loaded
+
+    def __getattr__(self, name: str) -> Callable[..., go.Figure]:
+        """A figure that an extension brings, by its name; it takes the selection as all others do."""
+        place = places("figures").get(name)
+        if place is None:
+            raise AttributeError(f"no figure {name!r}")
+        return lambda **selected: load(place)(self._run, selection(**selected))
 
     def steps(self, **selected: Any) -> go.Figure:
         """Draw the time of each step: the median over ranks, and their range."""
@@ -90,12 +97,6 @@ class Figures:
         if not chains.boxes:
             raise Unanswerable("nothing to draw: no rank has waited for long")
         return chain_figure(chains, selection(theme=theme).theme)
-
-    def life(self, **selected: Any) -> go.Figure:
-        """Draw the life of the job over its attempts: which step it had come to when, and what ranks did."""
-        link = selection(**selected)
-        rows = _some(life_info(self._run, link), "moment")
-        return life_figure(rows, attempt_info(self._run, link), progress_info(self._run, link), link.theme)
 
     def telemetry(self, **selected: Any) -> go.Figure:
         """Draw the sampled counters that changed."""

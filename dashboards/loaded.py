@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.fabric import TrafficDocument, traffic_document
 from dpro.analysis.answers.replay import deciding_work
 from dpro.analysis.answers.whatif import explored, search_of_all
 from dpro.analysis.cached import cached
@@ -29,18 +28,13 @@ from dpro.detect.findings_log import identity_of, time_of_day
 from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
-from dpro.export.slices import slices
 from dpro.freed_memory import give_back_freed_memory
-from dpro.goodput.attempts import ensure_one_job
-from dpro.goodput.life import JobLife, life_of
 from dpro.processes import process_pool
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, ignore
-from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import NodeKind
-from dpro.replay.layouts.recorded_job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
 from dpro.replay.pipeline.recorded import operations_of
@@ -53,6 +47,7 @@ from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
 from dpro.selection import quoted
 from dpro.store import Run
+from dpro.timelines.slices import slices
 
 Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 _VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of `Analysis`, in its order
@@ -136,30 +131,6 @@ class Loaded(Analysis):
     def pipeline(self) -> Operations | None:
         """Whole operations of a job that pipelines; None where there are none."""
         return operations_of(self.run)
-
-    @cached
-    def life(self) -> JobLife:
-        """What all ranks did in all their time, over all attempts of the job."""
-        return life_of([self.run], [self])
-
-    @cached
-    def of_same_job(self) -> list[Run]:
-        """The other runs that are offered and that the same command made."""
-        command, path = self.run.manifest.command, self.run.path.resolve()
-        of_command = [other for other in self.offered() if other.manifest.command == command]
-        return [other for other in of_command if other.path.resolve() != path] if command else []
-
-    @cached
-    def life_with_others(self) -> JobLife:
-        """The same over all runs of the same command, as attempts of one job.
-
-        Raises:
-            InputError: two of them ran at the same time.
-        """
-        runs = [self.run, *self.of_same_job]
-        life = life_of(runs, [self])
-        ensure_one_job(life.attempts, runs)
-        return life
 
     @cached
     def replay_lanes(self) -> BackgroundResult:
@@ -249,25 +220,6 @@ class Loaded(Analysis):
         nodes = self.outline.graph.nodes
         met = nodes.collective[(nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)]
         return not self.transfers.is_empty() or np.unique(met).size < met.size
-
-    @cached
-    def has_products(self) -> bool:
-        """Whether operators of known shapes multiply, forward and backward: only then layers can be found."""
-        multiplies = pl.col("name").is_in(list(MATMULS)) & (pl.col("shapes") != "")
-        backward = pl.col("forward_thread") > 0
-        parts = self.run.part_by_part(SPANS, ["name", "forward_thread", "shapes"])
-        said = [part.select(multiplies.any(), backward=backward.any()).row(0) for part in parts]
-        return any(one for one, _ in said) and any(other for _, other in said)
-
-    @cached
-    def traffic(self) -> TrafficDocument:
-        """What it loads on its fabric, and which connections meet."""
-        return traffic_document(self)
-
-    @cached
-    def recorded_job(self) -> RecordedJob:
-        """The layers of the job, of which other layouts are computed."""
-        return recorded_job(self.built.predictive)
 
     def findings_so_far(self) -> EarlierFindings:
         """What this copy and those before it showed; nothing is computed for it."""

@@ -9,11 +9,8 @@ from __future__ import annotations
 from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.errors import Unanswerable
-from dpro.replay.layouts.recorded_job import own_degrees
-from dpro.schema import COLLECTIVES, COUNTERS, ITERATIONS, REQUESTS, SPANS, STARTS, STEPS
-from dpro.topology.file import FILE
-from dpro.words import capitalised, few
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.words import few
 
 _RANKS_NAMED = 8
 
@@ -29,21 +26,6 @@ NO_CALL_STATES = (
     "and so do dumps of the flight recorder."
 )
 NO_HANG = "Nothing hangs that the calls of this run can show."
-_NO_PRODUCTS = (
-    "No matrix products with their shapes, forward and backward, were recorded, as `dpro record --shapes` "
-    "does: other layouts are computed of a model whose equal layers show in them."
-)
-_NO_TOPOLOGY = (
-    "What this job ran over is not known: `dpro record --topology FILE` keeps it, "
-    "`dpro topology FILE --attach RUN` adds it later."
-)
-_NO_STARTS = (
-    "How the job started and restarted was not recorded: `dpro record` keeps it, imported traces hold none."
-)
-_NO_SERVING = (
-    "No request and no iteration of a server was recorded: "
-    "`dpro import --requests FILE` reads a log of requests."
-)
 _NO_PAIRS = (
     "No two ranks are known to have met in a collective or exchanged a message: "
     "the calls of different ranks could not be matched."
@@ -60,11 +42,6 @@ def anything(loaded: Loaded, _link: Link) -> str:
     if any(rows[table.name] for table in (STEPS, SPANS, COLLECTIVES)):
         return ""
     return "The run holds no step, no operator and no collective call: `dpro info` lists what it holds."
-
-
-def serving(loaded: Loaded, _link: Link) -> str:
-    """Need requests or iterations of a server."""
-    return "" if any(loaded.num_rows[table.name] for table in (REQUESTS, ITERATIONS)) else _NO_SERVING
 
 
 def steps(loaded: Loaded, _link: Link) -> str:
@@ -102,13 +79,6 @@ def call_states(loaded: Loaded, _link: Link) -> str:
     return "" if loaded.hangs else NO_HANG
 
 
-def fabric(loaded: Loaded, link: Link) -> str:
-    """Need a topology, and deep windows."""
-    if not (loaded.run.path / FILE).is_file():
-        return _NO_TOPOLOGY
-    return windows(loaded, link)
-
-
 def layout(loaded: Loaded, _link: Link) -> str:
     """Need the axes of parallelism of the job."""
     return "" if loaded.mesh.axes else NO_LAYOUT
@@ -123,19 +93,6 @@ def pairs(loaded: Loaded, link: Link) -> str:
     return "" if loaded.may_have_pairs() else _NO_PAIRS
 
 
-def products(loaded: Loaded, link: Link) -> str:
-    """Need products, forward and backward, in deep windows, and the layout of the ranks."""
-    if why := windows(loaded, link):
-        return why
-    if not loaded.has_products:
-        return _NO_PRODUCTS
-    try:
-        own_degrees(loaded.mesh, loaded.run.manifest.world_size)
-    except Unanswerable as error:
-        return f"{capitalised(str(error))}."
-    return ""
-
-
 def operations(loaded: Loaded, _link: Link) -> str:
     """Need whole operations of a pipeline of several stages."""
     pipeline = loaded.pipeline
@@ -145,11 +102,6 @@ def operations(loaded: Loaded, _link: Link) -> str:
             "pipeline, traces hold them as whole operations or as ranges."
         )
     return "" if pipeline.num_stages > 1 else "The job has one stage: there is no pipeline."
-
-
-def moments(loaded: Loaded, _link: Link) -> str:
-    """Need to know when processes started and trained."""
-    return "" if loaded.num_rows[STARTS.name] else _NO_STARTS
 
 
 def telemetry(loaded: Loaded, _link: Link) -> str:

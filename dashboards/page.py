@@ -7,7 +7,7 @@ fast ones do not wait for slow ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -91,6 +91,21 @@ def view(
 
     sections = {part.section: part.fill for part in panels}
     return View(name, title, missing, layout, sections, tables, register)
+
+
+def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:
+    """Return a view of panels with another one behind them."""
+
+    def layout() -> Component:
+        whole = of.layout()
+        whole.children = [
+            *whole.children,
+            panel(part.title, section(part.section, part.doing), wide=part.wide),
+        ]
+        return whole
+
+    sections = {**of.sections, part.section: part.fill}
+    return replace(of, layout=layout, sections=sections, tables={**of.tables, **tables})
 
 
 def changes(runs: Runs) -> list[Input | State]:

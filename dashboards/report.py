@@ -22,17 +22,12 @@ from plotly.offline import get_plotlyjs
 
 from dpro.analysis.mean_step import MeanStep, facts_of, legend
 from dpro.analysis.report import RunReport, gain_cells
-from dpro.dashboards import needs
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.guard import hash_of
-from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
-from dpro.dashboards.views.serving import waits_figure, waits_info
-from dpro.errors import DproError, Unanswerable
-from dpro.goodput.document import goodput_document
-from dpro.schema import STARTS
-from dpro.serving.latency import PARTS
+from dpro.errors import DproError
+from dpro.plugins import hooks_of
 from dpro.units import format_bytes, format_ms
 from dpro.verdict.verdict import Explanation
 from dpro.verdict.words import paragraphs_of, shares_of
@@ -102,12 +97,8 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     draw = Figures(loaded)
     yield "Which ranks wait for which", draw.hang
     lanes = lanes_of(loaded)
-    if loaded.num_rows[STARTS.name]:
-        worth = goodput_document(loaded.life, []).goodput
-        title = f"Life of the job: {worth:.0%} of its time was training that counts"
-        yield title, lambda: draw.life(ranks=lanes)
-    if not needs.serving(loaded, Link()):
-        yield "The slowest requests of the server, and what they waited for", lambda: _waits(loaded)
+    for more in hooks_of("report_figures"):
+        yield from more(loaded, lanes)
     yield "Step time", draw.steps
     yield "Where the mean step of each rank in deep windows goes", draw.breakdown
     if report.gains:
@@ -118,13 +109,6 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     yield "Transfers by size, and the fitted lines", draw.collectives
     some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
     yield f"Timeline{some}; what is on the critical path is underlined", lambda: timeline_of(loaded, lanes)
-
-
-def _waits(loaded: Loaded) -> go.Figure:
-    rows = waits_info(loaded, Link()).drop_nulls(PARTS)
-    if rows.is_empty():
-        raise Unanswerable("no request lies within iterations")
-    return waits_figure(rows, "light")
 
 
 def lanes_of(loaded: Loaded) -> list[int]:

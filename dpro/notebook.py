@@ -14,9 +14,10 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.summary import run_info
-from dpro.errors import DproError, UsageError, first_line, needs_extra
+from dpro.errors import DproError, MissingExtra, UsageError, first_line
 from dpro.markup import table
 from dpro.opening import open_path
+from dpro.plugins import hooks_of
 from dpro.schema import TABLES
 from dpro.selection import parse_selection
 from dpro.words import printable
@@ -37,9 +38,13 @@ def _asked(name: str, doc: str) -> Any:
 class OpenedRun:
     """A run, and all that can be asked of it."""
 
-    def __init__(self, analysis: Analysis) -> None:
-        """Nothing is read yet."""
-        self._analysis = analysis
+    def __init__(self, analysis: Analysis, figures: Figures | None = None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            figures: of the whole run; None for those that are made when they are asked for.
+        """
+        self._analysis, self._figures = analysis, figures
 
     steps = _asked("steps", "Table `steps`.")
     spans = _asked("spans", "Table `spans`.")
@@ -178,11 +183,12 @@ class OpenedRun:
         Raises:
             MissingExtra: plotly is not installed.
         """
-        with needs_extra("dashboard"):
-            from dpro.dashboards.figures import Figures
-            from dpro.dashboards.loaded import Loaded
-        analysis = self._analysis
-        return Figures(analysis if isinstance(analysis, Loaded) else Loaded(analysis.run))
+        if self._figures is None:
+            opened = _with_figures(self._analysis.run)
+            if opened is None:
+                raise MissingExtra("plotly", "dashboard")
+            self._figures = opened[1]
+        return self._figures
 
 
 def open_run(run: str | os.PathLike[str]) -> OpenedRun:
@@ -191,13 +197,10 @@ def open_run(run: str | os.PathLike[str]) -> OpenedRun:
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
     """
-    return OpenedRun(_analysis_of(open_path(run)))
+    opened = open_path(run)
+    return OpenedRun(*(_with_figures(opened) or (Analysis(opened),)))
 
 
-def _analysis_of(run: Run) -> Analysis:
-    """What figures and frames are taken from; without plotly it has no figures."""
-    try:
-        from dpro.dashboards.loaded import Loaded
-    except ImportError:
-        return Analysis(run)
-    return Loaded(run)
+def _with_figures(run: Run) -> tuple[Analysis, Figures] | None:
+    """An analysis and figures of it, from whatever draws them; None where nothing does."""
+    return next(filter(None, (opened(run) for opened in hooks_of("notebook"))), None)

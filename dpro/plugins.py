@@ -1,12 +1,149 @@
-"""What other distributions add to dpro, by their entry points.
+"""What extensions add to dpro: found by their entry points, each says in one place what it brings.
 
-In: a group of entry points. Out: those that are installed, not loaded.
+An extension is a package whose `EXTENSION` an entry point of the group `dpro.extensions` names:
+
+    [project.entry-points."dpro.extensions"]
+    sparks = "dpro_sparks:EXTENSION"
+
+dpro's own, in `dpro/extensions/`, are found in the same way. The core imports none of them: it asks here for
+what was brought to one of its places, by name, as text `module:attribute`, and loads what it needs. So a
+declaration costs no import, and an extension that is not installed is not missed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, distributions
 from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GROUP = "dpro.extensions"
+
+
+class Command(NamedTuple):
+    """A command, listed without being loaded.
+
+    Attributes:
+        place: of the click command, as `module:attribute`.
+        help: one line for `dpro --help`.
+        section: of that page, under which it is listed.
+        paged: whether it answers at once: then an answer longer than a terminal goes through a pager.
+    """
+
+    place: str
+    help: str
+    section: str
+    paged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What an extension brings. All values are places, as `module:attribute`, but those of commands.
+
+    Attributes:
+        commands: by name.
+        options: of commands of the core, by command: a list of `click.Option`. Their values reach the hooks
+            of that command by name.
+        edits: by family and name: subclasses of `dpro.replay.whatif.edit.Edit`.
+        detectors: by name: a `dpro.detect.run.Detector`.
+        views: of the dashboard, by name: a `dpro.dashboards.page.View`.
+        figures: of `run.plot`, by name: functions of a `dpro.dashboards.loaded.Loaded` and a link.
+        probes: modules that are loaded inside of recorded jobs, by name: what is imported, without a colon.
+        hooks: functions that the core calls, by the name of the occasion: `docs/extensions.md` lists them.
+        needs: names of extensions without which this one is not offered.
+    """
+
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    edits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    detectors: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    probes: Mapping[str, str] = field(default_factory=dict)
+    hooks: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+class Installed(NamedTuple):
+    """Extensions that can be used, by name; and one line for each that cannot."""
+
+    extensions: Mapping[str, Extension]
+    complaints: tuple[str, ...]
+
+
+@cache
+def installed() -> Installed:
+    """Find all extensions; one that is broken is a complaint, and costs no command."""
+    usable: dict[str, Extension] = {}
+    complaints = []
+    for entry in entries_of(GROUP):
+        try:
+            extension = entry.load()
+            wrong = "" if isinstance(extension, Extension) else "it is no dpro.plugins.Extension"
+        except Exception as error:  # whatever another distribution's code raises
+            wrong = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if entry.name in usable:
+            wrong = "there is another of that name"
+        if wrong:
+            complaints.append(f"extension {entry.name} ({entry.value}) cannot be used: {wrong}")
+        else:
+            usable[entry.name] = extension
+    while lacking := [name for name, extension in usable.items() if set(extension.needs) - usable.keys()]:
+        for name in lacking:
+            del usable[name]
+    return Installed(usable, tuple(complaints))
+
+
+def commands() -> dict[str, Command]:
+    """The commands of all extensions, by name."""
+    return {
+        name: command
+        for extension in installed().extensions.values()
+        for name, command in extension.commands.items()
+    }
+
+
+def places(kind: str) -> dict[str, str]:
+    """What all extensions bring of one kind, by name, as `module:attribute`.
+
+    Args:
+        kind: a field of `Extension` whose values are places, such as `views`.
+    """
+    return {
+        name: place
+        for extension in installed().extensions.values()
+        for name, place in getattr(extension, kind).items()
+    }
+
+
+def options_of(command: str) -> list[Any]:
+    """The click options that extensions add to a command of the core."""
+    added = (extension.options.get(command) for extension in installed().extensions.values())
+    return [option for place in added if place for option in load(place)]
+
+
+def hooks_of(occasion: str) -> Iterator[Any]:
+    """The functions of extensions that are called on an occasion, in the order of the extensions' names."""
+    for extension in installed().extensions.values():
+        if occasion in extension.hooks:
+            yield load(extension.hooks[occasion])
+
+
+def extended(occasion: str, value: Any, *others: Any) -> Any:
+    """A value as the extensions' functions for an occasion return it, one after the other."""
+    for hook in hooks_of(occasion):
+        value = hook(value, *others)
+    return value
+
+
+def load(place: str) -> Any:
+    """Import what a place names, as `module:attribute`."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def entries_of(group: str) -> list[EntryPoint]:
@@ -21,4 +158,20 @@ def entries_of(group: str) -> list[EntryPoint]:
     for distribution in distributions():
         if f"[{group}]" in (distribution.read_text("entry_points.txt") or ""):
             entries.setdefault(distribution.name, list(distribution.entry_points.select(group=group)))
+    if group == GROUP and DISTRIBUTION not in entries:
+        entries[DISTRIBUTION] = _entries_of_checkout(group)
     return sorted(chain.from_iterable(entries.values()), key=lambda entry: (entry.name, entry.value))
+
+
+DISTRIBUTION = "dpro-toolkit"
+
+
+def _entries_of_checkout(group: str) -> list[EntryPoint]:
+    """Entry points of dpro itself where it is not installed: what installing it would declare."""
+    import tomllib
+
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    if not project.is_file():
+        return []
+    declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
+    return [EntryPoint(name, value, group) for name, value in declared.items()]

@@ -25,6 +25,7 @@ import polars as pl
 from dpro.classify import REDUCTIONS
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
+from dpro.limits import MAX_RANKS
 from dpro.members import members_of
 from dpro.replay.alignment.match import group_label
 from dpro.replay.graph import Graph
@@ -495,6 +496,25 @@ def mesh_of_run(run: Run) -> Mesh:
     if all(axis.name for axis in mesh.axes):
         return mesh
     return mesh_of(_with_activations(run, groups), recorded, num_ranks, sizes)
+
+
+def parse_axes(text: str) -> dict[str, int]:
+    """A layout as `--layout` takes it: `tp=8`, or `dp=4,tp=2`.
+
+    Raises:
+        UsageError: an axis is not known, or a size is no number, or out of bounds.
+    """
+    layout = {}
+    for part in filter(None, text.split(",")):
+        axis, _, size = (word.strip() for word in part.partition("="))
+        if axis not in AXES:
+            raise UsageError(f"--layout {text}: {axis} is no axis: there are {', '.join(AXES)}")
+        if not 1 <= (number := whole_number(size)) <= MAX_RANKS:
+            raise UsageError(f"--layout {text}: {axis} is a number of ranks, from 1 to {MAX_RANKS:,}")
+        layout[axis] = number
+    if not layout:
+        raise UsageError("--layout: give one such as dp=8,tp=4,pp=2")
+    return layout
 
 
 def with_layout(run: Run, layout: Mapping[str, int]) -> Run:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.members import members_text
 from dpro.replay.graph import Graph
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
 from dpro.topology.kept import PathEntry
 from tests.builders import TinyRun

@@ -12,13 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from dpro.analysis.answers.demo import DemoDocument
-from dpro.analysis.answers.fabric import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
-from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
-from dpro.check.answer import CheckDocument
 from dpro.collectors.attach import (
     AttachDocument,
     ProfileDocument,
@@ -29,17 +26,20 @@ from dpro.collectors.attach import (
 from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
-from dpro.export.drawing import ExportDocument
-from dpro.export.otlp import SentDocument
-from dpro.export.scrub import ScrubDocument
-from dpro.goodput.document import GoodputDocument
-from dpro.history import HistoryDocument
+from dpro.extensions.check.answer import CheckDocument
+from dpro.extensions.export.drawing import ExportDocument
+from dpro.extensions.export.otlp import SentDocument
+from dpro.extensions.fabric.answer import TopologyDocument
+from dpro.extensions.goodput.document import GoodputDocument
+from dpro.extensions.history.database import HistoryDocument
+from dpro.extensions.plan.answer import PlanDocument
+from dpro.extensions.scrub.scrub import ScrubDocument
+from dpro.extensions.serving.answers import ServerDiagnosis, ServerReport
+from dpro.extensions.serving.document import ServingDocument
+from dpro.extensions.trial.documents import LedgerDocument, TryDocument
+from dpro.extensions.trial.probes import ProbeDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.replay.difference import DifferenceDocument
-from dpro.serving.answers import ServerDiagnosis, ServerReport
-from dpro.serving.document import ServingDocument
-from dpro.trial.documents import LedgerDocument, TryDocument
-from dpro.trial.probes import ProbeDocument
 from dpro.verdict.verdict import ComparedRuns, Explanation
 
 COMMANDS: dict[str, type[Struct]] = {

@@ -119,11 +119,11 @@ CELLS = (
         "and the queries of the dashboard for Grafana",
     ),
     Cell(
-        "Systems", "OpenTelemetry", ("tests/unit/export/test_otlp.py",),
+        "Systems", "OpenTelemetry", ("tests/unit/extensions/export/test_otlp.py",),
         ("python", "-c", "import opentelemetry.sdk.version as v; print('SDK', v.__version__)"),
     ),
     Cell(
-        "Systems", "Slack, Teams, PagerDuty", ("tests/unit/watch/test_outlets.py",),
+        "Systems", "Slack, Teams, PagerDuty", ("tests/unit/extensions/watch/test_outlets.py",),
         ("python", "-c", "import apprise; print('Apprise', apprise.__version__)"),
         "up to the request that leaves",
     ),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
+from dpro.extensions.trial.changes import CHANGES
 from dpro.replay.whatif.registry import EDITS, kind_named
-from dpro.trial.changes import CHANGES
 
 CONTROLLED_MEDIAN_PCT, CONTROLLED_WORST_PCT, NOISY_MEDIAN_PCT = 2.0, 8.0, 6.0
 HELD, SIGNS, NUM_PAIRS = 0.9, 0.95, 30

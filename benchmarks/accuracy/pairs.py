@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from benchmarks.recording import cable
-from dpro.trial.changes import Change, parse_change
+from dpro.extensions.trial.changes import Change, parse_change
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,16 @@ from benchmarks.accuracy.pairs import Job, Pair, pairs
 from benchmarks.recording import job as command_of
 from benchmarks.recording import record_window
 from dpro.errors import DproError
+from dpro.extensions.plan.layout import parse_layout
+from dpro.extensions.plan.recorded_job import ranked, recorded_job
+from dpro.extensions.trial.job import ensure_applied
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
-from dpro.replay.layouts.layout import parse_layout
-from dpro.replay.layouts.recorded_job import ranked, recorded_job
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
-from dpro.trial.job import ensure_applied
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 24, 3
 MS = 1_000_000

@@ -14,12 +14,12 @@ import polars as pl
 from benchmarks.campaigns.campaign import RANKS, Campaign
 from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S, CampaignDesign
 from dpro.arrays import Bools, Floats, Ints
-from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
-from dpro.goodput.attempts import LAUNCH
-from dpro.goodput.life import JobLife, life_of
-from dpro.goodput.outlook import changed
-from dpro.goodput.simulate import Failures, simulate
-from dpro.goodput.stages import stages_of
+from dpro.extensions.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
+from dpro.extensions.goodput.attempts import LAUNCH
+from dpro.extensions.goodput.life import JobLife, life_of
+from dpro.extensions.goodput.outlook import changed
+from dpro.extensions.goodput.simulate import Failures, simulate
+from dpro.extensions.goodput.stages import stages_of
 from dpro.opening import ensure_finished
 from dpro.store import open_run
 from dpro.units import NS_PER_S, S_PER_H

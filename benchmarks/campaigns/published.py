@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.goodput.outlook import young_daly
-from dpro.goodput.simulate import Recovery, exponential, simulate
-from dpro.goodput.stages import PRESETS
+from dpro.extensions.goodput.outlook import young_daly
+from dpro.extensions.goodput.simulate import Recovery, exponential, simulate
+from dpro.extensions.goodput.stages import PRESETS
 from dpro.units import S_PER_H
 
 FIGURES, SPOT = "published_figures.csv", "spot_availability.parquet"

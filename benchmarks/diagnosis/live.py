@@ -20,8 +20,8 @@ from dpro.detect.load_model import WORKLOAD
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
 from dpro.detect.stragglers.own_time import calls_of
+from dpro.extensions.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
-from dpro.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
@@ -34,7 +34,7 @@ class Stream:
     """A job as the watcher sees it: what is new, and what it keeps of what it saw."""
 
     machine: Machine
-    calls: deque[pl.DataFrame]  # as `dpro.watch.late` keeps them
+    calls: deque[pl.DataFrame]  # as `dpro.extensions.watch.late` keeps them
     rest: deque[Frames]
     watcher: OwnTimes
     past: list[pl.DataFrame]

@@ -17,10 +17,10 @@ from benchmarks.fabric_lab.job import StepWork, job
 from benchmarks.fabric_lab.lab import MTU, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow, goodput
 from dpro.arrays import Floats
+from dpro.extensions.fabric.planning import planned
 from dpro.replay.cost.fabric.connections import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
 from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, fabric_of, paths, routes_of
-from dpro.replay.cost.fabric.planning import planned
 
 HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; all that an acknowledgement has
 PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of what a cable carries

@@ -22,9 +22,9 @@ from benchmarks.reality_checks.scoring import (
     predict,
     yardstick,
 )
-from dpro.replay.layouts.layout import layouts
-from dpro.replay.layouts.memory import GB, memory_of, runs, verdicts
-from dpro.replay.layouts.plan import HOLDS_90, beliefs
+from dpro.extensions.plan.layout import layouts
+from dpro.extensions.plan.memory import GB, memory_of, runs, verdicts
+from dpro.extensions.plan.plan import HOLDS_90, beliefs
 
 HELD = 85.0  # per cent of intervals
 UNCALIBRATED = "this model without calibration, of each row"

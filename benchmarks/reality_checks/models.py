@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dpro.extensions.plan.model import Model
 from dpro.replay.cost.kernels.roofline import model_named
 from dpro.replay.cost.machine import Machine, machine_of
-from dpro.replay.layouts.model import Model
 
 VOCABULARY_OF_MEGATRON = 51200  # GPT-2's, padded
 # Layers, hidden, heads, kv heads, ffn, vocabulary.

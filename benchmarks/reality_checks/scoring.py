@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.extensions.plan.layout import layouts
+from dpro.extensions.plan.model import Model, Software
+from dpro.extensions.plan.plan import HOLDS_90, beliefs, sensitivities
+from dpro.extensions.plan.step import job_of, step_times
 from dpro.replay.cost.machine import Machine
-from dpro.replay.layouts.layout import layouts
-from dpro.replay.layouts.model import Model, Software
-from dpro.replay.layouts.plan import HOLDS_90, beliefs, sensitivities
-from dpro.replay.layouts.step import job_of, step_times
 
 APART = 0.02  # pairs closer than this have no faster one
 MAX_PAIRS = 40_000  # of one check: more are drawn, always the same

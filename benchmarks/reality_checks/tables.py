@@ -14,8 +14,8 @@ import polars as pl
 
 from benchmarks.reality_checks import models
 from benchmarks.reality_checks.scoring import Table
+from dpro.extensions.plan.model import FRAMEWORKS, Model
 from dpro.replay.cost.machine import Machine
-from dpro.replay.layouts.model import FRAMEWORKS, Model
 
 STALLED = 2.5  # times what is usual
 IN_FP8 = 0.7  # of what products in fp8 take by data sheet and `IN_TRAINING`; set with MLPerf's rows in sight

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.replay.serving.changes import Server
-from dpro.replay.serving.engine import Engine
-from dpro.replay.serving.fit import engine_of, fit_requests
-from dpro.replay.serving.predict import answered
+from dpro.extensions.serving.changes import Server
+from dpro.extensions.serving.engine import Engine
+from dpro.extensions.serving.fit import engine_of, fit_requests
+from dpro.extensions.serving.predict import answered
 from dpro.schema import ITERATIONS
 from dpro.units import NS_PER_S
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.replay.serving.fit import fit_run
-from dpro.replay.serving.predict import figures_of, predict
+from dpro.extensions.serving.fit import fit_run
+from dpro.extensions.serving.predict import figures_of, predict
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import open_run
 

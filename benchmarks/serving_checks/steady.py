@@ -9,8 +9,8 @@ instead.
 
 from __future__ import annotations
 
-from dpro.replay.serving.engine import IterationCost
-from dpro.replay.serving.fit import seconds
+from dpro.extensions.serving.engine import IterationCost
+from dpro.extensions.serving.fit import seconds
 
 
 def token_s(cost: IterationCost, clients: float, prompt: float, output: float) -> float:

@@ -18,12 +18,12 @@ import polars as pl
 
 from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import DproError
+from dpro.extensions.plan.model import Model
+from dpro.extensions.serving.changes import TIMES_NEEDED
+from dpro.extensions.serving.engine import IterationCost
+from dpro.extensions.serving.fit import seconds
+from dpro.extensions.serving.sized import cost_of
 from dpro.replay.cost.machine import machine_of
-from dpro.replay.layouts.model import Model
-from dpro.replay.serving.changes import TIMES_NEEDED
-from dpro.replay.serving.engine import IterationCost
-from dpro.replay.serving.fit import seconds
-from dpro.replay.serving.sized import cost_of
 
 Row = dict[str, Any]
 Errors = dict[str, np.ndarray]

@@ -20,8 +20,8 @@ import polars as pl
 
 from benchmarks.serving_checks.pairs import served_in
 from benchmarks.serving_server.pairs import BASE, record
-from dpro.replay.serving.fit import fit_run
-from dpro.replay.serving.predict import Goal, figures_of, most_requests
+from dpro.extensions.serving.fit import fit_run
+from dpro.extensions.serving.predict import Goal, figures_of, most_requests
 from dpro.store import is_run
 
 TIMES = 2.0  # the goal, of what the recorded server reaches

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
+from dpro.extensions.fabric.planning import planned_connections
 from dpro.replay.cost.fabric.connections import ends_of, hashed_loads
 from dpro.replay.cost.fabric.flows import Flows, flows_of, repeated
 from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
-from dpro.replay.cost.fabric.planning import planned_connections
-from dpro.topology.fabrics import FabricSize, fat_tree
 
 IN_HOST, RINGS, EXCHANGES = 40, 24, 6  # times that each kind happens in a step
 GROUP = 16  # hosts of an all-to-all

@@ -26,13 +26,13 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.stragglers.own_time import calls_of
+from dpro.extensions.watch.late import LatestRecords, OwnTimes
 from dpro.members import members_text
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.match import match_collectives
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS, conform
 from dpro.store import write_part
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from dpro.watch.late import LatestRecords, OwnTimes
 
 RANKS_PER_HOST = 8
 STEPS_OF_JOB = 6

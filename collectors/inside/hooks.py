@@ -8,8 +8,13 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +28,6 @@ from .patching import keep_compiler_out, keep_library, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, memory, requests, stacks, starting
 from .recorder import Recorder
-from .serving import sglang, transformers, vllm
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming, phases
 
 
@@ -32,14 +36,10 @@ def install(launch: str) -> None:
     recorder = Recorder(Path(launch))
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()
-    if recorder.config.get("apply"):
-        from .apply import install as apply
-
-        recorder.call(apply, recorder)  # first: what a change costs belongs to the step that it is in
-    if recorder.config.get("pretend"):
-        from .pretend.groups import pretend
-
-        pretend(recorder)
+    of_extensions = list(_probes_of_extensions(recorder))
+    for probe in of_extensions:
+        if getattr(probe, "FIRST", False):
+            recorder.call(probe.install, recorder)
     _install_optimizers(recorder)
     _install_scaler(recorder)
     if dist.is_available():
@@ -48,15 +48,33 @@ def install(launch: str) -> None:
     # what a window found is saved before what ends with it.
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
-        inference, model_calls, mesh, pipelining, megatron, deepspeed, transformers, vllm, sglang, windows,
+        inference, model_calls, mesh, pipelining, megatron, deepspeed, *of_extensions, windows,
         stalls, flight, buckets, wall, peers, memory, exits, stacks,
     ):  # fmt: skip
-        recorder.call(probe.install, recorder)
+        if not getattr(probe, "FIRST", False):
+            recorder.call(probe.install, recorder)
     _install_backward(recorder)
     keep_compiler_out()
     keep_library()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     _install_exit(recorder)
+
+
+def _probes_of_extensions(recorder: Recorder) -> Iterator[ModuleType]:
+    """Load the probes that the launcher names, of this package or files; one that fails is for the log."""
+    for name, place in recorder.config.get("probes", {}).items():
+        try:
+            if os.path.isabs(place):
+                spec = spec_from_file_location(f"{__package__}.{name}", place)
+                assert spec is not None
+                assert spec.loader is not None
+                module = sys.modules[spec.name] = module_from_spec(spec)
+                spec.loader.exec_module(module)
+            else:
+                module = import_module(f".{place}", __package__)
+            yield module
+        except Exception as error:
+            recorder.complain(f"goes on without the probe {name}", error)
 
 
 def _install_exit(recorder: Recorder) -> None:

@@ -21,13 +21,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.inside.kernel import host_clock, name_of
-from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.recording import (
     COPY,
@@ -43,8 +43,10 @@ from dpro.collectors.launch.recording import (
 )
 from dpro.errors import DproError, InputError, UsageError
 from dpro.folders import lock, locked, refuse_undecodable, written_whole
+from dpro.plugins import places
 from dpro.words import one_line
 
+INSIDE = "dpro.collectors.inside."
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 
 
@@ -79,11 +81,8 @@ class RecordOptions:
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
         mask_command: whether only the first word of the command is kept.
-        step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
         requests: logs of a server's requests, which it or its client writes while it is recorded.
-        apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
-            that makes it, and what that takes as `arguments`.
-        pretend: the ranks of a larger job that the command is run as; None for a job as it is.
+        step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
     """
 
     windows: bool = True
@@ -104,30 +103,46 @@ class RecordOptions:
     nccl_inspector: str = ""
     nccl_timing: bool = False
     requests: tuple[str, ...] = ()
-    losses: bool = False
-    apply: tuple[Mapping[str, Any], ...] = ()
-    pretend: Pretended | None = None
 
 
-def launch(
-    run: Path,
-    command: Sequence[str],
-    options: RecordOptions,
-    sidecar: Callable[[Launch, LaunchedProcess], None],
-    beside: Callable[[Launch], None] | None = None,
-) -> NoReturn:
-    """Become the command, recorded into a run directory; or run it as each rank that is to be pretended.
+@dataclass
+class Request:
+    """A command to record, and how; extensions may add to it before it starts.
+
+    Attributes:
+        extra: what extensions ask of the recorder, as JSON, beside the options.
+        probes: modules that the recorder loads in the job, by name, beside its own.
+        environment: variables that are set for the job.
+        beside: called in the sidecar first, while it still has the terminal: starts what shall have it, too.
+        run_instead: runs the command, and returns its exit code, in place of this process becoming it.
+    """
+
+    command: Sequence[str]
+    options: RecordOptions
+    extra: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, str] = field(default_factory=lambda: places("probes"))
+    environment: dict[str, str] = field(default_factory=dict)
+    beside: list[Callable[[Launch], None]] = field(default_factory=list)
+    run_instead: Callable[[Launch, Mapping[str, str]], int] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """What was asked for, as the manifest has it."""
+        return asdict(self.options) | self.extra
+
+
+def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProcess], None]) -> NoReturn:
+    """Become the command, recorded into a run directory.
 
     Args:
         run: the run directory; it may exist if it is empty, or if another launcher records into it now.
         sidecar: called in a process of its own beside the job, with the job to watch.
-        beside: called in that process first, while it still has the terminal: starts what shall have it, too.
 
     Raises:
         CommandNotFound: there is no such command.
         CommandNotRunnable: the command cannot be executed.
         UsageError: the run directory holds something else, is another user's, or another job records into it.
     """
+    command = request.command
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
@@ -139,11 +154,11 @@ def launch(
     with _recordable(run), locked(run):  # of launchers that begin together one is the first
         refuse_other_jobs(run, command)
         make_raw(recording)
-        marker = prepare(recording, command, options)
-    _fork_sidecar(recording, marker, sidecar, beside)
-    environment = job_environment(recording, options)
-    if options.pretend is not None:
-        sys.exit(run_ranks(recording, command, environment, options.pretend))
+        marker = prepare(recording, request)
+    _fork_sidecar(recording, marker, sidecar, request.beside)
+    environment = job_environment(recording, request.options) | request.environment
+    if request.run_instead is not None:
+        sys.exit(request.run_instead(recording, environment))
     _become(command, environment)
 
 
@@ -235,8 +250,9 @@ def make_raw(recording: Launch) -> None:
             return recording.raw.mkdir(PRIVATE)
 
 
-def prepare(recording: Launch, command: Sequence[str], options: RecordOptions) -> IO[bytes]:
+def prepare(recording: Launch, request: Request) -> IO[bytes]:
     """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    command, options, document = request.command, request.options, request.document()
     recording.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
     facts |= {"job": part(command, os.environ)}
@@ -245,13 +261,25 @@ def prepare(recording: Launch, command: Sequence[str], options: RecordOptions) -
     )
     with written_whole(recording.marker.parent, recording.marker.name) as file:
         lock(file)  # before it has its name: no reader ever finds it unlocked
-        file.write(json.dumps(facts | {"command": shown, "options": asdict(options)}).encode())
+        file.write(json.dumps(facts | {"command": shown, "options": document}).encode())
         marker = os.fdopen(os.dup(file.fileno()), "rb")
     write_copy(recording.raw)
-    (recording.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
+    probes = {name: _where_inside(place) for name, place in request.probes.items()}
+    config = document | {"pid": os.getpid(), "probes": probes}
+    (recording.raw / "config.json").write_text(json.dumps(config))
     if options.nccl_inspector:
         (recording.raw / INSPECTOR_LOGS).mkdir()
     return marker
+
+
+def _where_inside(probe: str) -> str:
+    """Where the job finds a probe: the name of a module of the recorder, or the path of another's file."""
+    if probe.startswith(INSIDE):
+        return probe.removeprefix(INSIDE)
+    spec = find_spec(probe)
+    if spec is None or spec.origin is None:
+        raise InputError(f"{probe}: there is no such module to load in the job")
+    return os.path.abspath(spec.origin)
 
 
 def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]:
@@ -267,15 +295,14 @@ def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]
         environment |= inspector_variables(options.nccl_inspector, logs, environment)
     if options.nccl_timing:
         environment[TIMING] = "1"
-    wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
-    return environment | {variable["name"]: variable["value"] for variable in wanted}
+    return environment
 
 
 def _fork_sidecar(
     recording: Launch,
     marker: IO[bytes],
     sidecar: Callable[[Launch, LaunchedProcess], None],
-    beside: Callable[[Launch], None] | None,
+    beside: Sequence[Callable[[Launch], None]],
 ) -> None:
     """Start the sidecar, orphaned and in its own session: neither `wait` nor Ctrl-C reaches it."""
     job = LaunchedProcess(os.getpid())
@@ -287,9 +314,9 @@ def _fork_sidecar(
     if os.fork():
         os._exit(0)
     try:
-        if beside is not None:
+        for start in beside:
             with suppress(OSError):
-                beside(recording)
+                start(recording)
         _detach(recording, keep={marker.fileno(), job.descriptor})
         sidecar(recording, job)
     finally:

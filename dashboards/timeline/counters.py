@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.dashboards.timeline.measured import Clocked
-from dpro.export.counters import readable_unit, sampled_counters
+from dpro.timelines.counters import readable_unit, sampled_counters
 
 _SHOWN = r"clock_mhz$|^power_w$|^memory_used_bytes$|^(nvlink_)?[tr]x_bytes/s$"
 

@@ -20,7 +20,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.theme import SPAN_LOOKS, colour, plain, styled
 from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, chosen, levels, segments
 from dpro.dashboards.timeline.lanes import KINDS, SIDES
-from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
+from dpro.timelines.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
 
 BESIDE = 0.3  # share of the visible range that is drawn on each side of it, for panning
@@ -210,7 +210,7 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     """Put slices into arrays.
 
     Args:
-        rows: as from `dpro.export.slices.slices`.
+        rows: as from `dpro.timelines.slices.slices`.
     """
     tracks = rows.group_by("group", "track", maintain_order=True).agg(pl.col("rank").first(), pl.len())
     first = np.concatenate([[0], np.cumsum(tracks["len"].to_numpy())]).astype(np.int64)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.export.lanes import HANDLES, STREAM, stream_work
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
+from dpro.timelines.lanes import HANDLES, STREAM, stream_work
 from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"

@@ -25,8 +25,6 @@ from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.errors import DproError
-from dpro.export.lanes import STREAM, lane_names
-from dpro.export.slices import CRITICAL
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import match_collectives
 from dpro.replay.construction.graph_builder import wait_and_transfer
@@ -35,6 +33,8 @@ from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
+from dpro.timelines.lanes import STREAM, lane_names
+from dpro.timelines.slices import CRITICAL
 from dpro.units import NS_PER_MS
 
 MAX_UNASKED = 1_500_000  # spans of a run whose graph is built before a view asks for it

@@ -27,13 +27,13 @@ from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, PHASES, REPLA
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
-from dpro.export.lanes import lane_names
-from dpro.export.slices import path_note
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.mesh import named_axes, places_along
 from dpro.replay.timeline import Timeline
 from dpro.schema import SPANS
+from dpro.timelines.lanes import lane_names
+from dpro.timelines.slices import path_note
 from dpro.units import NS_PER_MS, format_bytes, format_duration
 from dpro.words import shortened
 

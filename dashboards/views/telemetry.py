@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import plain, series, styled, time_unit
-from dpro.export.counters import Quantity, readable_unit, sampled_counters
+from dpro.timelines.counters import Quantity, readable_unit, sampled_counters
 from dpro.units import NS_PER_MS
 
 NAME = "telemetry"

@@ -6,7 +6,7 @@ reason why there is none; what changes on the critical path; what limits the ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,44 +30,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
-from dpro.trial.ledger import LedgerEntry, read
 from dpro.units import NS_PER_MS, format_duration, ms
-
-# What was predicted and what was measured, of the changes that were tried on this machine.
-
-_RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
-
-
-def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
-    """Tabulate the entries of the ledger.
-
-    Returns:
-        `time`, `edits`, `kind`, `baseline_ms`, `predicted_ms` with `predicted_low_ms` and `predicted_high_ms`
-        (null where there was no prediction), `measured_ms` with its interval, `off_by` (predicted / measured
-        - 1) and `inside` (whether the measured step is in the predicted interval).
-    """
-    rows = [
-        {
-            "time": entry.time,
-            "edits": " ".join(entry.edits),
-            "kind": entry.kind,
-            "baseline_ms": entry.baseline_ms,
-            **{
-                f"{side}{suffix}_ms": None if ratio is None else getattr(ratio, name) * entry.baseline_ms
-                for side, ratio in (("predicted", entry.predicted), ("measured", entry.measured))
-                for name, suffix in _RATIOS.items()
-            },
-            "off_by": entry.predicted and entry.predicted.ratio / entry.measured.ratio - 1,
-            "inside": entry.is_inside,
-        }
-        for entry in entries
-    ]
-    times = [f"{side}{suffix}_ms" for side in ("predicted", "measured") for suffix in _RATIOS.values()]
-    schema: dict[str, pl.DataType] = dict.fromkeys(("time", "edits", "kind"), pl.String())
-    schema |= dict.fromkeys(("baseline_ms", *times, "off_by"), pl.Float64()) | {"inside": pl.Boolean()}
-    frame = pl.DataFrame(rows, schema=schema, orient="row")
-    return frame.sort("time", descending=True, maintain_order=True)
-
 
 # How the step time depends on the speed of each part of the machine, and where it stops improving.
 
@@ -300,35 +263,6 @@ def _limits(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _tries(_loaded: Loaded, link: Link) -> Any:
-    entries, damaged = read()
-    if not entries:
-        return message("No change was tried on this machine yet: dpro try EDIT... -- COMMAND...")
-    header = ["tried", "on", "of", "predicted", "measured", "off by", "inside its interval"]
-    rows = [
-        [
-            html.Code(row["edits"]),
-            row["time"][:10],
-            format_duration(row["baseline_ms"] * NS_PER_MS),
-            _interval(row, "predicted"),
-            _interval(row, "measured"),
-            "" if row["off_by"] is None else f"{row['off_by']:+.1%}",
-            {True: "yes", False: "no", None: ""}[row["inside"]],
-        ]
-        for row in ledger_info(entries).iter_rows(named=True)
-    ]
-    lost = f"{damaged} damaged lines of the ledger are passed over." if damaged else ""
-    return [table(header, rows, 2), html.P(lost, className="note"), csv_link(NAME, "tries", link)]
-
-
-def _interval(row: Mapping[str, Any], side: str) -> str:
-    middle, low, high = (row[f"{side}{end}_ms"] for end in ("", "_low", "_high"))
-    if middle is None:
-        return "not"
-    said = [format_duration(value * NS_PER_MS) for value in (middle, low, high)]
-    return f"{said[0]} ({said[1]} to {said[2]})"
-
-
 def _ranked(loaded: Loaded, link: Link) -> Any:
     predictions, widened = loaded.as_tried(loaded.search[0])
     refused = loaded.search[1]
@@ -374,11 +308,9 @@ VIEW = view(
     Panel("What would help", "whatif-ranked", "predicting what would help", _ranked, wide=True),
     Panel("What is a faster machine worth?", "whatif-limits", "making each part faster", _limits),
     Panel("The critical path", "whatif-path", "building the graph", _path),
-    Panel("What was tried on this machine", "whatif-tries", "reading the ledger", _tries, wide=True),
     tables={
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
-        "tries": lambda _loaded, _link: ledger_info(read()[0]),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
         "ranked": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
     },

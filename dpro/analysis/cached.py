@@ -32,6 +32,11 @@ class cached(Generic[T]):  # noqa: N801, used like `property`
     def __init__(self, work: Callable[[Any], T]) -> None:
         """Remember how it is computed."""
         self._work, self.__doc__ = work, work.__doc__
+        self._name = f"{work.__module__}.{work.__qualname__}"
+
+    def __call__(self, instance: Cached) -> T:
+        """Return the value of a function of an object alone, which is no property."""
+        return self.__get__(instance, type(instance))
 
     def __set_name__(self, _owner: type, name: str) -> None:
         """Remember its name, which Python passes."""

@@ -11,58 +11,66 @@ import gc
 import os
 import signal
 import sys
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro._version import __version__
-from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, paged, speak_plainly
+from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, paged, speak_plainly, warn
 from dpro.errors import DproError, InternalError, MissingExtra, UsageError, first_line
 from dpro.panics import is_panic
+from dpro.plugins import Command, commands, installed, load, options_of
 from dpro.words import shortened
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# command -> (module, attribute, one line for `dpro --help`). Modules load on use, so help stays fast.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "record": ("dpro.cli.record", "record", "Record a job, unchanged, through any launcher."),
-    "attach": ("dpro.cli.attach", "attach", "Look into a job while it runs."),
-    "watch": ("dpro.cli.watch", "watch", "Say what hangs or slows a job down while it runs."),
-    "check": ("dpro.cli.check", "check", "Check hosts outside of a job: is the suspect really slow?"),
-    "recipe": ("dpro.cli.watch", "recipe", "What other systems need to work with dpro watch."),
-    "history": ("dpro.cli.history", "history", "Which hosts were found at fault before."),
-    "import": ("dpro.cli.import_", "import_", "Turn other tools' traces into a run directory."),
-    "explain": ("dpro.cli.explain", "explain", "What limits the job, who is at fault, what to do first."),
-    "info": ("dpro.cli.info", "info", "What a run holds and what it lacks."),
-    "report": ("dpro.cli.report", "report", "Where the time of each step went."),
-    "replay": ("dpro.cli.replay", "replay", "Replay the run's graph and say how well it fits."),
-    "whatif": ("dpro.cli.whatif", "whatif", "Predict what a change would do to the step time."),
-    "plan": ("dpro.cli.plan", "plan", "Rank all layouts of a model on this many GPUs."),
-    "topology": ("dpro.cli.topology", "topology", "Describe the fabric: hosts, ports, switches, cables."),
-    "try": ("dpro.cli.try_", "try_", "Make a change to a job, and measure what was predicted."),
-    "ledger": ("dpro.cli.try_", "ledger", "What was predicted and measured so far."),
-    "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
-    "goodput": ("dpro.cli.goodput", "goodput", "Where all the time of a job went, over all its attempts."),
-    "serving": ("dpro.cli.serving", "serving", "What a server's latency and throughput consist of."),
-    "diff": ("dpro.cli.diff", "diff", "What explains that one run is slower than another."),
-    "dashboard": ("dpro.cli.dashboard", "dashboard", "Look at a run in a browser."),
-    "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),
-    "scrub": ("dpro.cli.scrub", "scrub", "Copy a run without the names of hosts, paths and modules."),
-    "mcp": ("dpro.cli.mcp", "mcp", "Serve the answers about runs to agents."),
-    "doctor": ("dpro.cli.doctor", "doctor", "Is this machine ready to record, and what to do if not."),
-    "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),
-    "completion": ("dpro.cli.completion", "completion", "Have a shell complete dpro's commands and edits."),
+# Sections of `dpro --help`, in the order in which a new user meets them; those of other extensions follow.
+RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP = "Record", "Answer", "Change", "Operate", "Share", "Set up"
+SECTIONS = (RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP)
+# Modules load on use, so help stays fast.
+CORE: dict[str, Command] = {
+    "record": Command("dpro.cli.record:record", "Record a job, unchanged, through any launcher.", RECORD),
+    "attach": Command("dpro.cli.attach:attach", "Look into a job while it runs.", RECORD),
+    "import": Command("dpro.cli.import_:import_", "Turn other tools' traces into a run directory.", RECORD),
+    "explain": Command(
+        "dpro.cli.explain:explain",
+        "What limits the job, who is at fault, what to do first.",
+        ANSWER,
+        paged=True,
+    ),
+    "diagnose": Command(
+        "dpro.cli.diagnose:diagnose", "Name what is slow or broken, and what it costs.", ANSWER, paged=True
+    ),
+    "report": Command("dpro.cli.report:report", "Where the time of each step went.", ANSWER, paged=True),
+    "diff": Command(
+        "dpro.cli.diff:diff", "What explains that one run is slower than another.", ANSWER, paged=True
+    ),
+    "info": Command("dpro.cli.info:info", "What a run holds and what it lacks.", ANSWER, paged=True),
+    "replay": Command(
+        "dpro.cli.replay:replay", "Replay the run's graph and say how well it fits.", ANSWER, paged=True
+    ),
+    "whatif": Command(
+        "dpro.cli.whatif:whatif", "Predict what a change would do to the step time.", CHANGE, paged=True
+    ),
+    "demo": Command("dpro.cli.demo:demo", "See it work: record a small real job and explain it.", SET_UP),
+    "doctor": Command(
+        "dpro.cli.doctor:doctor", "Is this machine ready to record, and what to do if not.", SET_UP
+    ),
+    "completion": Command(
+        "dpro.cli.completion:completion", "Have a shell complete dpro's commands and edits.", SET_UP
+    ),
 }
 
 
-# Commands that answer at once: what is longer than a terminal goes through a pager.
-PAGED = {
-    *("explain", "info", "report", "replay", "whatif", "plan", "topology", "ledger", "diagnose"),
-    *("goodput", "serving", "diff", "history", "recipe"),
-}
+def all_commands() -> dict[str, Command]:
+    """The commands of the core and of all extensions, in the order in which they are listed."""
+    listed = CORE | {name: command for name, command in commands().items() if name not in CORE}
+    sections = [*SECTIONS, *(command.section for command in listed.values())]
+    return dict(sorted(listed.items(), key=lambda item: sections.index(item[1].section)))
+
+
 REPLAY = ("numba", "scipy")  # libraries that any analysis may come to need
 # After this many new objects garbage is looked for. Libraries make a hundred thousand while they are loaded,
 # and none of it is garbage: with the 700 of Python that takes 50 ms.
@@ -75,43 +83,53 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order a new user meets them."""
-        return list(COMMANDS)
+        return list(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the one command that is needed."""
-        if cmd_name not in COMMANDS:
+        named = all_commands().get(cmd_name)
+        if named is None:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        command = getattr(import_module(module), attribute)
+        command = load(named.place)
         assert isinstance(command, click.Command)
+        given = {parameter.name for parameter in command.params}
+        command.params += [option for option in options_of(cmd_name) if option.name not in given]
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is meant: `explain` for a path; of one that does not exist, what comes nearest."""
-        if args and args[0] not in COMMANDS and os.path.exists(args[0]):
+        listed = all_commands()
+        if args and args[0] not in listed and os.path.exists(args[0]):
             args = ["explain", *args]
-        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if args and args[0] not in listed and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
+            near = get_close_matches(args[0], listed, n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{meant}")
-        if args and args[0] in PAGED and "--json" not in args and not ctx.resilient_parsing:
-            ctx.with_resource(paged())
+        if not ctx.resilient_parsing:
+            for complaint in installed().complaints:
+                warn(complaint)
+            if args and args[0] in listed and listed[args[0]].paged and "--json" not in args:
+                ctx.with_resource(paged())
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, none of which is imported for it, and options."""
         from dpro.cli.completion import commands
 
-        return [*commands(COMMANDS, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*commands(all_commands(), incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table above, importing none of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+        """List the commands by section, importing none of them."""
+        listed = all_commands()
+        width = max(map(len, listed))
+        for section in dict.fromkeys(command.section for command in listed.values()):
+            rows = [(name.ljust(width), of.help) for name, of in listed.items() if of.section == section]
+            with formatter.section(section):
+                formatter.write_dl(rows)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

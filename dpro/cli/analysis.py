@@ -81,12 +81,9 @@ def _read_layout(context: click.Context, _option: click.Parameter, text: str | N
     """
     if text is None:
         return
-    from dpro.replay.layouts.layout import AXES, parse_layout
+    from dpro.replay.mesh import parse_axes
 
-    layout = parse_layout(text)
-    if others := sorted(set(layout) - set(AXES)):
-        raise UsageError(f"--layout {text}: {others[0]} is no axis: there are {', '.join(AXES)}")
-    context.meta[LAYOUT] = layout
+    context.meta[LAYOUT] = parse_axes(text)
 
 
 LAYOUT = "dpro.layout"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dpro.cli.options import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange, refuses_pretending
+from dpro.cli.options import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
 
@@ -43,7 +43,6 @@ DUMPED_S = 3.0
 @click.option("--timeout", "timeout_s", type=NumberRange(0, DAY_S), default=300.0, show_default=True,
               metavar="SECONDS",
               help="How long to wait for the window.")  # fmt: skip
-@refuses_pretending("a job that runs has its ranks; pretend them from its start")
 @json_option
 def attach(
     run: Path | None,
@@ -54,6 +53,7 @@ def attach(
     copy: Path | None,
     timeout_s: float,
     as_json: bool,
+    **_of_extensions: Any,
 ) -> None:
     """Look into a job while it runs.
 

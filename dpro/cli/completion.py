@@ -5,12 +5,14 @@ In: the name of a shell, or what the user has typed so far of an edit. Out: a sc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from dpro.plugins import Command
     from dpro.replay.whatif.edit import Edit
 
 VARIABLE = "_DPRO_COMPLETE"  # click's, for a program called dpro
@@ -44,8 +46,8 @@ def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list
     name, colon, given = typed.partition(":")
     if not colon:
         named = [(f"{kind.name}:" if keys_of(kind) else kind.name, kind.summary) for kind in all_kinds()]
-        return _that_begin(named, typed)
-    return _that_begin(_of_keys(kind_named(name), typed, given), typed) if name in EDITS else []
+        return that_begin(named, typed)
+    return that_begin(_of_keys(kind_named(name), typed, given), typed) if name in EDITS else []
 
 
 def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
@@ -62,13 +64,6 @@ def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
     return [(f"{done}{name}=", key.help) for name, key in keys.items() if name not in given_keys]
 
 
-def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Examples of the changes that `dpro try` makes."""
-    from dpro.trial.changes import CHANGES
-
-    return _that_begin([(row.example, row.summary) for row in CHANGES.values()], typed)
-
-
 def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
     """Examples of what `--steps` and `--ranks` take."""
     of = option.name
@@ -77,17 +72,14 @@ def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list
         ("3-8", f"{of} from 3 to 8, both included"),
         ("3,5,7-9", f"several {of}"),
     ]
-    return _that_begin(examples, typed)
+    return that_begin(examples, typed)
 
 
-def _that_begin(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
+def that_begin(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
+    """Those of some words, each with what it means, that begin with what was typed."""
     return [CompletionItem(text, help=meaning or None) for text, meaning in words if text.startswith(typed)]
 
 
-def commands(table: dict[str, Any], typed: str) -> list[CompletionItem]:
-    """Commands, without any of them being loaded.
-
-    Args:
-        table: by name; of each its module, its attribute there, and a line of help.
-    """
-    return _that_begin([(name, line) for name, (_, _, line) in table.items()], typed)
+def commands(listed: Mapping[str, Command], typed: str) -> list[CompletionItem]:
+    """Commands, by name, without any of them being loaded."""
+    return that_begin([(name, command.help) for name, command in listed.items()], typed)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.analysis import layout_option, open_or_import, run_argument, with_graph
-from dpro.cli.output import NO_HISTORY, console, json_option, print_end, print_json, warn
+from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.opening import holds_traces
+from dpro.plugins import extended, hooks_of
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 @click.command()
 @run_argument
 @layout_option
-@click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @json_option
-def diagnose(run: str, history: bool, as_json: bool) -> None:
+def diagnose(run: str, as_json: bool, **given: Any) -> None:
     """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
     How the job ended comes first, where it failed, hung or was ended, and what the run can answer last.
@@ -44,7 +43,6 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
-    from dpro.cli.serving import print_serving_of
 
     dumps = _of_dumps(Path(run)) if holds_traces(run) else None
     if dumps is not None:
@@ -54,16 +52,14 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
     if not as_json:
         print_end(analysis.end)  # before the graph is built, which may fail
     diagnosis = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
-    if history and diagnosis.findings and analysis.run.source is None:
-        diagnosis = _with_history(diagnosis, analysis.run.path)
+    diagnosis = extended("diagnosed", diagnosis, analysis.run, given)
     if as_json:
-        from dpro.serving.answers import diagnosis_with_server
-
-        print_json(diagnosis_with_server(diagnosis_document(diagnosis), analysis.run))
+        print_json(extended("answered", diagnosis_document(diagnosis), analysis.run))
         return
     print_diagnosis(diagnosis, _limits(analysis, diagnosis))
     _print_rest(diagnosis)
-    print_serving_of(analysis.run)
+    for print_more in hooks_of("printed"):
+        print_more(analysis.run)
 
 
 def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
@@ -73,16 +69,6 @@ def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
     if diagnosis.findings or not diagnosis.answerable or diagnosis.end.early:
         return ""
     return limit_of_run(analysis)
-
-
-def _with_history(diagnosis: Diagnosis, run: Path) -> Diagnosis:
-    """A diagnosis that says what earlier runs had of the hosts it names; later ones will say it of this."""
-    from dpro.history import with_history
-    from dpro.store import MANIFEST
-
-    hosts = dict(diagnosis.workers.select("rank", "host").iter_rows())
-    ended_ns = (run / MANIFEST).stat().st_mtime_ns
-    return replace(diagnosis, findings=with_history(diagnosis.findings, hosts, run, ended_ns))
 
 
 def _of_dumps(folder: Path) -> Diagnosis | None:

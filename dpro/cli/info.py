@@ -11,6 +11,8 @@ from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.words import counted, ranks_in_words, short_name, shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from dpro.analysis.answers.info import (
         ClocksDocument,
         ContentsDocument,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
         Unclassified,
         WindowCosts,
     )
+    from dpro.store import AppliedChange
 
 _LONGEST = 60  # characters of a kernel's name
 
@@ -69,7 +72,6 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.analysis.summary import other_warnings, ranks_recorded
     from dpro.detect.findings_log import describe_logged
     from dpro.replay.job_kind import kind_in_words
-    from dpro.trial.ledger import in_words as applied_in_words
 
     coverage = document.coverage
     lines = [
@@ -89,7 +91,7 @@ def in_words(document: InfoDocument) -> list[str]:
         *([f"windows    none: {document.no_window}"] if document.no_window else []),
         *_ended_in_words(document),
         *(f"watched    {line}" for line in describe_logged(document.while_it_ran)),
-        *(f"changed    {line}" for line in applied_in_words(document.applied)),
+        *(f"changed    {line}" for line in changes_in_words(document.applied)),
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage.unclassified)}",
     ]
@@ -157,3 +159,25 @@ def unclassified_in_words(unknown: Unclassified) -> str:
         return "all of a known kind"
     names = ", ".join(shortened(short_name(name), _LONGEST) for name in unknown.names)
     return f"{unknown.kernels:,} of a kind that is not known, {unknown.share:.1%} of GPU time: {names}"
+
+
+def changes_in_words(applied: Iterable[AppliedChange]) -> list[str]:
+    """Return a line per place: `bucket:mb=1: DistributedDataParallel at train.py:12 (on 2 ranks)`."""
+    ranks: dict[str, set[int]] = {}
+    for change in applied:
+        for what in _of_change(change):
+            ranks.setdefault(f"{change.edit}: {what}", set()).add(change.rank)
+    return [f"{line} (on {_ranks_of_change(sorted(who))})" for line, who in ranks.items()]
+
+
+def _of_change(change: AppliedChange) -> Iterator[str]:
+    for place in change.applied:
+        instead_of = f", instead of {place.instead_of}" if place.instead_of else ""
+        times = f", {place.times} times" if place.times > 1 else ""
+        yield f"{place.where}{instead_of}{times}"
+    for reason in change.refused:
+        yield f"not made: {reason}"
+
+
+def _ranks_of_change(who: list[int]) -> str:
+    return f"rank {who[0]}" if len(who) == 1 else f"{len(who)} ranks"

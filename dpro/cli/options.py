@@ -1,16 +1,13 @@
-"""Options that several commands have: numbers in bounds, and those of pretended ranks, which others refuse.
+"""Numbers in bounds, for options.
 
 Bounds are far above what makes sense, and below what takes for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
-
-from dpro.errors import UsageError
 
 MAX_STEPS = 1 << 40  # of a job
 MAX_WINDOW_STEPS = 1_000_000
@@ -28,23 +25,3 @@ class NumberRange(click.FloatRange):
         if number != number:
             self.fail(f"{value} is no number", param, ctx)
         return number
-
-
-# The options of `dpro record` for pretended ranks, where another command is given one of them.
-
-OPTIONS = ("--pretend-world", "--pretend-ranks", "--pretend-per-host")
-
-
-def refuses_pretending(why: str) -> Callable[[Any], Any]:
-    """Refuse to pretend ranks, and say why."""
-
-    def refuse(_: click.Context, option: click.Parameter, given: str | None) -> None:
-        if given is not None:
-            raise UsageError(f"{option.opts[0]} is of dpro record: {why}")
-
-    def decorate(function: Any) -> Any:
-        for name in OPTIONS:
-            function = click.option(name, hidden=True, expose_value=False, callback=refuse)(function)
-        return function
-
-    return decorate

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
     from dpro.selection import Selection
 
-NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off is the same."
 
 MIN_WIDTH = 40  # columns: a narrower terminal wraps lines itself
 _COPIED = "--edit "  # in lines that a user copies to the command line

@@ -6,11 +6,9 @@ the command has ended.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +17,13 @@ from click.core import ParameterSource
 
 from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import share
-from dpro.cli.watch import check_outlets, hook_rules, outlet_options, start_watcher
 from dpro.errors import UsageError
-from dpro.limits import MAX_RANKS
+from dpro.plugins import hooks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
-    from dpro.collectors.launch.start import RecordOptions
-    from dpro.topology.file import TopologyFile
 
-PRETENDED_EVERY = 10  # steps from one deep window of pretended ranks to the next
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
     {
@@ -48,11 +40,6 @@ _OF_WINDOWS = frozenset(
         "keep",
     }
 )
-
-
-def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
-    """Changes to the job, as `RecordOptions` has them."""
-    return tuple(json.loads(value))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -137,23 +124,6 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "and compute.",
 )  # fmt: skip
 @click.option(
-    "--topology",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
-)
-@click.option(
-    "--pretend-world", type=click.IntRange(1, MAX_RANKS), metavar="N",
-    help="Run the command as ranks of a job of N ranks that is not there; --pretend-ranks says which.",
-)  # fmt: skip
-@click.option(
-    "--pretend-ranks", default="", metavar="RANKS",
-    help="The ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
-)  # fmt: skip
-@click.option(
-    "--pretend-per-host", type=click.IntRange(1, MAX_RANKS), metavar="K",
-    help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
-)  # fmt: skip
-@click.option(
     "--requests",
     multiple=True,
     metavar="FILE",
@@ -161,10 +131,6 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="Log of a server's requests that it, or its client, writes meanwhile, JSON lines or CSV; may be "
     "repeated. vLLM's, SGLang's and those of transformers are recorded without one.",
 )
-@click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
-@click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
-@click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
-@outlet_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -172,20 +138,7 @@ def record(
     /,
     run: Path | None,
     command: tuple[str, ...],
-    topology: Path | None,
-    watch: bool,
-    webhook: str,
-    metrics: str,
-    on_finding: str,
-    dry_run: bool,
-    classes: str,
-    min_confidence: float,
-    at_most: str,
-    pretend_world: int | None,
-    pretend_ranks: str,
-    pretend_per_host: int | None,
-    requests: tuple[Path, ...],
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Record a job, unchanged, through any launcher.
 
@@ -194,7 +147,6 @@ def record(
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
-    dpro record -o RUN --pretend-world 256 --pretend-ranks 0,8 -- python train.py
 
     Every step is recorded all the time, and every collective call outside of CUDA graphs. Now and then
     K steps are recorded in depth: that is what replay and what-if work on. How often follows from what it
@@ -203,24 +155,16 @@ def record(
     A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
     with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
 
-    With --pretend-world the script runs on this machine alone, as some ranks of a larger job: collectives
-    return at once, and `dpro replay RUN --network-table FILE` fills in what they take (docs/pretend.md).
-
     A job that Slurm requeues is recorded into RUN-restart1, beside its first start, and so on.
 
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
-    from dpro.collectors.launch.start import RecordOptions, check_plugin, launch
-    from dpro.topology.file import read
+    from dpro.collectors.launch.start import RecordOptions, Request, check_plugin, launch
 
-    chosen = _pretending(
-        RecordOptions(requests=tuple(map(str, requests)), **options),
-        command,
-        pretend_world,
-        pretend_ranks,
-        pretend_per_host,
-    )
+    names = {option.name for option in fields(RecordOptions)} & given.keys()
+    chosen = RecordOptions(**{name: given.pop(name) for name in names})
+    chosen = replace(chosen, requests=tuple(map(str, chosen.requests)))
     if not chosen.windows:
         _refuse_options_of_windows(context)
     if chosen.every is not None and chosen.window_steps > chosen.every:
@@ -236,50 +180,10 @@ def record(
         click.echo(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
-    check_outlets(webhook, metrics)
-    rules = hook_rules(on_finding, dry_run, classes, min_confidence, at_most)
-    beside: list[Callable[[Launch], None]] = []
-    if topology is not None:
-        beside.append(partial(_keep_topology, read(topology)))
-    if watch or webhook or metrics or rules:
-        beside.append(partial(start_watcher, webhook, metrics, rules))
-    folder = run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S"))
-    launch(folder, command, chosen, _sidecar, partial(_start_all, beside) if beside else None)
-
-
-def _start_all(beside: Sequence[Callable[[Launch], None]], recording: Launch) -> None:
-    """Do what is to be done beside the job before it begins."""
-    for start in beside:
-        start(recording)
-
-
-def _keep_topology(topology: TopologyFile, recording: Launch) -> None:
-    """Put the topology into the run; launchers that share the run write the same."""
-    from dpro.topology.file import FILE, write
-
-    write(topology, recording.run / FILE)
-
-
-def _pretending(
-    options: RecordOptions, command: Sequence[str], world: int | None, ranks: str, per_host: int | None
-) -> RecordOptions:
-    """The options, with the ranks to pretend, if any.
-
-    Raises:
-        UsageError: they do not go together.
-    """
-    from dpro.collectors.launch.pretended import PER_HOST, Pretended, parse_ranks, refuse_launchers
-
-    if world is None:
-        if ranks or per_host is not None:
-            raise UsageError(
-                "--pretend-ranks and --pretend-per-host need --pretend-world N: ranks of the job"
-            )
-        return options
-    refuse_launchers(command)
-    chosen = Pretended(world, parse_ranks(ranks or "0", world), min(per_host or PER_HOST, world))
-    # Ranks that never live at once cannot agree on windows: all have them at the same distance.
-    return replace(options, pretend=chosen, every=options.every or max(PRETENDED_EVERY, options.window_steps))
+    request = Request(command, chosen)
+    for ask in hooks_of("record"):
+        ask(request, given)
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, _sidecar)
 
 
 def _refuse_options_of_windows(context: click.Context) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -27,16 +27,20 @@ from dpro.cli.output import (
     stderr_console,
     write_text,
 )
-from dpro.errors import DproError, UsageError, needs_extra
+from dpro.errors import DproError, UsageError
+from dpro.plugins import extended, hooks_of
 from dpro.units import NS_PER_MS, distinct_sizes, format_bytes
 from dpro.words import counted, short_name, shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import polars as pl
     from rich.console import RenderableType
 
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import ReportTables
+    from dpro.analysis.report import RunReport
     from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
 
@@ -68,6 +72,20 @@ HOST_FACTS = {  # likewise
 }
 
 
+class ReportPage(NamedTuple):
+    """A report to send that an extension writes.
+
+    Attributes:
+        path: of the file.
+        analysis_of: how the run is analysed for it.
+        text_of: the page, of that analysis and the report.
+    """
+
+    path: Path
+    analysis_of: Callable[[Run], Analysis]
+    text_of: Callable[[Any, RunReport], str]
+
+
 @click.command()
 @run_argument
 @layout_option
@@ -80,7 +98,6 @@ HOST_FACTS = {  # likewise
 @steps_option
 @ranks_option
 @network_option
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a report to send: one page, with figures.")
 @click.option(
     "--markdown",
     type=_FILE,
@@ -96,9 +113,9 @@ def report(
     steps: Ranges,
     ranks: RankChoice,
     network_table: str | None,
-    html: Path | None,
     markdown: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Where the time of each step went.
 
@@ -107,12 +124,10 @@ def report(
     dpro report FOLDER_OF_TRACES --top 20
     dpro report RUN --steps 3-8 --ranks 0,2-3   of these alone
     dpro report RUN --ranks tp=0                one of each tensor-parallel group
-    dpro report RUN --html report.html          all of it, to send to a colleague
     dpro report RUN --markdown                  without figures, for an issue
 
-    With --html and --markdown: is the run healthy, what is slow and what that costs, what would help and how,
-    where the time went, and how far to believe it. The page needs no network. The same run gives the same
-    bytes.
+    With --markdown: is the run healthy, what is slow and what that costs, what would help and how,
+    where the time went, and how far to believe it. The same run gives the same bytes.
 
     Every step of every rank is split without remainder into compute, transfer, waiting for others, host bound
     and idle. Work counts in the step in whose time it ran.
@@ -153,33 +168,33 @@ def report(
     from dpro.analysis.answers.report import report_document, report_tables
     from dpro.analysis.selected import select, selection_of
     from dpro.cli.analysis import open_or_import
-    from dpro.cli.serving import print_serving_of
 
-    if (steps or ranks) and (html is not None or markdown is not None):
+    pages = [page for ask in hooks_of("report_pages") if (page := ask(given)) is not None]
+    files = [page.path for page in pages] + [path for path in (markdown,) if path is not None]
+    if (steps or ranks) and files:
         raise UsageError(
             "--steps, --ranks: reports to send are of the whole run, since findings and predictions are: "
-            "leave out --html and --markdown, or select in `dpro dashboard`"
+            "leave out the files to write, or select in `dpro dashboard`"
         )
-    for path in (html, markdown):
-        if path is not None and path != STDOUT:
+    for path in files:
+        if path != STDOUT:
             ensure_writable(path)
     opened = open_or_import(run)
-    if html is not None or markdown is not None:
-        _write(opened, html, markdown, as_json)
+    if files:
+        _write(opened, pages, markdown, as_json)
         return
     selection = selection_of(steps, ranks, opened)
     analysis = select(Analysis(opened, read_network(network_table)), selection)
     tables = report_tables(analysis, selection)
     if as_json:
-        from dpro.serving.answers import report_with_server
-
-        print_json(report_with_server(report_document(analysis, tables, top, selection), opened))
+        print_json(extended("answered", report_document(analysis, tables, top, selection), opened))
     else:
         if selection:  # else the verdict begins with it
             print_end(analysis.end)
         print_selection(selection)
         _print(analysis, tables, top or DEFAULT_TOP, selection)
-        print_serving_of(opened)
+        for print_more in hooks_of("printed"):
+            print_more(opened)
 
 
 def _print_mean_step(analysis: Analysis) -> None:
@@ -231,23 +246,17 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(_host_table(tables.host, steps))
 
 
-def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
+def _write(run: Run, pages: list[ReportPage], markdown: Path | None, as_json: bool) -> None:
     """Write the reports that were asked for, and say where they are."""
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.report import make_report, markdown_of
-    from dpro.serving.answers import sent_with_server
 
-    with needs_extra("dashboard"):
-        from dpro.dashboards.loaded import Loaded
-
-        if html is not None:
-            from dpro.dashboards.report import html_of
     if markdown == STDOUT and as_json:
         raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")
-    loaded, written = Loaded(run), []
+    analysis, written = pages[0].analysis_of(run) if pages else Analysis(run), []
     with stderr_console().status("Working out what to say …"):
-        made = sent_with_server(make_report(loaded), run)
-        if html is not None:
-            written.append(write_text(html, html_of(loaded, made)))
+        made = extended("sent", make_report(analysis), run)
+        written += [write_text(page.path, page.text_of(analysis, made)) for page in pages]
         if markdown == STDOUT:
             click.echo(markdown_of(made), nl=False)
         elif markdown is not None:

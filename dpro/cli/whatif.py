@@ -20,6 +20,7 @@ from dpro.cli.output import (
     progress,
 )
 from dpro.errors import UsageError
+from dpro.plugins import hooks_of
 from dpro.units import format_bytes, ms
 from dpro.words import one_line
 
@@ -173,12 +174,11 @@ def whatif(
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
     from dpro.analysis.answers.whatif import what_if
-    from dpro.trial.calibrate import as_tried
     from dpro.verdict.words import lines_of
 
     analysis = analyse(run, network_table, device_tables)
     with progress("Trying edits") as report:
-        answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report, selection=selection)
+        answer = what_if(analysis, parsed, budget, progress=report, selection=selection)
     refused_alone = parsed and answer.document.refused and not answer.predictions
     if as_json:
         print_json(answer.document)
@@ -244,26 +244,6 @@ def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
     out.print(document.trust.verdict)
     for reason in (*document.reasons, *document.assumed):
         out.print(f"  - {reason}")
-
-
-def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
-    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
-    from dpro.trial.changes import is_of_ddp, kind_of_edit
-
-    texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
-    if not texts or not all(map(kind_of_edit, texts)):
-        return ""
-    if any(map(is_of_ddp, texts)) and _reduces_without_ddp(run):
-        return ""
-    return f"dpro try {' '.join(texts)} -- COMMAND"
-
-
-def _reduces_without_ddp(run: Run) -> bool:
-    """Whether the job said that DeepSpeed reduces its gradients."""
-    from dpro.replay.gradient_buckets import SOURCE
-    from dpro.schema import BUCKETS
-
-    return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())
 
 
 class Listed(NamedTuple):
@@ -379,6 +359,6 @@ def _print_how(shown: Sequence[Prediction], run: Run) -> None:
         out.print(f"  - {note}")
     if shown:
         out.print(f"How, for the first: {shown[0].how()}")
-    trial = how_to_try(shown, run)
+    trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
     if trial:
         out.print(f"To see what it really does: {trial}")

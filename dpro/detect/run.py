@@ -44,6 +44,7 @@ from dpro.detect.stragglers.from_calls import (
 )
 from dpro.detect.stragglers.replayed import find_masked, gains_of
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
+from dpro.plugins import load, places
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
@@ -75,7 +76,8 @@ class Detector(NamedTuple):
 
 def diagnose(context: Context) -> list[Finding]:
     """What is wrong with a run, costliest first; that it became slower comes last."""
-    findings = run_detectors(context, DETECTORS)
+    of_extensions = map(load, places("detectors").values())
+    findings = run_detectors(context, (*DETECTORS, *of_extensions))
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
             findings = explain(context, findings)

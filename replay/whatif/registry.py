@@ -3,19 +3,20 @@
 In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
 
 Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
-and its name in the list here: the parser, the command's help and `docs/reference/edits.md` follow. The list
-names modules and classes as text, and an edit is imported when it is asked for: importing all of them takes
-as long as to predict one. `python -m dpro.replay.whatif.registry docs/reference/edits.md` writes the
-generated part of the page again; a test holds the two together.
+and its name in the list here, or among the edits of an extension: the parser, the command's help and
+`docs/reference/edits.md` follow. The list names modules and classes as text, and an edit is imported when it
+is asked for: importing all of them takes as long as to predict one.
+`python -m dpro.replay.whatif.registry docs/reference/edits.md` writes the generated part of the page again; a
+test holds the two together.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from dpro.errors import UsageError
+from dpro.plugins import installed, load
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.grammar import Key, keys_of, make, nearest, number, split_edit, values_of
 
@@ -68,15 +69,6 @@ FAMILIES: dict[str, dict[str, str]] = {
         "algorithm": "communication:Algorithm",
         "prefetch": "synchronisation:Prefetch",
     },
-    "Fabric": {
-        "paths": "fabric:PlannedPaths",
-        "spray": "fabric:SprayedPaths",
-        "place": "fabric:PlacedRanks",
-        "ecmp": "fabric:HashedPaths",
-        "fail": "fabric:FailedCable",
-        "oversubscription": "fabric:Oversubscription",
-        "beside": "fabric:OtherJobs",
-    },
     "Gradients": {
         "bucket": "gradients:Bucket",
         "priority": "gradients:Priority",
@@ -85,6 +77,9 @@ FAMILIES: dict[str, dict[str, str]] = {
         "overlap": "synchronisation:Overlap",
     },
 }
+for _extension in installed().extensions.values():
+    for _family, _edits in _extension.edits.items():
+        FAMILIES[_family] = FAMILIES.get(_family, {}) | dict(_edits)
 EDITS = {name: place for family in FAMILIES.values() for name, place in family.items()}
 
 
@@ -94,8 +89,8 @@ def kind_named(name: str) -> type[Edit]:
     Raises:
         KeyError: there is no edit of that name.
     """
-    module, _, attribute = EDITS[name].partition(":")
-    kind: type[Edit] = getattr(import_module(f"dpro.replay.whatif.edits.{module}"), attribute)
+    place = EDITS[name]
+    kind: type[Edit] = load(place if "." in place else f"dpro.replay.whatif.edits.{place}")
     return kind
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from dpro.goodput.outlook import DESIGNS
-from dpro.replay.serving.changes import CHANGES
+from dpro.extensions.goodput.outlook import DESIGNS
+from dpro.extensions.serving.changes import CHANGES
 from dpro.replay.whatif.registry import FAMILIES, all_kinds
 from tests.fuzz.given import CONFIGURATIONS, FABRICS, LOGS, changed, text_changed
 from tests.fuzz.mutate import ODD_NUMBERS, mutated

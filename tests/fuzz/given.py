@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.json import encode
 
-from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree, rail_optimised
 from dpro.topology.file import as_toml
 from dpro.topology.kept import PathsFile
 from tests.fabrics import SIZE, on_cable

@@ -28,7 +28,7 @@ def browser():
 @pytest.fixture(scope="module")
 def sample(repository):
     """The address of a dashboard of the run with a slow rank."""
-    from dpro.cli.dashboard import load
+    from dpro.dashboards.command import load
     from dpro.store import open_run
     from tests.browser import served
 

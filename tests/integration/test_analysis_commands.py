@@ -20,11 +20,11 @@ from dpro.analysis.summary import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.whatif import HEADINGS, ROWS
+from dpro.extensions.trial.calibrate import as_tried
 from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
-from dpro.trial.calibrate import as_tried
 from tests.answers import SHAPES, misfits
 from tests.commands import dpro, refused
 from tests.jobs import PATIENCE_S, TRAIN, TWO_RANKS, environment, head_start

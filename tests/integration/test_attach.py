@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import copies, is_live
 from dpro.cli.options import MAX_PID
+from dpro.dashboards.command import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import (

@@ -136,7 +136,7 @@ UNTRIED = {
     "devices": "tests/unit/replay/cost/kernels/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
-    "reality": "tests/unit/replay/layouts/test_reality.py runs it on tables made there",
+    "reality": "tests/unit/extensions/plan/test_reality.py runs it on tables made there",
     "fabric": "needs root and network namespaces; tests/integration/test_fabric_lab.py runs some of it there",
     "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
     "recording.limited_link": "needs root and TUN devices",

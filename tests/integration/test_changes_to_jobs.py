@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from dpro.extensions.trial.changes import parse_change
 from dpro.schema import CODECS, COLLECTIVES, SENSITIVITIES
-from dpro.trial.changes import parse_change
 from tests.jobs import COMPILER, TWO_RANKS, imports, record
 
 pytest.importorskip("torch")

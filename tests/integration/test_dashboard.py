@@ -16,8 +16,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.dashboard import BARS, checks, make_run
-from dpro.cli.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
+from dpro.dashboards.command import load, offer
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.server import listen, new_token, way_in
 from dpro.opening import open_path

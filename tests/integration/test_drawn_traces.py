@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.export.drawing import Arrow, drawing
-from dpro.export.slices import CRITICAL, path_offset
+from dpro.extensions.export.drawing import Arrow, drawing
 from dpro.opening import open_path
+from dpro.timelines.slices import CRITICAL, path_offset
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.goodput.account import account, totals
-from dpro.goodput.attempts import attempts_of
+from dpro.extensions.goodput.account import account, totals
+from dpro.extensions.goodput.attempts import attempts_of
 from dpro.schema import CHECKPOINTS
 from tests.jobs import OWN_STORE, TORCHRUN, opened, record, script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from tests.browser import complaints, served, settle, wait
 from tests.lives import job, killed_five_times
 

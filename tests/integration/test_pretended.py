@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards.app import outside
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link
 from dpro.members import members_of
 from dpro.replay.construction.graph_builder import Built, build_graph

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpro.topology.fabrics import FabricSize, fat_tree
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, read, write
 from tests.jobs import PATIENCE_S, wait_for
 

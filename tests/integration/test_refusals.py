@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.topology.fabrics import FabricSize, fat_tree
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.topology.file import write
 from tests.commands import dpro
 from tests.jobs import TRAIN, TWO_RANKS, record

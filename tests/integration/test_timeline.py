@@ -9,7 +9,7 @@ from threading import Semaphore
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
-from dpro.cli.dashboard import load, offer
+from dpro.dashboards.command import load, offer
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpro.replay.serving.engine import Engine, IterationCost
-from dpro.replay.serving.fit import seconds
+from dpro.extensions.serving.engine import Engine, IterationCost
+from dpro.extensions.serving.fit import seconds
 
 
 @dataclass

@@ -13,8 +13,8 @@ import pytest
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.cli import cli
 from dpro.documents import Document, DocumentPart, encode, plain, schema_of
-from dpro.trial.documents import LedgerDocument
-from dpro.trial.ledger import LedgerEntry, Ratio, append
+from dpro.extensions.trial.documents import LedgerDocument
+from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from tests.commands import dpro
 from tests.json_page import COMMANDS, page
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host
@@ -145,7 +145,7 @@ def test_what_a_command_prints_is_what_its_schema_says(command, sample):
     if "--pareto" in words:  # the samples have no allocations
         assert "--memory" in done.stderr
         return
-    if "serving" in words:  # they are of training; `tests/unit/serving` has the answer on a server
+    if "serving" in words:  # they are of training; `tests/unit/extensions/serving` has the answer on a server
         assert "no requests and no iterations" in done.stderr
         return
     printed = json.loads(done.stdout)

@@ -13,12 +13,12 @@ import dpro
 from dpro.analysis.answers.whatif import what_if
 from dpro.cli.analysis import analyse
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
+from dpro.extensions.trial.calibrate import as_tried
 from dpro.markup import table
 from dpro.notebook import OpenedRun
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS
 from dpro.selection import parse_selection
-from dpro.trial.calibrate import as_tried
 from tests.builders import cpu_job
 from tests.traces import write_rank
 

@@ -10,7 +10,7 @@ asked for.
 
     report: whether and where this change was made; each family says so there, or why it refuses.
     recorder: of the process; it calls the family on steps and at the end.
-    arguments: of the change, by name, as `dpro/trial/changes.py` makes them.
+    arguments: of the change, by name, as `dpro/extensions/trial/changes.py` makes them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from ..recorder import Recorder
 
+FIRST = True  # of all probes: what a change costs belongs to the step that it is in
 SETTLED_AT_STEP = 5  # every change that can be made has been made by then
 # In this order changes are made to one and the same thing: what is compiled can be run under autocast.
 FAMILIES = {  # with the function that makes them, and its module

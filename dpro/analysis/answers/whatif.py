@@ -33,6 +33,7 @@ from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
+from dpro.plugins import hooks_of
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
@@ -222,6 +223,15 @@ def prediction_document(
     )
 
 
+def calibrated(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:
+    """Predictions as extensions calibrate them, and a line for each interval that is wider."""
+    rows, widened = list(predictions), list[str]()
+    for calibrate in hooks_of("predicted"):
+        rows, lines = calibrate(rows)
+        widened += lines
+    return rows, widened
+
+
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 Explorer = Callable[[Analysis, int, Progress, Trust, pl.DataFrame], SearchResult]
 
@@ -322,7 +332,7 @@ def what_if(
     edits: Sequence[Edit] = (),
     budget: int | None = None,
     *,
-    calibrate: Calibrate,
+    calibrate: Calibrate = calibrated,
     progress: Progress = ignore,
     selection: Selection = ALL,
 ) -> WhatIf:

@@ -12,9 +12,9 @@ from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.analysis.summary import run_info
 from dpro.cli import cli
 from dpro.documents import plain
+from dpro.extensions.trial.measure import step_times
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
-from dpro.trial.measure import step_times
 from tests.unit.detect.calling import counted, data_parallel, tables
 from tests.unit.detect.pauses.test_find import EVERY_TENTH, PAUSE_MS, in_steps, paused
 

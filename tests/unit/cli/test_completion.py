@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from dpro.cli import COMMANDS, cli
 from dpro.cli.completion import SHELLS, VARIABLE
+from dpro.extensions.trial.changes import CHANGES
 from dpro.replay.whatif.registry import EDITS
-from dpro.trial.changes import CHANGES
 
 
 def after(*words: str) -> list[str]:

@@ -12,13 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.watch import WEBHOOK, check_outlets, outlet_options, start_watcher
 from dpro.errors import UsageError
+from dpro.extensions.watch.command import WEBHOOK, check_outlets, outlet_options, start_watcher
 
 URL = "https://hooks.example/T0/secret"
 SHOW = r"""
 import os, pathlib, sys
-from dpro.cli.watch import hide
+from dpro.extensions.watch.command import hide
 hidden = hide(sys.argv[1])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.goodput import goodput
 from dpro.cli.replay import replay
 from dpro.cli.report import report
 from dpro.errors import InputError, UsageError
+from dpro.extensions.goodput.command import goodput
 from dpro.ingest.importer import import_sources
 from tests.builders import TinyRun, cpu_job
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from dpro.cli.analysis import analyse
 from dpro.cli.diff import diff
-from dpro.cli.export import drawing_of, export
 from dpro.cli.replay import replay
 from dpro.cli.report import report
 from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
-from dpro.export.slices import FINDINGS
+from dpro.extensions.export.command import drawing_of, export
 from dpro.selection import Selection
+from dpro.timelines.slices import FINDINGS
 from tests.builders import TinyRun, cpu_job
 from tests.jobs import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.cli.dashboard import offer
+from dpro.dashboards.command import offer
 from tests.builders import cpu_job
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards import server
 from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
+from dpro.dashboards.command import load
 from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded

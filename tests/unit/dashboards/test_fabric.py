@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards import needs
 from dpro.dashboards.app import make_app
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views.fabric import VIEW, cable_info, fabric_figure, node_info
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
+from dpro.extensions.fabric.view import VIEW, cable_info, fabric_figure, node_info
 from dpro.replay.cost.fabric.connections import Usage
 from dpro.replay.cost.fabric.network import fabric_of
 from dpro.store import open_run
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.kept import PATHS, write_paths
 from tests.builders import cpu_job
 from tests.fabrics import crossing_pairs, on_cable

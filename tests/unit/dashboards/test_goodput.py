@@ -12,7 +12,10 @@ from dpro.dashboards.figures import Figures
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun
-from dpro.dashboards.views.goodput import (
+from dpro.errors import InputError
+from dpro.extensions.goodput.account import CLASSES
+from dpro.extensions.goodput.document import IN_WORDS
+from dpro.extensions.goodput.view import (
     MAX_LABELS,
     SHADES,
     VIEW,
@@ -22,9 +25,6 @@ from dpro.dashboards.views.goodput import (
     life_info,
     progress_info,
 )
-from dpro.errors import InputError
-from dpro.goodput.account import CLASSES
-from dpro.goodput.document import IN_WORDS
 from dpro.store import open_run, write_manifest
 from tests.builders import gpu_job
 from tests.lives import WrittenAttempt, job, killed_five_times

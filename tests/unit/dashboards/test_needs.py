@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS, make_app
+from dpro.dashboards.command import load
 from dpro.ingest.importer import import_sources
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.page import RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.timeline.routes import lane_info

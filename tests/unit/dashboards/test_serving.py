@@ -1,16 +1,16 @@
 """The view of a server."""
 
 import pytest
+from tests.unit.serving.test_serving import ASKED, SERVED, run_of
 
 from dpro.analysis.report import make_report
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
-from dpro.dashboards.views.serving import VIEW, latency_info, waits_figure, waits_info
-from dpro.serving.answers import sent_with_server
-from dpro.serving.latency import PARTS
-from tests.unit.serving.test_serving import ASKED, SERVED, run_of
+from dpro.extensions.serving.answers import sent_with_server
+from dpro.extensions.serving.latency import PARTS
+from dpro.extensions.serving.view import VIEW, latency_info, waits_figure, waits_info
 
 
 def test_a_bar_of_each_request_is_as_long_as_its_latency(tmp_path):

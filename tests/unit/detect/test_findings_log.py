@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpro.cli.watch import in_words
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import (
     BEGINS,
@@ -26,6 +25,7 @@ from dpro.detect.findings_log import (
     watch_document,
 )
 from dpro.documents import encode
+from dpro.extensions.watch.command import in_words
 
 
 def slow(rank: int, class_: str = "slow.host") -> Finding:

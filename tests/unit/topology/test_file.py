@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError
-from dpro.topology.fabrics import FabricSize, rail_optimised
+from dpro.extensions.fabric.fabrics import FabricSize, rail_optimised
 from dpro.topology.file import as_toml, cables, read, write
 
 GOOD = """

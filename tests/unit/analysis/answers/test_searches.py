@@ -13,6 +13,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import whatif
 from dpro.cache import cache_folder
 from dpro.dashboards.loaded import Loaded
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.replay.cost.tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
@@ -20,7 +21,6 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import Interaction, SearchResult, SmallGain
 from dpro.selection import Selection
 from dpro.store import open_run
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.file import write
 from dpro.topology.kept import PATHS as PATHS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpro.collectors.launch.pretended import Pretended, environment_of, parse_ranks, refuse_launchers
 from dpro.errors import UsageError
+from dpro.extensions.pretend.ranks import Pretended, environment_of, parse_ranks, refuse_launchers
 
 
 def test_ranks_are_numbers_and_ranges_once_each_in_order():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.timeline.counters import CounterTrack, counter_tracks
 from tests.builders import gpu_job
 

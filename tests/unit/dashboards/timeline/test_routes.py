@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards.app import make_app
+from dpro.dashboards.command import load
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError
 from tests.builders import TinyRun, gpu_job

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
-from dpro.cli.dashboard import load, offer
+from dpro.dashboards.command import load, offer
 from dpro.dashboards.links import Link
 from dpro.dashboards.views.difference import (
     LESS,

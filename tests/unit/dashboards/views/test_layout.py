@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards import needs
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.views.layout import VIEW, layout_figure, place_info, value_info
 from dpro.detect.findings import Finding

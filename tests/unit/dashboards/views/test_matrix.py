@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.theme import least_width
 from dpro.dashboards.views.collectives import arrivals, last_info

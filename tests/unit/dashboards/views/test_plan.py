@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
 from dpro.dashboards.app import make_app
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views.plan import VIEW, _best, layouts_figure, layouts_info
+from dpro.extensions.plan.view import VIEW, _best, layouts_figure, layouts_info
 from dpro.store import Run, open_run, write_manifest
 from tests.unit.dashboards.test_app import ask, dimmed, navigate
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.theme import time_unit
 from dpro.dashboards.views.breakdown import PARTS, UNMARKED, part_figure, part_info

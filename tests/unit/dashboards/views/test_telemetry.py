@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.views.telemetry import POINTS, telemetry_figure, telemetry_info
 from dpro.schema import COUNTERS, WORKERS, conform

@@ -12,7 +12,7 @@ from dash import html
 from plotly.utils import PlotlyJSONEncoder
 
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.verdict import (

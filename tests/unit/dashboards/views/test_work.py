@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from dpro.analysis.summary import stands_out
-from dpro.cli.dashboard import load
+from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
@@ -29,12 +29,12 @@ from dpro.dashboards.views.whatif import (
     prediction_info,
 )
 from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.trial.calibrate import as_tried
+from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
-from dpro.trial.calibrate import as_tried
-from dpro.trial.ledger import LedgerEntry, Ratio, append
 from dpro.units import ms, us
 from tests.builders import TinyRun, gpu_job
 from tests.pipelines import Job, written

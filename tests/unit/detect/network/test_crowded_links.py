@@ -10,8 +10,8 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.network.traffic import traffic_of
 from dpro.detect.network.transfers import find_slow_network
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.members import members_text
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
 from dpro.topology.kept import PATHS as PATHS
 from dpro.topology.kept import PathEntry, write_paths

@@ -24,8 +24,8 @@ from dpro.detect.stragglers.own_time import (
     own_time,
     teams_by_calls,
 )
+from dpro.extensions.watch.late import LatestRecords, OwnTimes
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
-from dpro.watch.late import LatestRecords, OwnTimes
 from tests.unit.detect.calling import (
     MS,
     Job,

@@ -11,11 +11,11 @@ from dpro.analysis.answers.info import info_document
 from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.cli.info import in_words
 from dpro.detect.regression import regression_of
+from dpro.extensions.trial.measure import step_times, times_by_one_clock
 from dpro.replay.steps import host_steps_of, job_steps, step_series, steps_of
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.timed import with_times
-from dpro.trial.measure import step_times, times_by_one_clock
 
 MS = 1_000_000
 # A step takes 10 ms to enqueue and 50 ms on the device; every tenth waits for all that was enqueued.

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from dpro.collectors.inside.apply import SETTLED_AT_STEP, install  # noqa: E402
 from dpro.collectors.inside.torch_internals import loader_iterator  # noqa: E402
-from dpro.trial.changes import parse_change  # noqa: E402
+from dpro.extensions.trial.changes import parse_change  # noqa: E402
 
 
 class Job:

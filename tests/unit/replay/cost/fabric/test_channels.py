@@ -7,13 +7,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.members import members_text
 from dpro.replay.cost.fabric.flows import Channels, Flows, flows_of
 from dpro.replay.cost.fabric.network import fabric_of
 from dpro.replay.cost.fabric.placement import INSPECTOR, LOG, channels_of_run, groups_of_log, placed
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.kept import CHANNELS, GroupChannels, write_channels
 from dpro.topology.nccl_log import LoggedCommunicator
 from tests.fabrics import crossing_ring

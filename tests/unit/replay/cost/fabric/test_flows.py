@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
+from dpro.extensions.fabric.planning import evenly_split, planned
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded, sprayed
 from dpro.replay.cost.fabric.network import SWITCH, Fabric, Routes, fabric_of, hashed, routes_of
-from dpro.replay.cost.fabric.planning import evenly_split, planned
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import HostEntry, TopologyFile
 
 

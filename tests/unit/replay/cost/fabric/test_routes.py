@@ -10,8 +10,8 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from dpro.errors import Unanswerable
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.replay.cost.fabric.network import Fabric, fabric_of, hashed, paths, routes_of
-from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import HostEntry, LinkEntry, TopologyFile
 
 SIZE = FabricSize(4, gpus=2, nics=2, ports=8, gbit=80)  # two leaves, two hosts each

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.replay.cost.fabric.flows import flows_of, loaded, parents
 from dpro.replay.cost.fabric.network import fabric_of, hashed, routes_of
-from dpro.topology.fabrics import FabricSize, fat_tree
 
 
 def test_four_hosts_have_two_trees_of_which_one_mirrors_the_other() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.step import pipeline, replayed_us
+from dpro.extensions.plan.step import pipeline, replayed_us
 from dpro.replay.pipeline.schedules import (
     BACKWARD,
     FORWARD,

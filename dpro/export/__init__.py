@@ -1,1 +1,0 @@
-"""Timelines for other tools: what to draw (`slices`), and one file per format."""

@@ -1,0 +1,13 @@
+"""Checking hosts outside of a job: what each computes, copies and exchanges, against its peers."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "check": Command(
+            "dpro.extensions.check.command:check",
+            "Check hosts outside of a job: is the suspect really slow?",
+            "Operate",
+        ),
+    },
+)

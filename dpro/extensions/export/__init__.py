@@ -1,0 +1,13 @@
+"""Timelines for other tools: what to draw, and one file per format."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "export": Command(
+            "dpro.extensions.export.command:export",
+            "Write the timelines for Perfetto and other viewers.",
+            "Share",
+        ),
+    },
+)

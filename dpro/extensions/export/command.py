@@ -1,0 +1,157 @@
+"""`dpro export`: the run's timelines in a file that other viewers open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.analysis import analyse, layout_option, ranks_option, run_argument, steps_option
+from dpro.cli.output import (
+    console,
+    ensure_writable,
+    json_option,
+    print_json,
+    print_selection,
+    warn,
+    whole_file,
+)
+from dpro.errors import Unanswerable, UsageError
+from dpro.units import ms
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
+    from dpro.extensions.export.drawing import Drawing
+    from dpro.selection import Ranges, RankChoice, Selection
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command()
+@run_argument
+@layout_option
+@click.option("--chrome", type=_FILE, metavar="FILE", help="Chrome's trace JSON; compressed for FILE.gz.")
+@click.option(
+    "--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times; compressed."
+)
+@click.option(
+    "--otlp", metavar="URL", default="", help="Send steps and findings to an OpenTelemetry receiver."
+)
+@steps_option
+@ranks_option
+@json_option
+def export(
+    run: str,
+    chrome: Path | None,
+    perfetto: Path | None,
+    otlp: str,
+    steps: Ranges,
+    ranks: RankChoice,
+    as_json: bool,
+) -> None:
+    """Write all ranks' timelines into one file, on one aligned clock; or send their steps.
+
+    Measured and replayed timelines are separate groups, one track per thread and stream; a collective is
+    taken apart into waiting and moving. The critical path is a group of its own on each side, at the times of
+    its lanes; what `dpro diagnose` finds is another, step by step. Spans carry what is known of them (shapes,
+    bytes, dtype, process group, bucket); arrows lead from launches to kernels, from forward to backward, from
+    the last member of a collective to the others, and along the critical path. Telemetry becomes counters.
+
+    \b
+    dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
+    dpro export RUN --chrome run.json.gz        also for chrome://tracing
+    dpro export RUN --perfetto run.pftrace --steps 3-8 --ranks 0,2-3
+    dpro export RUN --otlp http://collector:4318
+
+    With --steps and --ranks only slices of these are written, arrows between them, and telemetry of these
+    ranks and of hosts from the first slice to the last.
+
+    To an OpenTelemetry receiver go a span of the run, with findings as its events, and one for each step of
+    each rank; OTEL_EXPORTER_OTLP_HEADERS has what the receiver wants to know of you.
+    """
+    if otlp:
+        if chrome or perfetto:
+            raise UsageError("--otlp sends, --perfetto and --chrome write: ask for them one after the other")
+        _send(run, otlp, steps, ranks, as_json)
+        return
+    files = {"chrome": chrome, "perfetto": perfetto}
+    wanted = {form: path for form, path in files.items() if path is not None}
+    if not wanted:
+        raise UsageError("name a file to write with --perfetto FILE or --chrome FILE, or --otlp URL")
+    for path in wanted.values():
+        ensure_writable(path)
+    from dpro.analysis.selected import selection_of
+    from dpro.selection import selection_document
+    from dpro.timelines.slices import path_note, path_offset
+
+    analysis = analyse(run)
+    selection = selection_of(steps, ranks, analysis.run)
+    drawn = drawing_of(analysis, selection)
+    for form, path in wanted.items():
+        _write(drawn, form, path)
+    sooner, later = path_offset(drawn.rows)
+    if as_json:
+        from dpro.extensions.export.drawing import ExportDocument, FileDocument, PathOffset
+
+        written = ExportDocument(
+            run=run,
+            slices=drawn.rows.height,
+            arrows=drawn.arrows.height,
+            files=[FileDocument(form, str(path)) for form, path in wanted.items()],
+            critical_path_replayed_later=PathOffset(ms(sooner), ms(later)),
+            selection=selection_document(selection),
+        )
+        print_json(written)
+    else:
+        print_selection(selection)
+        for path in wanted.values():
+            console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
+        console().print(path_note(sooner, later))
+
+
+def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) -> None:
+    from dpro.extensions.export.otlp import receiver_of, send
+
+    url = receiver_of(otlp)
+    from dpro.analysis.selected import selection_of
+
+    analysis = analyse(run)
+    selection = selection_of(steps, ranks, analysis.run)
+    try:
+        findings = analysis.verdict[0]
+    except Unanswerable as error:
+        warn(f"findings are not sent: {error}")
+        findings = []
+    sent = send(analysis.run, url, findings, analysis.clocks[0], selection)
+    if as_json:
+        print_json(sent)
+    else:
+        print_selection(selection)
+        console().print(f"{url}: trace {sent.trace_id}, {sent.spans:,} spans, {sent.findings} findings")
+
+
+def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawing:
+    """What viewers are shown of a run.
+
+    Args:
+        selection: steps and ranks to draw; None for all.
+
+    Raises:
+        UsageError: it selects nothing.
+    """
+    from dpro.analysis.selected import replayed_steps
+    from dpro.extensions.export.drawing import drawing
+    from dpro.selection import Selection
+
+    selection = selection or Selection()
+    if selection:
+        selection.checked(replayed_steps(analysis))
+    return drawing(analysis.timeline, analysis.verdict[0], analysis.clocks[0], selection)
+
+
+def _write(drawn: Drawing, form: str, path: Path) -> None:
+    from dpro.extensions.export.formats import write_chrome, write_perfetto
+
+    with whole_file(path) as place:
+        {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, place)

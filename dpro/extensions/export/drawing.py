@@ -1,0 +1,391 @@
+"""What is written for other viewers: slices and what is known of them, arrows between them, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from msgspec import UNSET, UnsetType
+
+from dpro.arrays import Ints
+from dpro.detect.findings import Finding
+from dpro.documents import Document, DocumentPart
+from dpro.errors import Unanswerable
+from dpro.members import members_of
+from dpro.replay.construction.data_dependencies import backward_of_forward
+from dpro.replay.gradient_buckets import gradient_passes
+from dpro.replay.gradient_passes import Pass, parameters_of, passes_of
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import Timeline, critical_nodes
+from dpro.schema import COLLECTIVES, COUNTERS, GPU_WORK_KINDS, SPANS, WORKERS
+from dpro.schema.members import of_each_text
+from dpro.selection import ALL, Selection, SelectionDocument
+from dpro.timelines.counters import sampled_counters, within
+from dpro.timelines.slices import MEASURED, REPLAYED, WAIT, slices
+from dpro.words import shortened
+
+# Arrows between slices: launches, forward to backward, the rank that a collective waited for.
+
+PLACE = ["rank", "window"]
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+
+
+class Arrow(StrEnum):
+    """What an arrow says."""
+
+    LAUNCH = "launch"
+    GRADIENT = "forward to backward"
+    RENDEZVOUS = "rendezvous"
+    CRITICAL = "critical path"
+
+
+def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return arrows between the slices of a timeline.
+
+    Launches, gradients and rendezvous are shown where they were measured; the critical path on both sides.
+
+    Args:
+        rows: as from `dpro.timelines.slices.slices`.
+
+    Returns:
+        `kind` (of `Arrow`), `source` and `target` (row of the slices), `leaves_ns` and `arrives_ns`: within
+        both, and not backwards. Sorted by kind and time.
+    """
+    graph = timeline.graph
+    drawn = {side: _row_of_node(rows, side, graph.num_nodes) for side in (MEASURED, REPLAYED)}
+    of_path = _path(timeline)
+    pairs = [
+        (Arrow.LAUNCH, MEASURED, _launches(graph)),
+        (Arrow.GRADIENT, MEASURED, _gradients(graph)),
+        (Arrow.RENDEZVOUS, MEASURED, _rendezvous(graph)),
+        *((Arrow.CRITICAL, side, of_path) for side in (MEASURED, REPLAYED)),
+    ]
+    ends = [
+        pl.DataFrame(
+            {"kind": [kind.value] * source.size, "source": drawn[side][source], "target": drawn[side][target]}
+        )
+        for kind, side, (source, target) in pairs
+    ]
+    return _forwards(pl.concat(ends, how="vertical_relaxed"), rows).sort(
+        "kind", "leaves_ns", "arrives_ns", "source", "target"
+    )
+
+
+def _row_of_node(rows: pl.DataFrame, side: str, num_nodes: int) -> Ints:
+    """Return [N] the row of the slice that each node has on a side among the lanes, -1 for none."""
+    lane = pl.col("group").str.ends_with(side) & (pl.col("kind") != WAIT)
+    of_side = rows.with_row_index("row").filter(lane)
+    place = np.full(num_nodes, -1, np.int64)
+    place[of_side["node"].to_numpy()] = of_side["row"].to_numpy()
+    return place
+
+
+def _path(timeline: Timeline) -> tuple[Ints, Ints]:
+    """From each piece of the critical path that is drawn to the next, window by window."""
+    nodes = timeline.graph.nodes
+    drawn = (nodes.duration > 0) & ~np.isin(nodes.kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS))
+    paths = [critical_nodes(timeline, window) for window in np.unique(nodes.window).tolist()]
+    paths = [path[drawn[path]] for path in paths] or [np.empty(0, np.int64)]
+    return np.concatenate([path[:-1] for path in paths]), np.concatenate([path[1:] for path in paths])
+
+
+def _launches(graph: Graph) -> tuple[Ints, Ints]:
+    """From calls to the work they put on a stream or worker; of a CUDA graph to the first on each stream."""
+    if graph.run is None:
+        return _NOTHING
+    columns = ["rank", "window", "span_id", "kind", "start_ns", "device", "stream", "correlation"]
+    spans = graph.run.table(SPANS, columns).filter(pl.col("correlation") >= 0)
+    call = ["rank", "window", "correlation"]
+    calls = spans.filter(pl.col("kind") == "runtime").unique(call, keep="first", maintain_order=True)
+    work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).sort("start_ns", "span_id")
+    work = work.unique([*call, "device", "stream"], keep="first", maintain_order=True)
+    on_streams = work.join(calls, on=call, suffix="_call").select(
+        *PLACE, source="span_id_call", target="span_id"
+    )
+    called = graph.run.table(COLLECTIVES, [*PLACE, "span_id", "launch_span_id"])
+    called = called.filter((pl.col("span_id") >= 0) & (pl.col("launch_span_id") >= 0))
+    on_workers = called.select(*PLACE, source="launch_span_id", target="span_id")
+    pairs = pl.concat([on_streams, on_workers]).unique([*PLACE, "target"], keep="first", maintain_order=True)
+    return _between_spans(graph, pairs)
+
+
+def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
+    """From the transfer of each collective's last member to those of its other members."""
+    nodes = graph.nodes
+    parts = {}
+    for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER):
+        (members,) = np.nonzero((nodes.kind == kind) & (nodes.collective >= 0))
+        columns = {"collective": nodes.collective[members], "rank": nodes.rank[members], "node": members}
+        parts[kind] = pl.DataFrame(columns | {"start": nodes.measured_start[members]})
+    came = parts[NodeKind.ARRIVE].sort("start", "rank").group_by("collective", maintain_order=True)
+    last = came.agg(pl.col("rank").last())
+    transfers = parts[NodeKind.TRANSFER].select("collective", "rank", "node")
+    sources = last.join(transfers, on=["collective", "rank"]).select("collective", source="node")
+    pairs = transfers.join(sources, on="collective").filter(pl.col("node") != pl.col("source")).sort("node")
+    return pairs["source"].to_numpy(), pairs["node"].to_numpy()
+
+
+def _gradients(graph: Graph) -> tuple[Ints, Ints]:
+    """From operators to the first backward operators that autograd made of them, by its sequence numbers."""
+    if graph.run is None:
+        return _NOTHING
+    columns = [*PLACE, "span_id", "start_ns", "tid", "sequence_number", "forward_thread"]
+    spans = graph.run.table(SPANS, columns)
+    begins = spans.select(*PLACE, "start_ns", target_span_id="span_id")
+    pairs = backward_of_forward(spans).join(begins, on=[*PLACE, "target_span_id"])
+    first = pairs.sort("start_ns", "target_span_id").unique([*PLACE, "source_span_id"], keep="first")
+    first = first.sort(*PLACE, "start_ns", "target_span_id")
+    return _between_spans(graph, first.select(*PLACE, source="source_span_id", target="target_span_id"))
+
+
+def _between_spans(graph: Graph, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
+    """The first nodes of spans that last, where both ends have one."""
+    nodes = _first_node_of_span(graph)
+    ends = []
+    for end in ("source", "target"):
+        there = pairs.select(*PLACE, span=end).join(nodes, on=SPAN, how="left", maintain_order="left")
+        ends.append(there["node"].fill_null(-1).to_numpy())
+    both_drawn = (ends[0] >= 0) & (ends[1] >= 0)
+    return ends[0][both_drawn], ends[1][both_drawn]
+
+
+def _first_node_of_span(graph: Graph) -> pl.DataFrame:
+    """`rank`, `window`, `span` and its first `node` that lasts."""
+    nodes = graph.nodes
+    (lasting,) = np.nonzero((nodes.span >= 0) & (nodes.measured_end > nodes.measured_start))
+    by_start = lasting[np.argsort(nodes.measured_start[lasting], kind="stable")]
+    columns = {name: getattr(nodes, name)[by_start] for name in SPAN}
+    frame = pl.DataFrame(columns | {"node": by_start}).unique(SPAN, keep="first", maintain_order=True)
+    return frame.cast({"rank": pl.Int32, "window": pl.Int32})
+
+
+def _forwards(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Arrows between slices that are drawn, from the beginning of one to the other at or after that."""
+    numbered = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
+    target = numbered.rename({"start_ns": "begins", "end_ns": "over"})
+    return (
+        ends.join(numbered.select("row", "start_ns"), left_on="source", right_on="row")
+        .join(target, left_on="target", right_on="row")
+        .with_columns(leaves_ns="start_ns", arrives_ns=pl.max_horizontal("start_ns", "begins"))
+        .filter(pl.col("arrives_ns") < pl.col("over"))
+        .select("kind", "source", "target", "leaves_ns", "arrives_ns")
+    )
+
+
+class Drawing(NamedTuple):
+    """What is drawn.
+
+    Attributes:
+        rows: as of `dpro.timelines.slices.slices`, with the columns of `ARGUMENTS`.
+        arrows: as of `arrows`.
+        counters: as of `dpro.timelines.counters.sampled_counters`, from the first slice to the last.
+    """
+
+    rows: pl.DataFrame
+    arrows: pl.DataFrame
+    counters: pl.DataFrame
+
+
+def drawing(
+    timeline: Timeline,
+    findings: Sequence[Finding] = (),
+    ahead: Mapping[str, int] | None = None,
+    selection: Selection = ALL,
+) -> Drawing:
+    """Return the drawing of a replayed graph.
+
+    Args:
+        ahead: by how many ns each host's clock is ahead of the timeline's; all agree if None.
+    """
+    rows = slices(timeline, findings, selection)
+    described = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")
+    return Drawing(described, arrows(timeline, rows), _counters(timeline, rows, ahead or {}, selection))
+
+
+def _counters(
+    timeline: Timeline, rows: pl.DataFrame, ahead: Mapping[str, int], selection: Selection
+) -> pl.DataFrame:
+    run = timeline.graph.run
+    if run is None or rows.is_empty():
+        return sampled_counters(COUNTERS.empty(), WORKERS.empty(), ahead)
+    workers = run.table(WORKERS)
+    ranks = selection.keep(workers)["rank"].to_list() if selection.ranks else ()
+    values = sampled_counters(run.table(COUNTERS), workers, ahead, ranks)
+    return within(values, int(rows["start_ns"].to_numpy().min()), int(rows["end_ns"].to_numpy().max()))
+
+
+# What is known of a span except its times: shapes, bytes, and the communication it is part of.
+
+MAX_TEXT = 200  # characters of an argument
+SPAN = ["rank", "window", "span"]
+# What a slice may say, and what it is; null where it is not known, or does not apply.
+ARGUMENTS = {
+    "shapes": pl.String,
+    "bytes": pl.Int64,
+    "dtype": pl.String,
+    "op": pl.String,
+    "process_group": pl.String,
+    "group_ranks": pl.String,
+    "seq": pl.Int64,
+    "peer": pl.Int64,
+    "bucket": pl.Int64,
+    "algorithm": pl.String,
+    "protocol": pl.String,
+}
+_COMMUNICATION = (NodeKind.ARRIVE, NodeKind.TRANSFER)
+
+
+def arguments_of(graph: Graph) -> pl.DataFrame:
+    """Return what is known of the nodes of a graph.
+
+    Returns:
+        `node` and the columns of `ARGUMENTS`, in order of the nodes; only of nodes of which one is known. For
+        spans of communication `bytes` is the larger of what its rank puts in and gets; for others it is what
+        is copied or set.
+    """
+    schema = pl.Schema({"node": pl.Int64, **ARGUMENTS})
+    empty = schema.to_frame()
+    if graph.run is None:
+        return empty
+    nodes = graph.nodes
+    (of_spans,) = np.nonzero(nodes.span >= 0)
+    places = pl.DataFrame({"node": of_spans, **{name: getattr(nodes, name)[of_spans] for name in SPAN}})
+    moves = np.isin(nodes.kind[of_spans], _COMMUNICATION)
+    work = places.filter(~pl.Series(moves)).join(_of_spans(graph), on=SPAN)
+    moved = places.filter(pl.Series(moves)).join(_of_communication(graph), on=SPAN)
+    moved = moved.join(_buckets(graph), on="node", how="left")
+    frames = [frame.select(pl.exclude("rank", "window", "span")) for frame in (work, moved)]
+    return pl.concat([empty, *frames], how="diagonal_relaxed").sort("node").cast(schema)
+
+
+def _of_spans(graph: Graph) -> pl.DataFrame:
+    """Return shapes of operators and bytes of copies, by span."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", "span_id", "shapes", "bytes"])
+    said = spans.filter((pl.col("shapes") != "") | (pl.col("bytes") >= 0))
+    return said.select(
+        pl.col("rank", "window").cast(pl.Int64),
+        span="span_id",
+        shapes=_short(pl.col("shapes")),
+        bytes=_if_known(pl.col("bytes")),
+    )
+
+
+def _of_communication(graph: Graph) -> pl.DataFrame:
+    """Return what `collectives` says of spans; of several messages in one span the first, and all bytes."""
+    assert graph.run is not None
+    rows = graph.run.table(COLLECTIVES).filter((pl.col("span_id") >= 0) & (pl.col("window") >= 0))
+    payload = _if_known(pl.max_horizontal("bytes_in", "bytes_out"))
+    first = (
+        rows.with_columns(pl.col("rank", "window").cast(pl.Int64), span="span_id", payload=payload)
+        .sort("collective_id")
+        .group_by(SPAN)
+        .agg(
+            pl.exclude("payload").first(),
+            pl.when(pl.col("payload").count() > 0).then(pl.col("payload").sum()),
+        )
+    )
+    return first.select(
+        *SPAN,
+        bytes="payload",
+        dtype=_short(pl.col("dtype")),
+        op=_short(pl.col("op")),
+        process_group=_short(pl.col("group")),
+        group_ranks=of_each_text("group_ranks", _ranks_in_words, pl.String()),
+        seq=_if_known(pl.col("sequence")),
+        peer=_if_known(pl.col("peer")),
+        algorithm=_short(pl.col("algorithm")),
+        protocol=_short(pl.col("protocol")),
+    )
+
+
+def _buckets(graph: Graph) -> pl.DataFrame:
+    """Return `node` and `bucket` of transfers that reduce gradients: their order within the pass."""
+    buckets: dict[int, int] = {}
+    with suppress(Unanswerable):
+        for of_pass in _passes(graph):
+            buckets |= {node: bucket for bucket, node in enumerate(of_pass.transfer.tolist())}
+            buckets |= {node: bucket for bucket, node in enumerate(of_pass.arrive.tolist())}
+    return pl.DataFrame(
+        {"node": [*buckets], "bucket": [*buckets.values()]}, schema={"node": pl.Int64, "bucket": pl.Int64}
+    )
+
+
+def _passes(graph: Graph) -> list[Pass]:
+    """Return the passes of DDP, also with a communication hook, else those of any framework."""
+    with suppress(Unanswerable):
+        return passes_of(graph, parameters_of(graph.run))
+    return gradient_passes(graph)
+
+
+def _ranks_in_words(text: str) -> str | None:
+    return in_ranges(members_of(text)) or None
+
+
+def in_ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as text: `0-7`, `0-56 by 8`, or a list, cut off where it is long."""
+    steps = set(np.diff(ranks).tolist())
+    if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 0:
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    return shortened(", ".join(map(str, ranks)), MAX_TEXT)
+
+
+def _if_known(number: pl.Expr) -> pl.Expr:
+    return pl.when(number >= 0).then(number)
+
+
+def _short(text: pl.Expr) -> pl.Expr:
+    """Return text of at most `MAX_TEXT` characters; null for none."""
+    cut = pl.concat_str(text.str.slice(0, MAX_TEXT - 1), pl.lit("…"))
+    return pl.when(text.str.len_chars() > MAX_TEXT).then(cut).when(text != "").then(text)
+
+
+# What was written, for programs.
+
+
+class FileDocument(DocumentPart, frozen=True):
+    """A file that was written.
+
+    Attributes:
+        format: chrome or perfetto.
+        path: where it is.
+    """
+
+    format: str
+    path: str
+
+
+class PathOffset(DocumentPart, frozen=True):
+    """By how much the critical path lies elsewhere in the replay than as measured.
+
+    Attributes:
+        earliest_ms: the least, negative where it is earlier.
+        latest_ms: the most.
+    """
+
+    earliest_ms: float
+    latest_ms: float
+
+
+class ExportDocument(Document, frozen=True, kw_only=True):
+    """Timelines that were written.
+
+    Attributes:
+        run: as it was named.
+        slices: in each file.
+        arrows: likewise.
+        files: that were written.
+        critical_path_replayed_later: by how much.
+        selection: the steps and ranks that were written; absent where all were.
+    """
+
+    run: str
+    slices: int
+    arrows: int
+    files: list[FileDocument]
+    critical_path_replayed_later: PathOffset
+    selection: SelectionDocument | UnsetType = UNSET

@@ -1,0 +1,45 @@
+"""The option of `dpro record` that keeps a description of the fabric with the run.
+
+In: a file as `dpro topology` writes it. Out: a copy of it in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dpro.collectors.launch.recording import Launch
+    from dpro.collectors.launch.start import Request
+    from dpro.topology.file import TopologyFile
+
+OPTIONS = (
+    click.Option(
+        ["--topology"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
+    ),
+)
+
+
+def keep_topology(request: Request, given: Mapping[str, Any]) -> None:
+    """Have the topology put into the run, where the option names one.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if given["topology"] is not None:
+        from dpro.topology.file import read
+
+        request.beside.append(partial(_write, read(given["topology"])))
+
+
+def _write(topology: TopologyFile, recording: Launch) -> None:
+    """Put the topology into the run; launchers that share the run write the same."""
+    from dpro.topology.file import FILE, write
+
+    write(topology, recording.run / FILE)

@@ -1,0 +1,305 @@
+"""`dpro goodput RUN...`: where all the time of a job went, over all its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.options import NumberRange
+from dpro.cli.output import console, json_option, print_json, warn
+from dpro.errors import InputError, UsageError
+from dpro.remote import is_url
+from dpro.units import NS_PER_H, NS_PER_S, format_duration, format_rate
+from dpro.words import counted
+
+if TYPE_CHECKING:
+    from dpro.extensions.goodput.document import AttemptDocument, GoodputDocument
+    from dpro.extensions.goodput.life import JobLife, ThroughputDocument
+    from dpro.extensions.goodput.outlook import GoodputPrediction, OutlookDocument
+    from dpro.extensions.goodput.stages import FailureRate
+    from dpro.store import Run
+
+
+BAR = 30  # characters of the largest class
+SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
+MANY, MIN_GAIN_H = 10, 0.05  # failures that are written as a whole number; hours that are a gain
+IN_WORDS = {  # change -> what it is, in a few words
+    "checkpoint": "save that often",
+    "async": "save in the background",
+    "peers": "save to other hosts' memory",
+    "neighbour": "make failed stages anew from neighbours",
+    "spares": "hosts that stand by",
+    "smaller": "go on with fewer replicas",
+    "detect": "end hanging processes at another time",
+    "start": "start in another time",
+    "caches": "start with warm caches",
+    "sharded": "save in shards",
+    "hosts": "more or fewer hosts",
+}
+HOURS = 720.0  # predicted where nothing else is asked
+MAX_HOURS = 1e6
+
+
+@click.command()
+@click.argument("runs", type=click.Path(), metavar="RUN...", nargs=-1, required=True)
+@click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
+@click.option(
+    "--hours",
+    type=NumberRange(0, MAX_HOURS, min_open=True),
+    show_default=f"{HOURS:g}",
+    help="How long is predicted, h: 720 is a month.",
+)
+@click.option(
+    "--mtbf-per-gpu",
+    type=NumberRange(0, 1e12, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of a GPU, with its share of its host.",
+)
+@click.option(
+    "--failures",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LOG",
+    help="A log of failures of such a job, CSV: columns time, host.",
+)
+@click.option(
+    "--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="As often as others have published."
+)
+@json_option
+def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+    """Where all the time of a job went, over all its attempts, and what would save most of it.
+
+    \b
+    Where it went:
+      dpro goodput RUN                 one run with its restarts
+      dpro goodput RUN_1 RUN_2 RUN_3   a job that was started three times
+      dpro goodput FOLDER              all runs in it, as of a Slurm array
+
+    \b
+    What would save most:
+      dpro goodput RUN --hours 720          a month, failing as often as it did
+      dpro goodput RUN --preset llama-3     failing as often as others published
+      dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200
+
+    Every second of every rank is in exactly one class, so that they add up to the wall time:
+
+    \b
+      productive   steps, the first time that each is done: the goodput
+      straggler    of those, what healing slow ranks, hosts and links would save
+      evaluation   work without gradients
+      checkpoint   training stood while it was saved
+      repeated     steps that were lost with an attempt, and done again
+      hang         a rank had failed, and the processes were still there
+      launch, imports, process_group, set_up, load, warm_up    stages of a start
+      finish       after the last step of an attempt that ended well
+      recording    what dpro itself took between steps
+      down         no process was there
+
+    ETTR counts stragglers and evaluation as training. Which step an attempt went on from follows from the
+    checkpoint that it loaded. `dpro dashboard RUN` draws all of it (view Goodput).
+
+    A search tries changes to how the job saves and starts, one at a time, in 200 simulated jobs that take
+    their times from this one. With --edit you ask for changes yourself, all together:
+
+    \b
+      checkpoint:every=200[,stall=5]   save after this many steps; s it takes
+      async:stall=2                    save in the background
+      peers:every=1,stall=0.2          save to the memory of other hosts
+      sharded:ranks=8                  each of this many ranks saves a share
+      neighbour:steps=1                stages made anew from their neighbours
+      spares:hosts=2[,repair=24]       hosts that stand by; hours of a repair
+      smaller:replicas=16[,repair=24]  go on with fewer replicas meanwhile
+      detect:s=30                      processes that hang are ended after so long
+      start:s=60, caches:left=0.1      a faster start; share left of warm-up
+      hosts:count=256                  the same job on more hosts
+
+    docs/goodput.md has more on each, and how far such predictions were from real jobs.
+    """
+    import msgspec
+
+    from dpro.extensions.goodput.attempts import ensure_one_job
+    from dpro.extensions.goodput.document import goodput_document
+    from dpro.extensions.goodput.life import life_of
+
+    with ExitStack() as stack:
+        opened_runs = [opened(path, stack) for path in runs_of(runs)]
+        life = life_of(opened_runs)
+        ensure_one_job(life.attempts, opened_runs)
+        document = goodput_document(life, runs)
+        if not document.wall_s:
+            raise InputError(f"{', '.join(runs)}: when its ranks began and ended was not recorded")
+        if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
+            from dpro.extensions.goodput.outlook import outlook
+
+            predicted = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
+            document = msgspec.structs.replace(document, outlook=predicted)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+        for note in document.notes:
+            warn(note)
+
+
+def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
+    """How often the job fails, as the options say; None where they do not.
+
+    Raises:
+        UsageError: several of them do.
+        InputError: a log cannot be read.
+    """
+    from dpro.extensions.goodput.stages import PRESETS, rate_of_log, rate_per_gpu, read_log, seen_failures
+
+    given = [name for name in SOURCES if asked[name]]
+    if len(given) > 1:
+        raise UsageError(f"give one of {', '.join('--' + name.replace('_', '-') for name in given)}")
+    hosts = seen_failures(life).hosts
+    if asked["mtbf_per_gpu"]:
+        gpus = life.pieces["rank"].n_unique()
+        return rate_per_gpu(asked["mtbf_per_gpu"], -(-gpus // hosts))
+    if asked["failures"]:
+        return rate_of_log(read_log(asked["failures"]), hosts)
+    return PRESETS[asked["preset"]] if asked["preset"] else None
+
+
+def _print(document: GoodputDocument) -> None:
+    out = console()
+    wall = format_duration(document.wall_s * NS_PER_S)
+    count = len(document.attempts)
+    out.print(
+        f"goodput {document.goodput:.1%} of {wall} on {_ranks(document.ranks)}; "
+        f"{counted(document.steps, 'step')} in {counted(count, 'attempt')}; ETTR {document.ettr:.1%}"
+    )
+    largest = max((part.share for part in document.classes), default=1.0)
+    for part in document.classes:
+        bar = "█" * round(BAR * part.share / largest)
+        took = format_duration(part.rank_hours * NS_PER_H / max(document.ranks, 1))
+        out.print(f"  {part.class_.replace('_', ' '):<14}{part.share:>7.2%}  {took:>9} a rank  {bar}")
+    for line in _throughput(document.throughput):
+        out.print(line)
+    if document.saving_background_s:
+        took = format_duration(document.saving_background_s * NS_PER_S)
+        out.print(f"In the background, in no class: {took} of saving, all ranks")
+    for number, attempt in enumerate(document.attempts):
+        out.print(f"attempt {number}: {_ranks(attempt.ranks)}, {_progress(attempt)}; {attempt.cause}")
+    if document.outlook is not None:
+        _print_outlook(document.outlook)
+
+
+def _throughput(throughput: ThroughputDocument) -> list[str]:
+    """MFU and tokens per second, in steps and over all the time; or why they are not known."""
+    lines = [f"MFU: not known: {throughput.mfu_unknown}"]
+    if throughput.mfu is not None and throughput.mfu_overall is not None:
+        lines = [f"MFU: {throughput.mfu:.1%} in steps, {throughput.mfu_overall:.1%} over all the time"]
+    rate, overall, what = throughput.tokens_per_s, throughput.tokens_per_s_overall, "tokens"
+    if rate is None:
+        rate, overall, what = throughput.samples_per_s, throughput.samples_per_s_overall, "samples"
+    if rate is None or overall is None:
+        return [*lines, f"tokens per second: not known: {throughput.rate_unknown}"]
+    return [
+        *lines,
+        f"{what} per second: {format_rate(rate)} in steps, {format_rate(overall)} over all the time",
+    ]
+
+
+def _progress(attempt: AttemptDocument) -> str:
+    """Which steps an attempt did."""
+    if not attempt.steps:
+        return "no step"
+    again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""
+    lost = f", {attempt.lost:,} of them lost with it" if attempt.lost else ""
+    last = attempt.first_step + attempt.steps - 1
+    which = f"steps {attempt.first_step:,} to {last:,}" if attempt.steps > 1 else f"step {last:,}"
+    return f"{which}{again}{lost}"
+
+
+def _ranks(count: int) -> str:
+    return counted(count, "rank")
+
+
+def _print_outlook(outlook: OutlookDocument) -> None:
+    out = console()
+    base, *changes = outlook.predictions
+    hosts = f"{outlook.hours:,.5g} h on {outlook.hosts:,} host{'s' * (outlook.hosts != 1)}"
+    often = f"{base.failures:,.0f}" if base.failures >= MANY else f"{base.failures:,.2g}"
+    out.print(
+        f"Predicted for {hosts} with {often} failures, by {outlook.rate}: ETTR {base.goodput:.1%} "
+        f"({base.low:.1%} to {base.high:.1%} in nine of ten simulated jobs)"
+    )
+    gaining = [change for change in changes if change.gain_h is not None and change.gain_h >= MIN_GAIN_H]
+    if gaining:
+        out.print(f"Hours of training that a change gains in these {outlook.hours:,.5g} h, most first:")
+    for change in gaining:
+        _print_change(change)
+    others = [change for change in changes if change not in gaining]
+    if others:
+        out.print("These gain nothing:" if gaining else "No change that was tried gains anything:")
+    for change in others:
+        _print_change(change)
+    if not outlook.stages.get("every") and not any(
+        "checkpoint:" in edit for change in changes for edit in change.edits
+    ):
+        out.print(
+            "The job saved no checkpoint, so that a failure loses all its steps: --edit "
+            "checkpoint:every=200,stall=5 says what saving would give, if training stands 5 s for each"
+        )
+    out.print("Unproven for this job: docs/goodput.md has how far such predictions were from real jobs.")
+
+
+def _print_change(change: GoodputPrediction) -> None:
+    hours = (change.gain_h or 0.0, change.gain_low_h or 0.0, change.gain_high_h or 0.0)
+    mean, low, high = (round(value, 1) + 0.0 for value in hours)  # no -0.0
+    gained = f"{mean:+9,.1f} h ({low:+,.1f} to {high:+,.1f})"
+    what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
+    console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")
+
+
+# The runs of one job, as a user names them: one run, several, or a folder of them; also one that still
+# runs.
+
+
+def runs_of(given: Sequence[str]) -> list[str]:
+    """The runs that are named, those of folders one by one.
+
+    What a folder holds that cannot be opened is said, and left out: a start that left nothing costs no other.
+
+    Args:
+        given: runs, traces, URLs, or folders of runs.
+
+    Raises:
+        InputError: of a folder no run can be opened.
+    """
+    from dpro.cli.runs import runs_in, why_not
+
+    paths: list[str] = []
+    for path in given:
+        inside = [] if is_url(path) else runs_in(Path(path))
+        broken = {run: why for run in inside if (why := why_not(run))}
+        if inside and len(broken) == len(inside):
+            raise InputError(f"{path}: none of its runs can be opened; {inside[0]}: {broken[inside[0]]}")
+        for run, why in broken.items():
+            warn(f"{run}: left out: {why}")
+        paths += [str(run) for run in inside if run not in broken] if inside else [path]
+    return paths
+
+
+def opened(path: str, until: ExitStack) -> Run:
+    """Open a run; of one that is being recorded, what some of its ranks have recorded so far.
+
+    Raises:
+        InputError: as `dpro.opening.open_path`.
+    """
+    from dpro.cli.analysis import open_quietly
+    from dpro.cli.runs import is_live
+
+    if is_url(path) or not is_live(Path(path)):
+        return open_quietly(path)
+    from dpro.extensions.goodput.running import run_so_far
+
+    run = until.enter_context(run_so_far(Path(path)))
+    of = f"{len(run.manifest.ranks)} of {run.manifest.world_size} ranks"
+    warn(f"{path} is still being recorded: this is the account so far, of {of}, without what stragglers cost")
+    return run

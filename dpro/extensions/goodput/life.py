@@ -1,0 +1,224 @@
+"""The life of a job: all its attempts, what each of their seconds was, and what its steps compute per second.
+
+In: the runs of a job. Out: `JobLife`, from which documents, views and predictions are made; and of that
+`ThroughputDocument`. How many operations, samples and tokens a step has, the mean step of an attempt says
+(`dpro.analysis.mean_step`); attempts of which it is not known are taken to do the same per step and rank.
+Only steps that are done for the first time count: what is done again computes nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import Rate, mfu_of, rate_of
+from dpro.documents import DocumentPart
+from dpro.errors import DproError
+from dpro.extensions.goodput.account import account
+from dpro.extensions.goodput.attempts import (
+    Attempt,
+    AttemptEnd,
+    attempts_of,
+    end_of_attempt,
+    missing_attempts,
+    set_forward,
+)
+from dpro.replay.cost.work import Mfu
+from dpro.replay.steps import step_series
+from dpro.schema import ITERATIONS, REQUESTS, SPANS
+from dpro.store import Run
+from dpro.units import NS_PER_S
+
+NOT_IN_DEPTH = "no step was recorded in depth"
+
+
+class StepAmount(NamedTuple):
+    """What one step of an attempt computes.
+
+    Attributes:
+        mfu: what its matmuls reach of the GPUs' peak; None where not known.
+        no_mfu: why not; empty where it is known.
+        rate: samples and tokens per second in a typical step, all ranks; None where not known.
+        no_rate: why not; empty where it is known.
+        step_s: the typical step, s; 0 without steps.
+    """
+
+    mfu: Mfu | None
+    no_mfu: str
+    rate: Rate | None
+    no_rate: str
+    step_s: float
+
+
+class DoneSteps(NamedTuple):
+    """The steps that an attempt did for the first time, and what each computes."""
+
+    steps: int
+    ranks: int
+    amount: StepAmount
+
+
+class ThroughputDocument(DocumentPart, frozen=True):
+    """What the job computes per second. Over its wall time only steps done for the first time count.
+
+    Attributes:
+        mfu: model FLOPs utilisation while its steps run, the mean of its attempts; null where not known.
+        mfu_overall: the same over the wall time of all ranks.
+        mfu_unknown: why it is not known; empty where it is.
+        samples_per_s: samples per second in a typical step, all ranks; null where not known.
+        samples_per_s_overall: the same over the wall time.
+        tokens_per_s: tokens per second in a typical step; null where not known, or where inputs are images.
+        tokens_per_s_overall: the same over the wall time.
+        rate_unknown: why samples are not known; empty where they are.
+        attempts_measured: attempts with steps of which one of these is known; others are taken to do the
+            same per step.
+    """
+
+    mfu: float | None
+    mfu_overall: float | None
+    mfu_unknown: str
+    samples_per_s: float | None
+    samples_per_s_overall: float | None
+    tokens_per_s: float | None
+    tokens_per_s_overall: float | None
+    rate_unknown: str
+    attempts_measured: int
+
+
+def amount_of(analysis: Analysis) -> StepAmount:
+    """Find what one step of an attempt computes."""
+    try:
+        series = step_series(analysis.steps)
+        step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
+        mfu = mfu_of(analysis) if analysis.run.num_rows(SPANS) else (None, NOT_IN_DEPTH)
+        rate, no_rate = rate_of(analysis)
+        if no_rate and not analysis.run.num_rows(SPANS):
+            no_rate = NOT_IN_DEPTH
+        return StepAmount(*mfu, rate, no_rate, step_s)
+    except DproError as error:
+        return StepAmount(None, str(error), None, str(error), 0.0)
+
+
+def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> ThroughputDocument:
+    """What a job computes per second.
+
+    Args:
+        wall_s: from the start of the job to its end, s.
+        rank_s: wall time of all ranks, s.
+    """
+    stepped = [attempt for attempt in done if attempt.steps]
+    rates = [attempt for attempt in stepped if attempt.amount.rate is not None and attempt.amount.step_s]
+    samples, samples_overall = _inputs_per_s(stepped, rates, "samples", wall_s)
+    tokens, tokens_overall = _inputs_per_s(stepped, rates, "tokens", wall_s)
+    mfu, mfu_overall = _mfu(stepped, rank_s)
+    measured = sum(attempt.amount.mfu is not None or attempt in rates for attempt in stepped)
+    unknown = [attempt.amount for attempt in stepped] or [StepAmount(None, "no step", None, "no step", 0.0)]
+    return ThroughputDocument(
+        mfu=mfu,
+        mfu_overall=mfu_overall,
+        mfu_unknown="" if mfu is not None else unknown[-1].no_mfu,
+        samples_per_s=samples,
+        samples_per_s_overall=samples_overall,
+        tokens_per_s=tokens or None,
+        tokens_per_s_overall=tokens_overall or None,
+        rate_unknown="" if samples is not None else unknown[-1].no_rate or "no step was timed",
+        attempts_measured=measured,
+    )
+
+
+def _inputs_per_s(
+    stepped: Sequence[DoneSteps], rates: Sequence[DoneSteps], name: str, wall_s: float
+) -> tuple[float | None, float | None]:
+    """Samples or tokens per second: in typical steps, and over the wall time."""
+    if not rates or wall_s <= 0:
+        return None, None
+    amounts = [
+        (attempt.steps, getattr(attempt.amount.rate, name), attempt.amount.step_s) for attempt in rates
+    ]
+    inputs = sum(steps * rate * step_s for steps, rate, step_s in amounts)
+    in_steps_s = sum(steps * step_s for steps, _, step_s in amounts)
+    unmeasured = sum(attempt.steps * attempt.ranks for attempt in stepped if attempt not in rates)
+    # Per step and rank, since an attempt with fewer replicas works on less.
+    per_rank = inputs / sum(attempt.steps * attempt.ranks for attempt in rates)
+    return inputs / in_steps_s, (inputs + per_rank * unmeasured) / wall_s
+
+
+def _mfu(stepped: Sequence[DoneSteps], rank_s: float) -> tuple[float | None, float | None]:
+    """The utilisation in steps and over the wall time: how long the operations take at peak, of each."""
+    at_peak_s, in_steps_s, ranks_steps = 0.0, 0.0, 0
+    for steps, ranks, amount in stepped:
+        if amount.mfu is not None:
+            step_at_peak_s = amount.mfu.operations / (amount.mfu.peak_tflops * 1e12)
+            at_peak_s += steps * ranks * step_at_peak_s
+            in_steps_s += steps * ranks * step_at_peak_s / amount.mfu.share
+            ranks_steps += steps * ranks
+    if not ranks_steps or rank_s <= 0:
+        return None, None
+    whole = sum(attempt.steps * attempt.ranks for attempt in stepped)
+    return at_peak_s / in_steps_s, at_peak_s / ranks_steps * whole / rank_s
+
+
+# Its life.
+
+MAX_LOST = 0.95  # of a step: findings that overlap cannot cost more
+WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # what a straggler may be
+
+
+@dataclass(frozen=True)
+class JobLife:
+    """All attempts of a job, and what each of their seconds was.
+
+    Attributes:
+        attempts: in order.
+        pieces: as `account` returns them.
+        notes: what is not known.
+        amounts: what a step of each attempt computes.
+        ends: how each attempt ended.
+    """
+
+    attempts: list[Attempt]
+    pieces: pl.DataFrame
+    notes: list[str]
+    amounts: list[StepAmount]
+    ends: list[AttemptEnd]
+
+
+def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
+    """Account for the time of a job.
+
+    Args:
+        runs: of the job; those before a restart are found in the folder `attempts` of a run.
+    """
+    analyses = {analysis.run.path: analysis for analysis in opened}
+    attempts = attempts_of(runs)
+    lost, amounts, ends = {}, [], []
+    for attempt in attempts:
+        analysis = analyses.get(attempt.run.path) or Analysis(attempt.run)
+        lost[attempt.number] = lost_to_stragglers(analysis)
+        amounts.append(amount_of(analysis))
+        ends.append(end_of_attempt(analysis, attempt))
+    pieces, notes = account(attempts, lost)
+    notes += [*missing_attempts(attempts), *set_forward(attempts), *_no_training(attempts)]
+    return JobLife(attempts, pieces, notes, amounts, ends)
+
+
+def _no_training(attempts: Sequence[Attempt]) -> list[str]:
+    """What to ask instead where a server was recorded, which has no steps of training."""
+    served = any(attempt.run.num_rows(table) for attempt in attempts for table in (REQUESTS, ITERATIONS))
+    if served and all(attempt.steps.is_empty() for attempt in attempts):
+        return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
+    return []
+
+
+def lost_to_stragglers(analysis: Analysis) -> float:
+    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found."""
+    with suppress(DproError):
+        findings, _ = analysis.verdict
+        slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]
+        return min(max((finding.severity for finding in slow), default=0.0), MAX_LOST)
+    return 0.0

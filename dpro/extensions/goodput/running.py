@@ -1,0 +1,123 @@
+"""The account of a job that still runs: where its time has gone so far, over all its attempts.
+
+In: a run that is being recorded. Out: a small run of what some of its ranks have recorded so far, and the
+account that `dpro goodput` makes of it. Ranks wait for each other, so that a few show the life of all. Deep
+windows are not read: what stragglers cost is not in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import polars as pl
+
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
+from dpro.collectors.convert.tables import checkpoints, frames_of, starts
+from dpro.collectors.inside import records
+from dpro.collectors.launch.recording import launches
+from dpro.errors import DproError, InputError
+from dpro.extensions.goodput.attempts import ATTEMPTS
+from dpro.extensions.goodput.document import GoodputDocument, goodput_document
+from dpro.extensions.goodput.life import life_of
+from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
+from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+
+MAX_RANKS = 8
+MIN_S = 60.0  # from one account to the next
+SHARE = 0.02  # of the time that accounts may take
+NO_GRADIENTS = "step_no_grad_ns"  # the counter by which evaluation is known
+
+
+class LifeWatch:
+    """The account of a job that is watched, made anew now and then by a thread of its own.
+
+    Attributes:
+        latest: the last account; None before the first.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """Nothing is known yet."""
+        self.latest: GoodputDocument | None = None
+        self._run = run
+        self._made: GoodputDocument | None = None
+        self._working: threading.Thread | None = None
+        self._next_s = time.monotonic() + MIN_S
+
+    def look(self) -> bool:
+        """Begin an account where it is time, and take one that is ready; return whether there is one."""
+        if self._working is None and time.monotonic() >= self._next_s:
+            self._working = threading.Thread(target=self._work, name="account", daemon=True)
+            self._working.start()
+        if self._working is None or self._working.is_alive():
+            return False
+        self._working = None
+        account, self._made = self._made, None
+        self.latest = account or self.latest
+        return account is not None
+
+    def _work(self) -> None:
+        begun_s = time.monotonic()
+        # Files come and go while they are read; the next account finds others.
+        with suppress(DproError, OSError, ValueError, LookupError, pl.exceptions.PolarsError):
+            self._made = account_so_far(self._run)
+        took_s = time.monotonic() - begun_s
+        self._next_s = time.monotonic() + max(MIN_S, took_s / SHARE)
+
+
+def account_so_far(run: Path) -> GoodputDocument:
+    """Where the time of a job that runs has gone so far.
+
+    Raises:
+        InputError: no rank of it has recorded anything yet.
+    """
+    with run_so_far(run) as small:
+        return goodput_document(life_of([small]), [str(run)])
+
+
+@contextmanager
+def run_so_far(run: Path) -> Iterator[Run]:
+    """A run, for as long as it is needed, of what some ranks of a job that runs have recorded so far.
+
+    Raises:
+        InputError: no rank of it has recorded anything yet.
+    """
+    recorded = [(process, launch) for launch in launches(run) for process in processes(launch)]
+    launched = {process.folder: int(launch.facts().get("launched_ns", -1)) for process, launch in recorded}
+    starts_so_far = attempts([process for process, _ in recorded])
+    if not starts_so_far:
+        raise InputError(f"{run}: no rank has recorded anything yet; try again in a moment")
+    chosen = _some_ranks([process.rank for process in starts_so_far[-1]])
+    with TemporaryDirectory(prefix="dpro-life-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        for number, attempt in enumerate(starts_so_far):
+            to = folder if number + 1 == len(starts_so_far) else folder / ATTEMPTS / str(number)
+            _write(to, [process for process in attempt if process.rank in chosen] or attempt[:1], launched)
+        yield replace(open_run(folder), source=run)
+
+
+def _some_ranks(ranks: Sequence[int]) -> set[int]:
+    """At most `MAX_RANKS` ranks, the first and others as far apart as can be."""
+    every = -(-len(ranks) // MAX_RANKS)
+    return set(sorted(ranks)[::every])
+
+
+def _write(to: Path, attempt: Sequence[RecordedProcess], launched: dict[Path, int]) -> None:
+    """Write the tables that an account needs."""
+    for process in attempt:
+        recorded = records.read_records(process.folder / "records.bin")
+        frames = frames_of(process, recorded, None)
+        for table in (STEPS, CLOCK_SAMPLES, WORKERS):
+            write_part(to, table, process.part, frames[table.name])
+        counters = frames[COUNTERS.name].filter(pl.col("counter") == NO_GRADIENTS)
+        write_part(to, COUNTERS, process.part, counters)
+        write_part(to, STARTS, process.part, starts(process, recorded, launched[process.folder]))
+        write_part(to, CHECKPOINTS, process.part, checkpoints(process))
+    world = max(int(process.facts["world_size"]) for process in attempt)
+    ranks = sorted({process.rank for process in attempt})
+    write_manifest(to, Manifest(world_size=world, ranks=ranks, created_by="dpro watch"))

@@ -1,0 +1,16 @@
+"""Which hosts findings named before: remembered, listed, and said beside the findings of later runs."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "history": Command(
+            "dpro.extensions.history.command:history",
+            "Which hosts were found at fault before.",
+            "Operate",
+            paged=True,
+        ),
+    },
+    options={"diagnose": "dpro.extensions.history.command:OPTIONS"},
+    hooks={"diagnosed": "dpro.extensions.history.command:add_history"},
+)

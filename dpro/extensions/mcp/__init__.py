@@ -1,0 +1,9 @@
+"""The answers about runs as tools of an MCP server, for agents: read-only, and confined to given folders."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "mcp": Command("dpro.extensions.mcp.command:mcp", "Serve the answers about runs to agents.", "Share"),
+    },
+)

@@ -1,0 +1,405 @@
+"""What can be asked of a server: tools with typed arguments and typed answers, the same as `--json` has them.
+
+In: a tool's name and its arguments. Out: a document. Nothing is written but the user's cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.diagnosis import (
+    DiagnosisDocument,
+    diagnose_dumps,
+    diagnose_replay,
+    diagnose_tables,
+    diagnosis_document,
+)
+from dpro.analysis.answers.info import InfoDocument, info_document
+from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
+from dpro.analysis.answers.report import ReportDocument, report_document, report_tables
+from dpro.analysis.answers.whatif import (
+    ParetoDocument,
+    SensitivityDocument,
+    WhatIfDocument,
+    pareto_of,
+    sensitivity_of,
+    what_if,
+)
+from dpro.analysis.graphs import ranks_built_once
+from dpro.analysis.selected import difference_of, read_selection, select
+from dpro.documents import Document, DocumentPart
+from dpro.errors import InputError, UsageError
+from dpro.opening import holds_traces, open_path
+from dpro.plugins import extended
+from dpro.remote import is_url
+from dpro.replay.difference import DifferenceDocument
+from dpro.replay.whatif.grammar import with_paths
+from dpro.replay.whatif.registry import help_rows, parse_edit
+from dpro.selection import parse_selection
+from dpro.verdict.verdict import Explanation
+
+KEPT = 4  # analyses of the runs that were asked about last
+KERNELS = 15
+
+
+class NoArguments(DocumentPart, frozen=True):
+    """No arguments."""
+
+
+class OfRun(DocumentPart, frozen=True):
+    """The arguments of most tools.
+
+    Attributes:
+        run: a run directory, or traces of other tools: an absolute path, or one relative to a served folder.
+    """
+
+    run: str
+
+
+class OfReport(OfRun, frozen=True, kw_only=True):
+    """Arguments of `report`.
+
+    Attributes:
+        run: a run directory or traces.
+        top: how many kernels to list.
+        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
+        ranks: only these, as `0,2-3`, or by their places in the layout, as `tp=0`; empty for all.
+    """
+
+    top: int = KERNELS
+    steps: str = ""
+    ranks: str = ""
+
+
+class OfReplay(OfRun, frozen=True, kw_only=True):
+    """Arguments of `replay`.
+
+    Attributes:
+        run: a run directory or traces.
+        step: only this step; null for all.
+        window: only the steps of this deep window; null for all.
+        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
+    """
+
+    step: int | None = None
+    window: int | None = None
+    steps: str = ""
+
+
+class OfWhatIf(OfRun, frozen=True, kw_only=True):
+    """Arguments of `whatif`.
+
+    Attributes:
+        run: a run directory or traces.
+        edits: predicted together, in order, such as `heal:rank=1`; empty to search for what would help.
+        budget: how many predictions a search may make; null for the usual number.
+        steps: the steps whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
+    """
+
+    edits: tuple[str, ...] = ()
+    budget: int | None = None
+    steps: str = ""
+
+
+class OfTwoRuns(DocumentPart, frozen=True):
+    """Arguments of `diff`.
+
+    Attributes:
+        a: the first run, such as the one before a change.
+        b: the second.
+        steps: the steps to compare, as `3-8` or `3,5,7-9`; empty for all.
+        ranks: the ranks whose work to compare, as `0,2-3` or `tp=0`; empty for all.
+    """
+
+    a: str
+    b: str
+    steps: str = ""
+    ranks: str = ""
+
+
+class RunsDocument(Document, frozen=True, kw_only=True):
+    """What is served.
+
+    Attributes:
+        folders: that may be read.
+        runs: run directories in them; folders of traces can be named, too.
+    """
+
+    folders: list[str]
+    runs: list[str]
+
+
+class EditExample(DocumentPart, frozen=True):
+    """An edit that `whatif` accepts.
+
+    Attributes:
+        example: as it is written.
+        meaning: what it changes.
+    """
+
+    example: str
+    meaning: str
+
+
+class EditsDocument(Document, frozen=True, kw_only=True):
+    """All edits, one example of each.
+
+    Attributes:
+        edits: examples.
+    """
+
+    edits: list[EditExample]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One thing that can be asked."""
+
+    meaning: str
+    takes: type[DocumentPart]
+    gives: type[Document]
+    answer: Callable[[Any, Sequence[Path]], Document]
+
+
+def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Document:
+    """Answer one call.
+
+    Raises:
+        UsageError: there is no such tool, or its arguments are not understood.
+        DproError: as the command of the same name.
+    """
+    if name not in TOOLS:
+        raise UsageError(f"no tool {name!r}; there are {', '.join(TOOLS)}")
+    tool = TOOLS[name]
+    try:
+        asked = msgspec.convert(arguments, tool.takes)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from error
+    with ranks_built_once():
+        return tool.answer(asked, folders)
+
+
+def _analysis(path: str, folders: Sequence[Path]) -> Analysis:
+    place = readable(path, folders)
+    manifest = place / "manifest.json"
+    return _analysed(place, manifest.stat().st_mtime_ns if manifest.is_file() else -1)
+
+
+@lru_cache(KEPT)
+def _analysed(path: Path, _changed_ns: int) -> Analysis:
+    return Analysis(open_path(path))
+
+
+def _report(asked: OfReport, folders: Sequence[Path]) -> Document:
+    if asked.top < 1:
+        raise UsageError("report: top is at least 1")
+    whole = _analysis(asked.run, folders)
+    selection = read_selection(asked.steps, asked.ranks, whole.run)
+    analysis = select(whole, selection)
+    document = report_document(analysis, report_tables(analysis, selection), asked.top, selection)
+    return cast(Document, extended("answered", document, whole.run))
+
+
+def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
+    analysis = _analysis(asked.run, folders)
+    ranges = parse_selection(asked.steps).steps
+    return replay_document(analysis, chosen_steps(analysis, asked.step, asked.window, ranges))
+
+
+def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
+    if asked.budget is not None and (asked.edits or asked.budget < 1):
+        raise UsageError("whatif: a budget is at least 1, and for a search: give no edits with it")
+    selection = parse_selection(asked.steps)
+    edits = [with_paths(parse_edit(text), lambda path: readable(str(path), folders)) for text in asked.edits]
+    analysis = _analysis(asked.run, folders)
+    return what_if(analysis, edits, asked.budget, selection=selection).document
+
+
+def _diagnose(asked: OfRun, folders: Sequence[Path]) -> Document:
+    place = readable(asked.run, folders)
+    if holds_traces(place):
+        from dpro.ingest.dumps import read_dumps
+
+        dumps = read_dumps(place)
+        if dumps is not None:
+            return diagnosis_document(diagnose_dumps(str(place), dumps.frames, dumps.manifest))
+    analysis = _analysis(asked.run, folders)
+    document = diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+    return cast(Document, extended("answered", document, analysis.run))
+
+
+def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
+    before, after = (_analysis(run, folders) for run in (asked.a, asked.b))
+    selection = read_selection(asked.steps, asked.ranks, before.run, after.run)
+    return difference_of(before, after, selection)
+
+
+TOOLS: dict[str, Tool] = {
+    "runs": Tool(
+        "List the runs that can be asked about.",
+        NoArguments,
+        RunsDocument,
+        lambda _, folders: RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders)),
+    ),
+    "info": Tool(
+        "What a run holds and what it lacks.",
+        OfRun,
+        InfoDocument,
+        lambda asked, folders: info_document(_analysis(asked.run, folders)),
+    ),
+    "explain": Tool(
+        "What limits the job, who is at fault, and what to do first: ask this before anything else.",
+        OfRun,
+        Explanation,
+        lambda asked, folders: _analysis(asked.run, folders).explanation,
+    ),
+    "diagnose": Tool(
+        "Name what hangs or is slow, why, and what it costs per step.", OfRun, DiagnosisDocument, _diagnose
+    ),
+    "report": Tool(
+        "Where the time of each step went, on which kernels and collectives.",
+        OfReport,
+        ReportDocument,
+        _report,
+    ),
+    "replay": Tool(
+        "How well the graph explains what was measured, the critical path, and the trust in predictions.",
+        OfReplay,
+        ReplayDocument,
+        _replay,
+    ),
+    "whatif": Tool(
+        "Predict the step time under edits, with an interval; without edits, rank what would help.",
+        OfWhatIf,
+        WhatIfDocument,
+        _what_if,
+    ),
+    "edits": Tool(
+        "List the edits that `whatif` accepts, by example.",
+        NoArguments,
+        EditsDocument,
+        lambda *_: EditsDocument(edits=[EditExample(*row) for row in help_rows()]),
+    ),
+    "sensitivity": Tool(
+        "How much faster network, kernels, host and input have to be until something else is the limit.",
+        OfRun,
+        SensitivityDocument,
+        lambda asked, folders: sensitivity_of(_analysis(asked.run, folders)),
+    ),
+    "pareto": Tool(
+        "Time against memory, of larger batches and recomputed activations.",
+        OfRun,
+        ParetoDocument,
+        lambda asked, folders: pareto_of(_analysis(asked.run, folders)),
+    ),
+    "diff": Tool("What explains that run B is slower than run A.", OfTwoRuns, DifferenceDocument, _diff),
+}
+
+
+# Which paths a server may read: those below the folders that its user named. Whatever leads out of them is
+# refused: a path, a link anywhere below it, a URL. A run that is not finished is refused too, since reading
+# it would write into it.
+
+MAX_LISTED = 200  # runs
+MAX_DEPTH = 6  # below a folder, where runs are searched for
+
+
+def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """The folders that may be read, links followed; the working directory where none is named.
+
+    Raises:
+        UsageError: one of them is no folder.
+    """
+    named = tuple(Path(folder).resolve() for folder in folders or (".",))
+    for folder in named:
+        if folder.is_file():
+            raise UsageError(f"{folder}: is a file; name its folder, {folder.parent}")
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder")
+    return named
+
+
+def readable(path: str, folders: Sequence[Path]) -> Path:
+    """The path of a run, of traces, or of a file that an edit names, links followed.
+
+    Args:
+        folders: as `named_folders` returns them.
+
+    Raises:
+        InputError: it does not exist, leads out of the folders, or is a run that is not finished.
+    """
+    if is_url(path):
+        raise InputError(f"{path}: is a URL; only what lies in {_named(folders)} is read")
+    try:
+        places = [(folder / path).resolve() for folder in folders]
+        allowed = [place for place in places if _is_below(place, folders)]
+        existing = [place for place in allowed if place.exists()]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: is no path ({error})") from error
+    if not allowed:
+        raise InputError(f"{path}: leads out of {_named(folders)}")
+    if not existing:
+        raise InputError(f"{path}: no such file or folder in {_named(folders)}")
+    for link in _links(existing[0]):
+        if not _is_below(link.resolve(), folders):
+            raise InputError(f"{path}: its link {link.name} leads out of {_named(folders)}")
+    _ensure_finished(existing[0])
+    return existing[0]
+
+
+def runs_in(folders: Sequence[Path]) -> list[str]:
+    """Run directories below the folders, sorted; of many the first."""
+    from dpro.store import is_run
+
+    runs: list[str] = []
+    for folder in folders:
+        for place, below, _ in os.walk(folder):
+            path = Path(place)
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            if is_run(path):
+                runs.append(place)
+                below.clear()
+            elif len(path.relative_to(folder).parts) >= MAX_DEPTH:
+                below.clear()
+            if len(runs) >= MAX_LISTED:
+                return sorted(runs)
+    return sorted(runs)
+
+
+def _ensure_finished(path: Path) -> None:
+    from dpro.collectors.launch.recording import launches
+
+    if path.is_dir() and any(launch.marker.exists() for launch in launches(path)):
+        raise InputError(f"{path}: is still being recorded or not finished; `dpro info {path}` finishes it")
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Links below a path, and below the folders that they lead to."""
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        top = waiting.pop()
+        if top in seen or not top.is_dir():
+            continue
+        seen.add(top)
+        for place, folders, files in os.walk(top):
+            for name in (*folders, *files):
+                entry = Path(place) / name
+                if entry.is_symlink():
+                    yield entry
+                    waiting.append(entry.resolve())
+
+
+def _named(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders))

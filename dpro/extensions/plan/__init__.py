@@ -1,0 +1,15 @@
+"""How long a training step takes in any layout of its GPUs, and whether it fits: behind `dpro plan`."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "plan": Command(
+            "dpro.extensions.plan.command:plan",
+            "Rank all layouts of a model on this many GPUs.",
+            "Change",
+            paged=True,
+        ),
+    },
+    views={"plan": "dpro.extensions.plan.view:VIEW"},
+)

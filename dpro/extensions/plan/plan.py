@@ -1,0 +1,209 @@
+"""All layouts of a job, ranked: throughput with an interval, its parts, memory, and why some do not fit.
+
+In: a model, a machine, a framework, layouts, perhaps measured steps of some. Out: a frame, fastest that fits
+first. All layouts are ranked by the closed form of their pipeline; those that can be among the fastest are
+replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import UsageError
+from dpro.extensions.plan.layout import COLUMNS, gpus_of, in_words, layouts
+from dpro.extensions.plan.memory import memory_of, runs, verdicts
+from dpro.extensions.plan.model import Model, Software
+from dpro.extensions.plan.step import TimedLayouts, job_of, step_times
+from dpro.replay.cost.machine import SPREADS, Machine, moved
+
+REPLAYED = 200  # layouts at most: the fastest by the closed form
+PARTS = ("step_ms", "bubble", "exposed_ms")
+
+
+class MeasuredLayout(NamedTuple):
+    """A layout whose step was measured: columns of `layout.COLUMNS` that are known, and milliseconds."""
+
+    layout: dict[str, int]
+    step_ms: float
+
+
+def plan(
+    model: Model,
+    rows: pl.DataFrame,
+    machine: Machine,
+    software: Software,
+    measured: Sequence[MeasuredLayout] = (),
+    timed: Callable[[pl.DataFrame], TimedLayouts] | None = None,
+) -> pl.DataFrame:
+    """Rank layouts.
+
+    Args:
+        timed: gives layouts their work, where layers were recorded; else `step.job_of` does.
+
+    Returns:
+        The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval meant to hold 90%),
+        `tokens_per_s_per_gpu` with `_low` and `_high`, `mfu`, `bubble`, `exposed` (share of the step), bytes
+        by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not), `replayed`.
+        Those that do not fit come last.
+
+    Raises:
+        UsageError: a measured step is no positive number of milliseconds.
+    """
+    layouts_measured = layouts([step.layout for step in measured]) if measured else rows.clear()
+    every = pl.concat([rows.select(list(COLUMNS)), layouts_measured])
+    job = timed(every) if timed else job_of(model, every, machine, software)
+    parts = memory_of(model, rows, software)
+    fit = verdicts(parts, machine)
+    refused = runs(model, rows, software)
+    fits = ["no" if why else word for (word, _), why in zip(fit, refused)]
+    wanted, times = _times(job, machine, _tokens(model, rows), fits)
+    factor, low, high = _calibrated(job, machine, times["step_ms"], measured, rows.height)
+    said = times["step_ms"][: rows.height] * factor
+    replayed = np.zeros(rows.height, np.bool_)
+    replayed[wanted] = True
+    rate = 1e3 * _tokens(model, rows) / said
+    return (
+        rows.with_columns(
+            step_ms=said,
+            low_ms=said * low,
+            high_ms=said * high,
+            tokens_per_s_per_gpu=rate,
+            tokens_per_s_per_gpu_low=rate / high,
+            tokens_per_s_per_gpu_high=rate / low,
+            mfu=rate * model.operations_per_token() / (machine.sheet.tflops[software.dtype] * 1e12),
+            bubble=times["bubble"][: rows.height],
+            exposed=times["exposed_ms"][: rows.height] / times["step_ms"][: rows.height],
+            fits=pl.Series(fits),
+            why=pl.Series([refusal or why for refusal, (_, why) in zip(refused, fit)]),
+            replayed=replayed,
+        )
+        .hstack(parts)
+        .with_columns(layout=pl.Series([in_words(row) for row in rows.iter_rows(named=True)]))
+        .sort(pl.col("fits") == "no", -pl.col("tokens_per_s_per_gpu"))
+    )
+
+
+def _times(
+    job: TimedLayouts, machine: Machine, tokens: Floats, fits: Sequence[str]
+) -> tuple[Ints, dict[str, Floats]]:
+    """Which rows are replayed, and [N] of each of `PARTS`; measured rows, at the end, are replayed, too."""
+    bound = step_times(job, machine, replay=False)
+    times = {name: bound[name].to_numpy().copy() for name in PARTS}
+    wanted = _worth_replaying(times["step_ms"][: tokens.size] / tokens, fits)
+    row_numbers = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
+    exact = step_times(_some(job, row_numbers), machine)
+    for name in PARTS:
+        times[name][row_numbers] = exact[name].to_numpy()
+    return wanted, times
+
+
+def _tokens(model: Model, rows: pl.DataFrame) -> Floats:
+    """[N] tokens of a step per GPU."""
+    batch = (rows["dp"] * rows["micro_batch"] * rows["micro_batches"]).to_numpy().astype(np.float64)
+    per_gpu: Floats = batch * model.sequence / gpus_of(rows)
+    return per_gpu
+
+
+def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
+    """The rows that fit and are fastest; where none fits, the fastest."""
+    possible = np.array([word != "no" for word in fits])
+    order = np.lexsort([ms_per_token, ~possible])
+    rows: Ints = order[:REPLAYED].astype(np.int64)
+    return rows
+
+
+def _some(job: TimedLayouts, indices: Ints) -> TimedLayouts:
+    return replace(job, rows=job.rows[indices], work=job.work[indices])
+
+
+def _calibrated(
+    job: TimedLayouts, machine: Machine, said_ms: Floats, measured: Sequence[MeasuredLayout], height: int
+) -> tuple[Floats, Floats, Floats]:
+    """[height] factors on the prediction, and those that the interval begins and ends with."""
+    missed = {}
+    for index, step in enumerate(measured):
+        if not (np.isfinite(step.step_ms) and step.step_ms > 0):
+            raise UsageError(f"a measured step of {step.step_ms} ms: a positive number is needed")
+        missed[height + index] = float(np.log(step.step_ms / said_ms[height + index]))
+    believed = beliefs(job.rows, sensitivities(job, machine), missed)
+    low, high = believed.interval(HOLDS_90)
+    return believed.factor[:height], low[:height], high[:height]
+
+
+# What measured steps of some layouts say about all others, and how sure each prediction is.
+
+NUDGE = 0.05  # of a logarithm, to see how a step depends on a constant
+# Standard deviations in log: of all steps of a job, of those of one tensor parallelism, of those that share
+# the micro-batch with it, of each alone. Set with the tables of docs/reality.md in sight.
+JOB, TENSOR, CELL, OWN = 0.07, 0.1, 0.05, 0.08
+TAIL = 2.0  # degrees of freedom of the t distribution
+MAX_SHIFT = 0.7  # of a logarithm: no row moves a prediction by more
+HOLDS_90 = 1.645
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What is believed of the steps of [N] layouts.
+
+    Attributes:
+        factor: [N] on what the model says.
+        deviation: [N] standard deviation of the logarithm of what is left.
+    """
+
+    factor: Floats
+    deviation: Floats
+
+    def interval(self, deviations: float = HOLDS_90) -> tuple[Floats, Floats]:
+        """[N] factors that the interval begins and ends with, of the predicted step."""
+        return np.exp(-deviations * self.deviation), np.exp(deviations * self.deviation)
+
+
+def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
+    """[N, K] by how much the step changes with each constant of `SPREADS`, both in log."""
+    base = step_times(job, machine, replay=False)["step_ms"].to_numpy()
+    columns = [
+        np.log(step_times(job, moved(machine, {name: NUDGE}), replay=False)["step_ms"].to_numpy() / base)
+        / NUDGE
+        for name in SPREADS
+    ]
+    return np.stack(columns, axis=1)
+
+
+def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
+    """[N, n] how misses of layouts go together with those of some, without what belongs to each alone.
+
+    Args:
+        slopes: [N, K] sensitivities.
+    """
+    scaled = slopes * np.array(list(SPREADS.values()))
+    tensor, batch = rows["tp"].to_numpy(), rows["micro_batch"].to_numpy()
+    same = tensor[:, None] == tensor[None, columns]
+    cell = same & (batch[:, None] == batch[None, columns])
+    together: Floats = scaled @ scaled[columns].T + JOB**2 + TENSOR**2 * same + CELL**2 * cell
+    return together
+
+
+def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> Beliefs:
+    """What follows from measured rows, or from none.
+
+    Args:
+        slopes: [N, K] sensitivities.
+    """
+    scaled = slopes * np.array(list(SPREADS.values()))
+    spread = (scaled**2).sum(1) + JOB**2 + TENSOR**2 + CELL**2 + OWN**2
+    if not measured:
+        return Beliefs(np.ones(rows.height), np.sqrt(spread))
+    row_numbers = np.array(list(measured))
+    missed = np.array(list(measured.values()))
+    noise = OWN**2 * np.maximum((TAIL + missed**2 / spread[row_numbers]) / (TAIL + 1), 1.0)
+    together = covariance(rows, slopes, row_numbers)  # [N, n]
+    weights = np.linalg.solve(together[row_numbers] + np.diag(noise), together.T).T
+    shift = np.clip(weights @ missed, -MAX_SHIFT, MAX_SHIFT)
+    left = spread - np.einsum("ij,ij->i", weights, together)
+    return Beliefs(np.exp(shift), np.sqrt(np.maximum(left, 1e-6)))

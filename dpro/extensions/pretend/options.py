@@ -1,0 +1,82 @@
+"""Options of `dpro record` that pretend ranks, which other commands refuse.
+
+In: how many ranks the job has, and which are pretended. Out: what the recorder is asked for, and who runs the
+command in place of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.errors import UsageError
+from dpro.limits import MAX_RANKS
+
+if TYPE_CHECKING:
+    from dpro.collectors.launch.start import Request
+
+EVERY = 10  # steps from one deep window of pretended ranks to the next
+
+OF_RECORD = (
+    click.Option(
+        ["--pretend-world"], type=click.IntRange(1, MAX_RANKS), metavar="N",
+        help="Run the command on this machine alone, as ranks of a job of N ranks that is not there: "
+        "collectives return at once, and `dpro replay RUN --network-table FILE` fills in what they take.",
+    ),
+    click.Option(
+        ["--pretend-ranks"], default="", metavar="RANKS",
+        help="Which ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
+    ),
+    click.Option(
+        ["--pretend-per-host"], type=click.IntRange(1, MAX_RANKS), metavar="K",
+        help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
+    ),
+)  # fmt: skip
+
+
+def pretend_ranks(request: Request, given: Mapping[str, Any]) -> None:
+    """Have the command run as ranks of another job, where an option asks for it.
+
+    Raises:
+        UsageError: the options do not go together, or the command starts ranks itself.
+    """
+    from dpro.extensions.pretend.ranks import PER_HOST, Pretended, parse_ranks, refuse_launchers, run_ranks
+
+    request.extra["pretend"] = None
+    world, ranks, per_host = (given[f"pretend_{name}"] for name in ("world", "ranks", "per_host"))
+    if world is None:
+        if ranks or per_host is not None:
+            raise UsageError(
+                "--pretend-ranks and --pretend-per-host need --pretend-world N: ranks of the job"
+            )
+        return
+    refuse_launchers(request.command)
+    chosen = Pretended(world, parse_ranks(ranks or "0", world), min(per_host or PER_HOST, world))
+    request.extra["pretend"] = asdict(chosen)
+    request.probes = {"pretend": "dpro.collectors.inside.pretend", **request.probes}
+    request.run_instead = partial(run_ranks, command=request.command, pretended=chosen)
+    # Ranks that never live at once cannot agree on windows: all have them at the same distance.
+    options = request.options
+    request.options = replace(options, every=options.every or max(EVERY, options.window_steps))
+
+
+def _refused(why: str) -> list[click.Option]:
+    """The same options where ranks cannot be pretended, and why."""
+
+    def refuse(_: click.Context, option: click.Parameter, given: str | None) -> None:
+        if given is not None:
+            raise UsageError(f"{option.opts[0]} is of dpro record: {why}")
+
+    return [
+        click.Option(option.opts, hidden=True, expose_value=False, callback=refuse) for option in OF_RECORD
+    ]
+
+
+OF_ATTACH = _refused("a job that runs has its ranks; pretend them from its start")
+OF_TRY = _refused(
+    "a try measures, and nothing that pretended ranks wait for is measured; dpro whatif predicts"
+)

@@ -1,0 +1,13 @@
+"""Copies of runs without the names of a job, to give away."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "scrub": Command(
+            "dpro.extensions.scrub.command:scrub",
+            "Copy a run without the names of hosts, paths and modules.",
+            "Share",
+        ),
+    },
+)

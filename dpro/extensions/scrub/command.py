@@ -1,0 +1,56 @@
+"""`dpro scrub`: a copy of a run to give away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dpro.cli.analysis import open_quietly, run_argument
+from dpro.cli.output import console, ensure_writable, json_option, print_json, write_text
+
+
+@click.command()
+@run_argument
+@click.argument("copy", metavar="COPY", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--names", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Keep new names and old ones, as JSON, to understand what is said of the copy.",
+)  # fmt: skip
+@json_option
+def scrub(run: str, copy: Path, names: Path | None, as_json: bool) -> None:
+    """Copy a run without the names of hosts, addresses, paths, commands and modules.
+
+    \b
+    dpro scrub RUN COPY
+    dpro scrub RUN COPY --names names.json      and keep which name is which
+
+    The copy has new names for all that the job named, the same everywhere, and answers as RUN does. Operators
+    and kernels keep theirs, for what they do is known by it: look at those that are your own. Times, sizes,
+    versions, ids of hardware and of the scheduler's jobs stay.
+    """
+    from dpro.extensions.scrub.scrub import LEFT_OUT, ScrubDocument
+    from dpro.extensions.scrub.scrub import scrub as write_copy
+    from dpro.words import counted
+
+    if names is not None:
+        ensure_writable(names)
+    opened = open_quietly(run)
+    given = write_copy(opened, copy)
+    kinds = (given.hosts, given.addresses, given.words)
+    if names is not None:
+        write_text(
+            names, json.dumps({new: old for kind in kinds for old, new in kind.items()}, indent=1) + "\n"
+        )
+    hosts, addresses, words = map(len, kinds)
+    if as_json:
+        print_json(
+            ScrubDocument(
+                run=run, copy=str(copy), hosts=hosts, addresses=addresses, names=words, left_out=LEFT_OUT
+            )
+        )
+        return
+    renamed = f"{counted(hosts, 'host')}, {addresses} addresses and {counted(words, 'other name')}"
+    console().print(f"{copy}: new names for {renamed}")
+    console().print(f"not copied: {LEFT_OUT}")

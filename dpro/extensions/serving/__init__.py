@@ -1,0 +1,24 @@
+"""What a server's latency and throughput consist of, from its requests and the iterations of its engine."""
+
+from dpro.plugins import Command, Extension
+
+_INSIDE = "dpro.collectors.inside.serving"
+EXTENSION = Extension(
+    commands={
+        "serving": Command(
+            "dpro.extensions.serving.command:serving",
+            "What a server's latency and throughput consist of.",
+            "Answer",
+            paged=True,
+        ),
+    },
+    views={"serving": "dpro.extensions.serving.view:VIEW"},
+    probes={name: f"{_INSIDE}.{name}" for name in ("transformers", "vllm", "sglang")},
+    hooks={
+        "answered": "dpro.extensions.serving.answers:with_server",
+        "printed": "dpro.extensions.serving.command:print_serving_of",
+        "sent": "dpro.extensions.serving.answers:sent_with_server",
+        "report_figures": "dpro.extensions.serving.view:figures_of_report",
+    },
+    needs=("plan",),
+)

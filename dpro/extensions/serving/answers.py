@@ -1,0 +1,83 @@
+"""Answers about a run that have that of a server as well, where it is a run of one.
+
+In: the documents of `dpro report` and `dpro diagnose`, and a report to send. Out: the same with the server's
+part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.analysis.answers.report import ReportDocument
+from dpro.analysis.report import DescribedFinding, ReportTable, RunReport
+from dpro.documents import Document
+from dpro.extensions.serving.document import ServingDocument, has_serving, serving_document
+from dpro.extensions.serving.findings import costs_in_words
+from dpro.extensions.serving.latency import number
+from dpro.store import Run
+
+
+class ServerDiagnosis(DiagnosisDocument, frozen=True, kw_only=True):
+    """What is slow or broken, with evidence and cost.
+
+    Attributes:
+        serving: the answer of `dpro serving`, of a run of a server only.
+    """
+
+    serving: ServingDocument | UnsetType = UNSET
+
+
+class ServerReport(ReportDocument, frozen=True, kw_only=True):
+    """Where the time of each step went.
+
+    Attributes:
+        serving: the answer of `dpro serving`, of a run of a server only.
+    """
+
+    serving: ServingDocument | UnsetType = UNSET
+
+
+def with_server(document: Document, run: Run) -> Document:
+    """A diagnosis or a report with the server's part; other answers as they are."""
+    kinds = {DiagnosisDocument: ServerDiagnosis, ReportDocument: ServerReport}
+    kind = kinds.get(type(document))
+    if kind is None:
+        return document
+    serving = serving_document(run) if has_serving(run) else UNSET
+    answer: Document = kind(**asdict(document), serving=serving)
+    return answer
+
+
+def sent_with_server(report: RunReport, run: Run) -> RunReport:
+    """A report to send, with the sentences, findings and latencies of the server first."""
+    if not has_serving(run):
+        return report
+    document = serving_document(run)
+    limits, *others = document.sentences
+    findings = [
+        DescribedFinding("server", limits, others, ""),
+        *(
+            DescribedFinding(
+                f"server, {finding.class_}",
+                f"Costs at most {costs_in_words(finding)}.",
+                finding.evidence,
+                finding.help,
+            )
+            for finding in document.findings
+        ),
+    ]
+    rows = [
+        [name.removesuffix("_ms"), *map(number, (row.requests, row.mean, row.p50, row.p90, row.p99))]
+        for name, row in document.latency.items()
+    ]
+    header = ("ms", "requests", "mean", "p50", "p90", "p99")
+    tables = [ReportTable("Latency of requests", header, rows)] if rows else []
+    return replace(
+        report,
+        findings=[*findings, *report.findings],
+        tables=[*tables, *report.tables],
+    )

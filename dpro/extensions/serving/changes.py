@@ -1,0 +1,529 @@
+"""Changes to a server: `max-batch:requests=64`, `chunked-prefill:tokens=512`, `pools:prefill=1,decode=1`.
+
+In: the text of a change, and a `Server`: its requests, its engine and what an iteration costs. Out: the
+changed `Server`. What a change needs and the recording does not show is asked for as a key, never
+assumed silently.
+
+Edits of `dpro.replay.whatif` change the inside of iterations: the graph of deep windows is replayed under
+them, and says how many times as long iterations take, those with prompts and those that only decode. Batches
+that no deep window holds are taken to change like those of their kind; a kind of which windows hold too few
+is left as it is. Requests are not scheduled here: `predict` does that again with the changed cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.serving.engine import Engine, IterationCost
+from dpro.extensions.serving.fit import seconds
+from dpro.extensions.serving.sized import ServedModel, cached_tokens, cost_of, moved_to
+from dpro.replay.cost.kernels.roofline import GPUS
+from dpro.replay.cost.machine import machine_of
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import (
+    AFTER_STEPS,
+    BEFORE_STEPS,
+    changed_step_times,
+    durations_of,
+    replay,
+    step_ends,
+)
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.grammar import (
+    MAX_VALUE,
+    Key,
+    KnownChange,
+    Values,
+    amount_key,
+    apply_change,
+    count_key,
+    nearest,
+    split_edit,
+    values_of,
+)
+from dpro.replay.whatif.job import with_kept_tables
+from dpro.replay.whatif.predict import apply_all
+
+MIN_ITERATIONS = 2  # iterations of a kind
+
+# Tokens of all requests together, or times those recorded: some microseconds each.
+MAX_TOKENS, MAX_TIMES_TOKENS = 10_000_000, 4
+
+
+class ChangedIterations(NamedTuple):
+    """How many times as long iterations take.
+
+    Attributes:
+        prompts: those with prompts.
+        decodes: those that only decode.
+        doubt: how far both are off, as a standard deviation of their logarithm.
+    """
+
+    prompts: float
+    decodes: float
+    doubt: float
+
+
+def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[Edit]) -> ChangedIterations:
+    """What edits do to iterations.
+
+    Args:
+        graph: of the deep windows of a server's run.
+        iterations: rows of table `iterations` of one rank, with known tokens.
+
+    Raises:
+        Unanswerable: an edit needs what the run lacks, or windows hold too few iterations.
+    """
+    ordered = iterations.sort("start_ns")
+    by_iteration = with_kept_tables(_steps_are_iterations(graph, ordered))
+    changed = apply_all(by_iteration, edits).graphs[-1]
+    before, after = replay(by_iteration), replay(changed)
+    baseline = step_ends(by_iteration, before.start, before.end)
+    times = durations_of(baseline).join(
+        changed_step_times(baseline, changed, after.end), on=["window", "step"], suffix="_after"
+    )
+    has_prompts = ordered["prefill_tokens"].to_numpy()[times["step"].to_numpy()] > 0
+    kinds = [times.filter(pl.Series(kind)) for kind in (has_prompts, ~has_prompts)]
+    if max(kind.height for kind in kinds) < MIN_ITERATIONS:
+        raise Unanswerable(
+            f"deep windows hold {times.height} iterations: {MIN_ITERATIONS} of a kind are needed to say "
+            "what changes in them; record more windows"
+        )
+    prompts, decodes = map(_times_as_long, kinds)
+    assumed = max((edit.doubt for edit in edits), default=0.0)
+    return ChangedIterations(prompts, decodes, assumed * max(abs(np.log(prompts)), abs(np.log(decodes))))
+
+
+def _steps_are_iterations(graph: Graph, iterations: pl.DataFrame) -> Graph:
+    """The graph with the number of the iteration as the step of each node, by when it began as recorded."""
+    starts = iterations["start_ns"].to_numpy() - graph.origin_ns
+    last = starts[-1] + iterations["duration_ns"][-1] if starts.size else 0
+    began = graph.nodes.measured_start
+    number = np.searchsorted(starts, began, side="right") - 1
+    number = np.where(began >= last, AFTER_STEPS, np.where(number < 0, BEFORE_STEPS, number))
+    return replace(graph, nodes=replace(graph.nodes, step=number.astype(np.int64)))
+
+
+def _times_as_long(durations: pl.DataFrame) -> float:
+    """How many times as long iterations of a kind take; 1 where there are too few."""
+    before, after = (int(durations[name].to_numpy().sum()) for name in ("duration_ns", "duration_ns_after"))
+    return after / before if durations.height >= MIN_ITERATIONS and before and after else 1.0
+
+
+NO_LIMIT = 1 << 20  # tokens
+# How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
+# logarithm: 90% of the rows of the tables of docs/reference/accuracy-serving.md are within 30%.
+HARDWARE_ERROR = 0.16
+# Of what `cost_of` says, per token: in 95% of the rows of these tables an engine takes less than this, in the
+# median 0.78. One that its host limits takes up to 2.7.
+TIMES_NEEDED = 1.0
+
+
+# Of what fewer bytes would save of reading them this much is saved, and how far that is off, likewise: fp8
+# products of 8 to 32 tokens with 50 to 200 MB of weights took 0.64 to 0.67 times as long as bf16, attention
+# over 100 MB and more of fp8 keys and values 0.7 times (medians of five GPUs and three engines).
+FEWER_BYTES_SAVE, FEWER_BYTES_ERROR = 0.7, 0.2
+WIDE_BITS = 16.0
+
+
+AS_THEY_ARE = ChangedIterations(1.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Engines that compute prompts, others that decode, and what sends keys and values between them.
+
+    Attributes:
+        prefill, decode: engines of each kind.
+        gbps: of the link, 1e9 bytes per second.
+        kv_bytes: of a token.
+    """
+
+    prefill: int
+    decode: int
+    gbps: float
+    kv_bytes: float
+
+
+@dataclass(frozen=True)
+class GivenFacts:
+    """What is known of a server beside its recording.
+
+    Attributes:
+        served: the model, and what serves it; None where it is not known.
+        logs: other requests by the name of their file, as rows of table `requests`.
+        inside: what edits of the inside of iterations do to these, made beside all other changes.
+    """
+
+    served: ServedModel | None = None
+    logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    inside: ChangedIterations = AS_THEY_ARE
+
+
+NOTHING_GIVEN = GivenFacts()
+
+
+@dataclass(frozen=True)
+class Server:
+    """What is served, how, and at what cost.
+
+    Attributes:
+        requests: rows of table `requests`, with arrivals and lengths.
+        engine: how batches are formed.
+        cost: of an iteration.
+        pools: of engines; None where each engine does all.
+        given: what is known beside the recording.
+        doubt: how far a change leaves the cost open, as a standard deviation of the logarithm of each part.
+    """
+
+    requests: pl.DataFrame
+    engine: Engine
+    cost: IterationCost
+    pools: Pools | None = None
+    given: GivenFacts = NOTHING_GIVEN
+    doubt: float = 0.0
+
+
+def _engine(**keys: str) -> Callable[[Server, Values], Server]:
+    """A server whose engine has other limits, each as one of the keys says."""
+
+    def apply(server: Server, values: Values) -> Server:
+        limits = {limit: values[key] for limit, key in keys.items()}
+        return replace(server, engine=replace(server.engine, **limits))
+
+    return apply
+
+
+def _chunked(server: Server, values: Values) -> Server:
+    alone = bool(values["alone"])
+    if not values["tokens"]:
+        engine = replace(server.engine, token_budget=NO_LIMIT, whole_prompts=True, prompts_first=alone)
+        return replace(server, engine=engine)
+    budget = values["tokens"]
+    engine = replace(server.engine, token_budget=budget, whole_prompts=False, prompts_first=alone)
+    return replace(server, engine=engine)
+
+
+def _arrivals(server: Server, values: Values) -> Server:
+    since = pl.col("arrival_ns") - pl.col("arrival_ns").min()
+    sooner = (pl.col("arrival_ns").min() + since / values["rate"]).round().cast(pl.Int64)
+    return replace(server, requests=server.requests.with_columns(arrival_ns=sooner))
+
+
+def _longer(column: str) -> Callable[[Server, Values], Server]:
+    def apply(server: Server, values: Values) -> Server:
+        recorded = float(server.requests[column].sum())
+        total = recorded * values["length"]
+        if total > max(MAX_TOKENS, MAX_TIMES_TOKENS * recorded):  # each takes its part of an iteration
+            raise Unanswerable(
+                f"{total:,.0f} tokens are more than are replayed: at most {MAX_TOKENS:,}, or "
+                f"{MAX_TIMES_TOKENS} times those recorded"
+            )
+        longer = (pl.col(column) * values["length"]).round().clip(1).cast(pl.Int64)
+        return replace(server, requests=server.requests.with_columns(longer.alias(column)))
+
+    return apply
+
+
+def _prefix(server: Server, values: Values) -> Server:
+    if values["share"] == 1:
+        raise UsageError("prefix: share is less than 1: a prompt ends with tokens of its own")
+    cached = (pl.col("prompt_tokens") * values["share"]).floor().cast(pl.Int64)
+    return replace(server, requests=server.requests.with_columns(cached_tokens=cached))
+
+
+def _speculate(server: Server, values: Values) -> Server:
+    guessed, accepted = values["tokens"], values["acceptance"]
+    # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
+    made = guessed + 1 if accepted == 1 else (1 - accepted ** (guessed + 1)) / (1 - accepted)
+    drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
+    cost = replace(
+        server.cost, per_decode=server.cost.per_decode * (guessed + 1), host_s=server.cost.host_s + drafted_s
+    )
+    return replace(server, cost=cost, engine=replace(server.engine, tokens_per_decode=made))
+
+
+def _pools(server: Server, values: Values) -> Server:
+    pools = Pools(values["prefill"], values["decode"], values["gbps"], values["kv"])
+    return replace(server, pools=pools)
+
+
+def _nano_batches(server: Server, values: Values) -> Server:
+    return replace(server, cost=replace(server.cost, overlapped=values["overlap"]))
+
+
+def _faster(server: Server, values: Values) -> Server:
+    cost = server.cost
+    return replace(server, cost=replace(
+        cost,
+        host_s=cost.host_s / values["host"], request_s=cost.request_s / values["host"],
+        weights_s=cost.weights_s / values["memory"], context_s=cost.context_s / values["memory"],
+        token_s=cost.token_s / values["compute"], pair_s=cost.pair_s / values["compute"],
+    ))  # fmt: skip
+
+
+def _device(server: Server, values: Values) -> Server:
+    if values["name"] not in GPUS:
+        raise UsageError(f"device: no data sheet of {values['name']!r}{nearest(values['name'], GPUS)}")
+    here = _served("device", server)
+    return _on(server, here, replace(here, gpu=values["name"]))
+
+
+def _tensor_parallel(server: Server, values: Values) -> Server:
+    here = _served("tensor-parallel", server)
+    running = _running(server)
+    tokens = server.requests.select(pl.col("prompt_tokens") + pl.col("output_tokens") / 2).mean().item()
+    computed = cost_of(here.model, machine_of(here.gpu), here.tp, here.dtype, running)
+    batch = (np.zeros(1), np.full(1, running), np.full(1, running * tokens), np.zeros(1))
+    needed_s, took_s = (float(seconds(cost, *batch)[0]) for cost in (computed, server.cost))
+    if took_s > TIMES_NEEDED * needed_s:
+        raise Unanswerable(
+            f"tensor-parallel: a token takes {took_s * 1e3:.1f} ms, {took_s / needed_s:.1f} times what "
+            f"{here.tp} x {here.gpu} need for it: the rest, as a rule the engine's host, need not change "
+            "with the GPUs; `dpro record` the server, and `dpro serving` says what it waits for"
+        )
+    return _on(server, here, replace(here, tp=values["degree"]))
+
+
+def _quantized(server: Server, values: Values) -> Server:
+    """Fewer bits of weights, of keys and values, or of both: less to read, and room for more tokens."""
+    weights, kept = (values[name] / WIDE_BITS for name in ("weights", "kv"))
+    reading = (1 - FEWER_BYTES_SAVE * (1 - share) for share in (weights, kept))
+    weights_s, context_s = (
+        part * took for part, took in zip(reading, (server.cost.weights_s, server.cost.context_s))
+    )
+    memory, served = server.engine.kv_tokens, server.given.served
+    if memory and served is not None and weights < 1:
+        memory = round(memory * cached_tokens(served, weights) / cached_tokens(served))
+    return replace(
+        server,
+        cost=replace(server.cost, weights_s=weights_s, context_s=context_s),
+        engine=replace(server.engine, kv_tokens=round(memory / kept)),
+        doubt=float(np.hypot(server.doubt, FEWER_BYTES_ERROR if min(weights, kept) < 1 else 0.0)),
+    )
+
+
+def _served(name: str, server: Server) -> ServedModel:
+    """The model of a server.
+
+    Raises:
+        Unanswerable: it is not known.
+    """
+    if server.given.served is None:
+        raise Unanswerable(
+            f"{name}: the model and the device of the recording are not known: give --model config.json "
+            "and --device"
+        )
+    return server.given.served
+
+
+def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
+    """A server on another device or parallelism; where its memory is known, that grows with the GPUs'."""
+    cost, memory = moved_to(server.cost, here, there, _running(server)), server.engine.kv_tokens
+    if memory:
+        memory = round(memory * cached_tokens(there) / cached_tokens(here))
+    return replace(
+        server,
+        cost=cost,
+        engine=replace(server.engine, kv_tokens=memory),
+        given=replace(server.given, served=there),
+        doubt=HARDWARE_ERROR,
+    )
+
+
+def logs_of(changes: Sequence[str]) -> list[str]:
+    """The files of requests that changes name."""
+    named = (
+        values_of(name, rest, [key.name for key in CHANGES[name].keys], CHANGES[name].example)
+        for name, rest in map(split_edit, changes)
+        if name == "requests"
+    )
+    return [values["file"] for values in named if "file" in values]
+
+
+def _running(server: Server) -> int:
+    """Requests that decode at once, on average while any does; 1 where their moments are not known."""
+    if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
+        return 1
+    begun, ended = (server.requests[name].to_numpy() for name in ("first_token_ns", "end_ns"))
+    decoded = (begun >= 0) & (ended > begun)
+    if not decoded.any():
+        return 1
+    first, last = np.sort(begun[decoded]), np.sort(ended[decoded])
+    idle = np.maximum(first[1:] - last[:-1], 0).sum()  # until the next begins, when all before have ended
+    busy = last[-1] - first[0] - idle
+    return max(round(float((ended - begun)[decoded].sum() / busy)), 1)
+
+
+def _other_requests(server: Server, values: Values) -> Server:
+    if values["file"] not in server.given.logs:
+        raise Unanswerable(f"requests: the log {values['file']} was not read")
+    log = server.given.logs[values["file"]]
+    others = log.filter(pl.col("prompt_tokens") > 0, pl.col("output_tokens") > 0).sort("arrival_ns")
+    if others.is_empty():
+        raise Unanswerable(f"{values['file']}: no request has its tokens of prompt and output")
+    since = pl.col("arrival_ns") - pl.col("arrival_ns").min() + server.requests["arrival_ns"].min()
+    kept = others.head(values["count"] or others.height)
+    columns = ("prompt_tokens", "output_tokens", pl.col("cached_tokens").clip(0))
+    return replace(server, requests=kept.select(since, *columns))
+
+
+def _factor(name: str, default: Any = MISSING) -> Key:
+    return Key(name, float, "times as much", default, 1 / MAX_VALUE, MAX_VALUE)
+
+
+def _bits(name: str, help: str) -> Key:
+    return Key(name, float, help, WIDE_BITS, 1, WIDE_BITS)
+
+
+def _share(name: str, default: Any = MISSING) -> Key:
+    return Key(name, float, "a share", default, 0, 1)
+
+
+CHANGES: Mapping[str, KnownChange[Server]] = {
+    "max-batch": KnownChange(
+        _engine(max_requests="requests"),
+        [count_key("requests", "at most")],
+        "max-batch:requests=64",
+        "At most this many requests in a batch.",
+    ),
+    "chunked-prefill": KnownChange(
+        _chunked,
+        [count_key("tokens", "at most; 0: no limit", 0), count_key("alone", "1: prompts first", 0, 0)],
+        "chunked-prefill:tokens=512",
+        "An iteration holds this many tokens at most, parts of prompts beside decodes; with 0, prompts are "
+        "computed whole. With alone=1 decodes wait while there are prompts.",
+        "Sarathi-Serve (OSDI'24), DeepSpeed-FastGen",
+    ),
+    "arrivals": KnownChange(
+        _arrivals, [_factor("rate")], "arrivals:rate=2", "Requests come as often by this factor."
+    ),
+    "prompts": KnownChange(
+        _longer("prompt_tokens"),
+        [_factor("length")],
+        "prompts:length=2",
+        "Prompts are longer by this factor.",
+    ),
+    "outputs": KnownChange(
+        _longer("output_tokens"),
+        [_factor("length")],
+        "outputs:length=0.5",
+        "Outputs are longer by this factor.",
+    ),
+    "prefix": KnownChange(
+        _prefix,
+        [_share("share")],
+        "prefix:share=0.5",
+        "This share of each prompt is found in the cache; that it is there is assumed.",
+        "BatchLLM (MLSys'25)",
+    ),
+    "speculate": KnownChange(
+        _speculate,
+        [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
+        "speculate:tokens=3,acceptance=0.7,draft=0.1",
+        "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
+        "chance that one is right, `draft` what guessing takes, in shares of an iteration without tokens.",
+        "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
+    ),
+    "pools": KnownChange(
+        _pools,
+        [
+            count_key("prefill", "engines"),
+            count_key("decode", "engines"),
+            _factor("gbps", 100.0),
+            amount_key("kv", "bytes", 131072.0),
+        ],
+        "pools:prefill=1,decode=1,gbps=50",
+        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a token, go "
+        "over a link of `gbps` GB/s in between.",
+        "Splitwise (ISCA'24)",
+    ),
+    "nano-batches": KnownChange(
+        _nano_batches,
+        [_share("overlap", 1.0)],
+        "nano-batches:overlap=0.8",
+        "Attention and products of two halves of a batch run side by side: this share of the shorter is "
+        "hidden.",
+        "NanoFlow (OSDI'25)",
+    ),
+    "faster": KnownChange(
+        _faster,
+        [_factor("compute", 1.0), _factor("memory", 1.0), _factor("host", 1.0)],
+        "faster:compute=2,memory=1.4",
+        "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
+    ),
+    "kv-cache": KnownChange(
+        _engine(kv_tokens="tokens"),
+        [count_key("tokens", "that fit")],
+        "kv-cache:tokens=80000",
+        "Memory for keys and values of this many tokens.",
+    ),
+    "quantize": KnownChange(
+        _quantized,
+        [_bits("weights", "bits of a weight"), _bits("kv", "bits of a key or value")],
+        "quantize:weights=4.25,kv=8",
+        "Weights, keys and values of 16 bits have this many, scales included, and are widened where they are "
+        "used; products take as long. What that does to answers is not predicted.",
+        "SliM-LLM (ICML'25), LLM-PQ (PPoPP'24)",
+    ),
+    "replicas": KnownChange(
+        _engine(replicas="count"),
+        [count_key("count", "how many")],
+        "replicas:count=2",
+        "This many engines, which take turns.",
+    ),
+    "requests": KnownChange(
+        _other_requests,
+        [Key("file", str, "a log of requests", MISSING), count_key("count", "of requests; 0: all", 0, 0)],
+        "requests:file=AzureLLMInferenceTrace_conv.csv,count=500",
+        "The first `count` requests of another log come instead, or all: their arrivals and lengths.",
+        "Azure's public traces: Splitwise (ISCA'24)",
+    ),
+    "tensor-parallel": KnownChange(
+        _tensor_parallel,
+        [count_key("degree", "GPUs")],
+        "tensor-parallel:degree=4",
+        "Each layer is cut over this many GPUs; needs --model and --device. Parts of the cost change in "
+        "proportion to what data sheets and measured kernels say of the model.",
+    ),
+    "device": KnownChange(
+        _device,
+        [Key("name", str, "of the GPU", MISSING)],
+        "device:name=H200",
+        "Another GPU, likewise.",
+    ),
+    "clients": KnownChange(
+        _engine(clients="count"),
+        [count_key("count", "how many")],
+        "clients:count=64",
+        "This many clients send the requests, each its next one when the one before has ended; arrivals "
+        "are not kept.",
+    ),
+}
+
+
+def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
+    """Apply changes, and those of the inside of iterations that are given.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    after, inside = reduce(changed, changes, server), server.given.inside
+    cost = replace(after.cost, with_prompts=inside.prompts, only_decodes=inside.decodes)
+    return replace(after, cost=cost, doubt=float(np.hypot(after.doubt, inside.doubt)))
+
+
+def changed(server: Server, text: str) -> Server:
+    """Apply a change.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    return apply_change(server, text, CHANGES)

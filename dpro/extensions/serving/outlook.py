@@ -1,0 +1,178 @@
+"""What requests would have seen of a changed server, as a part of the answer of `dpro serving`.
+
+In: a run with requests and, where recorded, iterations; changes, or a goal. Out: predictions with intervals,
+or changes by the rate of requests that they allow under the goal. Of several replicas the one with the most
+requests stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import polars as pl
+
+from dpro.analysis.graphs import graph_of
+from dpro.documents import DocumentPart
+from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.plan.model import read_model
+from dpro.extensions.serving.changes import (
+    AS_THEY_ARE,
+    CHANGES,
+    ChangedIterations,
+    GivenFacts,
+    changed_iterations,
+)
+from dpro.extensions.serving.fit import FittedCost, engine_of, fit_run
+from dpro.extensions.serving.predict import (
+    Goal,
+    PredictedFigure,
+    ensure_served_as_recorded,
+    most_requests,
+    predict,
+)
+from dpro.extensions.serving.sized import ServedModel
+from dpro.replay.cost.kernels.roofline import GPUS, common_model
+from dpro.replay.whatif.grammar import nearest, split_edit
+from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.schema import ITERATIONS, REQUESTS
+from dpro.store import Run
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the engine that a user knows; 0 for those that the recording has to show.
+
+    Attributes:
+        max_requests: in a batch.
+        token_budget: of an iteration.
+        kv_tokens: for which there is memory.
+        model: path of the model's `config.json`; empty where it is not given.
+        device: its GPU; empty where the recording has to show it.
+        tp: GPUs over which a layer is cut.
+        logs: other requests that changes name, by the name of their file.
+    """
+
+    max_requests: int = 0
+    token_budget: int = 0
+    kv_tokens: int = 0
+    model: str = ""
+    device: str = ""
+    tp: int = 1
+    logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+
+
+class ServingPrediction(DocumentPart, frozen=True):
+    """What changes would give.
+
+    Attributes:
+        edits: the changes, made together.
+        figures: of the changed server; empty in a search.
+        requests_per_s: arrivals per second of one engine, the most that keeps the goal; 0 where none that was
+            tried does, null without a goal.
+        proven: whether pairs of runs have shown such a change to be predicted well.
+    """
+
+    edits: list[str]
+    figures: list[PredictedFigure]
+    requests_per_s: float | None
+    proven: bool
+
+
+# Changes that pairs of a real server hold (docs/reference/accuracy-serving.md).
+PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts", "pools")
+
+
+def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingPrediction]:
+    """Predict changes that are made together.
+
+    Args:
+        edits: as `max-batch:requests=64`; or of the inside of iterations, as `cuda-graph`.
+
+    Raises:
+        UsageError: there is no such change.
+        Unanswerable: the run does not say enough.
+    """
+    requests, fitted = _server(run, limits)
+    inside = [edit for edit in edits if split_edit(edit)[0] in EDITS.keys() - CHANGES.keys()]
+    given = GivenFacts(_served(run, limits), limits.logs, _inside(run, inside) if inside else AS_THEY_ARE)
+    others = [edit for edit in edits if edit not in inside]
+    figures = predict(requests, fitted, others, given)
+    return [ServingPrediction(list(edits), figures, None, _proven(edits))]
+
+
+def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
+    """Changes by how many requests they allow per second, the most first; the unchanged server among them.
+
+    Raises:
+        Unanswerable: the run does not say enough.
+    """
+    requests, fitted = _server(run, limits)
+    ensure_served_as_recorded(requests, fitted)
+    return [
+        ServingPrediction(list(sustained.changes), [], sustained.requests_per_s, _proven(sustained.changes))
+        for sustained in most_requests(requests, fitted, goal)
+    ]
+
+
+def _proven(edits: Sequence[str]) -> bool:
+    return all(edit.partition(":")[0] in PROVEN for edit in edits)
+
+
+def _inside(run: Run, edits: Sequence[str]) -> ChangedIterations:
+    """What edits of jobs do to iterations in deep windows.
+
+    Raises:
+        UsageError: an edit is none.
+        Unanswerable: the run has no deep windows, or they lack what an edit needs.
+    """
+    parsed = [parse_edit(edit) for edit in edits]
+    counted = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0)
+    iterations = run.table(ITERATIONS).filter(counted).filter(pl.col("rank") == pl.col("rank").min())
+    return changed_iterations(graph_of(run)[0].graph, iterations, parsed)
+
+
+def _served(run: Run, limits: Limits) -> ServedModel | None:
+    """The model, and what serves it; None where the model is not given.
+
+    Raises:
+        InputError: the configuration cannot be read.
+        UsageError: there is no data sheet of the device.
+        Unanswerable: the run does not say which device it ran on.
+    """
+    if not limits.model:
+        return None
+    gpu = limits.device or common_model(run.manifest.gpus)
+    if not gpu:
+        raise Unanswerable("the run does not say which GPU it was recorded on: give --device")
+    if gpu not in GPUS:
+        raise UsageError(f"--device: no data sheet of {gpu!r}{nearest(gpu, GPUS)}")
+    return ServedModel(read_model(Path(limits.model)), gpu, limits.tp)
+
+
+def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
+    """Requests with all their moments, and the server that is fitted to them.
+
+    Raises:
+        Unanswerable: there are none, or too few.
+    """
+    whole = (pl.col("prompt_tokens") > 0) & (pl.col("output_tokens") > 0) & (pl.col("end_ns") >= 0)
+    requests = run.table(REQUESTS).filter(whole & (pl.col("arrival_ns") >= 0))
+    if requests.is_empty():
+        raise Unanswerable(
+            "no request has its arrival, its end and its lengths: give a log (`dpro import --requests LOG`)"
+        )
+    replica = requests["replica"].mode().min()
+    of_replica = requests.filter(pl.col("replica") == replica).sort("arrival_ns")
+    iterations = run.table(ITERATIONS).filter(pl.col("replica") == replica)
+    iterations = iterations.filter(pl.col("rank") == pl.col("rank").min()).sort("start_ns")
+    engine = engine_of(of_replica, iterations)
+    engine = replace(
+        engine,
+        max_requests=limits.max_requests or engine.max_requests,
+        token_budget=limits.token_budget or engine.token_budget,
+        kv_tokens=limits.kv_tokens or engine.kv_tokens,
+        whole_prompts=engine.whole_prompts and not limits.token_budget,
+    )
+    return of_replica, fit_run(of_replica, iterations, engine)

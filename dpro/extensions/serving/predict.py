@@ -1,0 +1,329 @@
+"""What requests would have seen of a changed server: first tokens, tokens after it, throughput.
+
+In: a fitted server and changes. Out: each figure as it was measured, as it is predicted, and an interval that
+is meant to hold 90%. A prediction is the measured figure times the ratio of two simulations, changed and
+unchanged. For the interval both are made again with other costs: what the recording leaves open of the cost,
+by how much another run of the machine is faster or slower, what a change itself leaves open. Requests are
+scheduled anew each time, so that a few percent of the cost become a wide interval where a server is close to
+its limit. What the unchanged simulation missed of the recording is added.
+
+A search looks for the changes that allow the most requests per second while the slowest keep a goal. Arrivals
+come as recorded, only faster or slower, so that bursts stay bursts; the rate is found by halving. Of many
+settings the best one by the fitted cost is often one whose batches were never recorded, and whose cost is
+least known: the best few are judged again by costs that are as likely, nine of ten of which have to keep the
+goal. Changes of hardware are not searched: what they cost is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats
+from dpro.documents import DocumentPart
+from dpro.errors import Unanswerable
+from dpro.extensions.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed, changed_by_all
+from dpro.extensions.serving.engine import IterationCost, serve
+from dpro.extensions.serving.fit import COST_PARTS, FittedCost, delayed
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration
+
+DRAWS = 40
+INSIDE = (0.05, 0.95)  # of what is drawn
+SIGMAS = 1.64  # 90% of normal errors
+MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ by some percent
+MAX_MISSED = 2.0  # times: of the median latency, beyond which the unchanged simulation is of another server
+
+
+class PredictedFigure(DocumentPart, frozen=True):
+    """One figure of a changed server.
+
+    Attributes:
+        name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
+        measured: of the run; null where not all moments are known.
+        predicted: with the changes.
+        low, high: what is meant to hold 90%.
+    """
+
+    name: str
+    measured: float | None
+    predicted: float
+    low: float
+    high: float
+
+
+def _first_s(requests: pl.DataFrame) -> Floats:
+    return (requests["first_token_ns"] - requests["arrival_ns"]).to_numpy() / NS_PER_S
+
+
+def _per_token_s(requests: pl.DataFrame) -> Floats:
+    several = requests.filter(pl.col("output_tokens") > 1)
+    if several.is_empty():
+        raise Unanswerable("no request has more than one token of output: there is no time per token")
+    decoding = (several["end_ns"] - several["first_token_ns"]).to_numpy() / NS_PER_S
+    return np.asarray(decoding / (several["output_tokens"].to_numpy() - 1))
+
+
+def _latency_s(requests: pl.DataFrame) -> Floats:
+    return (requests["end_ns"] - requests["arrival_ns"]).to_numpy() / NS_PER_S
+
+
+def _tokens_per_s(requests: pl.DataFrame) -> float:
+    arrival, end, tokens = (requests[name].to_numpy() for name in ("arrival_ns", "end_ns", "output_tokens"))
+    return float(tokens.sum() / (end.max() - arrival.min()) * NS_PER_S)
+
+
+FIGURES: dict[str, Callable[[pl.DataFrame], float]] = {
+    "ttft_p50_ms": lambda requests: 1e3 * float(np.median(_first_s(requests))),
+    "ttft_p99_ms": lambda requests: 1e3 * float(np.quantile(_first_s(requests), 0.99)),
+    "tpot_p50_ms": lambda requests: 1e3 * float(np.median(_per_token_s(requests))),
+    "tpot_p99_ms": lambda requests: 1e3 * float(np.quantile(_per_token_s(requests), 0.99)),
+    "latency_p50_ms": lambda requests: 1e3 * float(np.median(_latency_s(requests))),
+    "tokens_per_s": _tokens_per_s,
+}
+
+
+def figures_of(requests: pl.DataFrame) -> dict[str, float]:
+    """Figures by name, of requests with all their moments."""
+    return {name: figure(requests) for name, figure in FIGURES.items()}
+
+
+def answered(server: Server, delay_s: float) -> pl.DataFrame:
+    """Requests with the moments that a server gives them.
+
+    Raises:
+        Unanswerable: a request never fits.
+    """
+    later = delayed(server.requests, delay_s)
+    served = (
+        _in_pools(later, server, server.pools)
+        if server.pools
+        else serve(later, server.engine, server.cost)[0]
+    )
+    back = pl.col("arrival_ns") - round(delay_s * NS_PER_S)
+    return served.with_columns(back)
+
+
+def _in_pools(requests: pl.DataFrame, server: Server, pools: Pools) -> pl.DataFrame:
+    """Prompts in some engines; then their keys and values are sent, and others decode."""
+    engine = replace(server.engine, replicas=pools.prefill)
+    first = serve(requests.with_columns(output_tokens=pl.lit(1)), engine, server.cost).requests
+    sent_s = pl.col("prompt_tokens") * (pools.kv_bytes / (pools.gbps * 1e9))
+    there = (pl.col("end_ns") + sent_s * NS_PER_S).round().cast(pl.Int64)
+    rest = requests.with_columns(
+        first.select(there.alias("arrival_ns")).to_series(),
+        # The first token came with the prompt; what follows is decoded from keys and values that are there.
+        prompt_tokens=pl.col("prompt_tokens") + 1,
+        cached_tokens=pl.col("prompt_tokens"),
+        output_tokens=(pl.col("output_tokens") - 1).clip(1),
+    )
+    decoded = serve(rest, replace(server.engine, replicas=pools.decode), server.cost).requests
+    end = pl.when(pl.col("output_tokens") > 1).then(decoded["end_ns"]).otherwise(first["end_ns"])
+    return requests.with_columns(first["scheduled_ns"], first["first_token_ns"], end_ns=end.cast(pl.Int64))
+
+
+def predict(
+    requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str], given: GivenFacts = NOTHING_GIVEN
+) -> list[PredictedFigure]:
+    """Predict the figures of a changed server.
+
+    Args:
+        requests: as recorded; figures are ratios to theirs where all moments are known.
+
+    Raises:
+        UsageError: there is no such change.
+        Unanswerable: a request never fits, a change needs what is not known, or the unchanged server is not
+            as recorded.
+    """
+    before = Server(requests, fitted.engine, fitted.cost, given=given)
+    after = changed_by_all(before, changes)
+    whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
+    measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
+    same, other = (figures_of(answered(served, fitted.delay_s)) for served in (before, after))
+    _ensure_as_recorded(measured, same)
+    drawn = _drawn_ratios(before, fitted, changes)
+    figures = []
+    for index, name in enumerate(FIGURES):
+        is_measured = np.isfinite(measured[name])
+        missed = SIGMAS * float(np.log(same[name] / measured[name])) if is_measured else 0.0
+        said = measured[name] * other[name] / same[name] if is_measured else other[name]
+        least, most = np.quantile(drawn[:, index], INSIDE) - np.log(other[name] / same[name])
+        low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
+        low, high = said * np.exp(-low), said * np.exp(high)
+        figures.append(PredictedFigure(name, measured[name] if is_measured else None, said, low, high))
+    return figures
+
+
+def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
+    """Check that a fitted server gives requests about the latency that was measured, where all have one.
+
+    Raises:
+        Unanswerable: it does not.
+    """
+    if (requests["first_token_ns"] >= 0).all() and (requests["end_ns"] >= requests["first_token_ns"]).all():
+        before = Server(requests, fitted.engine, fitted.cost)
+        _ensure_as_recorded(figures_of(requests), figures_of(answered(before, fitted.delay_s)))
+
+
+def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]) -> None:
+    """Refuse to predict by a simulation that has no such queue as was recorded: ratios to it say nothing.
+
+    Raises:
+        Unanswerable: the median latency of the unchanged server is far from what was measured.
+    """
+    was, said = measured["latency_p50_ms"], same["latency_p50_ms"]
+    if max(was / said, said / was) > MAX_MISSED:
+        raise Unanswerable(
+            f"served again by an unchanged engine, requests take {format_duration(said * NS_PER_MS)} in the "
+            f"median, and {format_duration(was * NS_PER_MS)} were measured: what limits this engine is not "
+            "known; give what its log says (--max-requests, --token-budget, --kv-tokens)"
+        )
+
+
+def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) -> Floats:
+    """[DRAWS, FIGURES] logarithms of figures, changed over unchanged, with costs as likely as the fitted."""
+    rng = np.random.default_rng(0)
+    ratios = []
+    for cost, delay_s in fitted.draws(DRAWS):
+        base = replace(before, cost=cost)
+        after = changed_by_all(base, changes)
+        other_run = rng.normal(0, MIN_ERROR) + rng.normal(0, after.doubt, len(COST_PARTS))
+        after = replace(after, cost=moved(after.cost, other_run))
+        pair = (figures_of(answered(after, delay_s)), figures_of(answered(base, delay_s)))
+        ratios.append([np.log(pair[0][name] / pair[1][name]) for name in FIGURES])
+    return np.array(ratios)
+
+
+def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
+    """A cost each part of which is multiplied by exp(log).
+
+    Args:
+        logs: [6] of `COST_PARTS`.
+    """
+    factors = dict(zip(COST_PARTS, np.exp(logs).tolist(), strict=True))
+    return replace(cost, **{part: getattr(cost, part) * factor for part, factor in factors.items()})
+
+
+# Which changes allow the most requests per second while the slowest keep a goal.
+
+BUDGETS = (0, 256, 512, 1024, 2048, 8192)
+BATCHES = (8, 16, 32, 64, 128, 256, 512)
+HALVINGS = 7
+MAX_JUDGED = 8  # sets of changes that are judged by other costs
+FEW_DRAWS = 10
+SURE = 0.9  # of these have to keep the goal
+FASTEST = 16.0  # times the recorded rate is not looked beyond
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What 99% of the requests have to keep; inf where it does not matter.
+
+    Attributes:
+        ttft_ms: until the first token.
+        tpot_ms: from one token to the next.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Changes, and the most requests per second that surely keep the goal; 0 where none do."""
+
+    changes: tuple[str, ...]
+    requests_per_s: float
+
+
+def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> list[Allowed]:
+    """Changes by the rate that they allow, the most first: those that gain, and the unchanged server."""
+    span_ns = int(np.ptp(requests["arrival_ns"].to_numpy()))
+    recorded = requests.height / (span_ns / NS_PER_S) if span_ns else np.nan
+    server, fitted_cost = Server(requests, fitted.engine, fitted.cost), [(fitted.cost, fitted.delay_s)]
+    rates = {changes: _fastest(server, fitted_cost, goal, changes) for changes in _candidates(fitted)}
+    gaining = sorted(
+        (changes for changes in rates if rates[changes] > rates[()]), key=lambda changes: -rates[changes]
+    )
+    likely = _likely_costs(fitted)
+    allowed = [
+        Allowed(changes, recorded * _fastest(server, likely, goal, changes))
+        for changes in [(), *_fewest(gaining, rates)[:MAX_JUDGED]]
+    ]
+    unchanged = allowed[0].requests_per_s
+    kept = [change for change in allowed if change.requests_per_s > unchanged or not change.changes]
+    return sorted(kept, key=lambda change: (-change.requests_per_s, len(change.changes)))
+
+
+def _fewest(
+    gaining: Sequence[tuple[str, ...]], rates: Mapping[tuple[str, ...], float]
+) -> list[tuple[str, ...]]:
+    """Of sets that allow the same rate the one with the fewest changes."""
+    best: dict[float, tuple[str, ...]] = {}
+    for changes in sorted(gaining, key=len):
+        best.setdefault(rates[changes], changes)
+    return sorted(best.values(), key=lambda changes: -rates[changes])
+
+
+def _likely_costs(fitted: FittedCost) -> list[tuple[IterationCost, float]]:
+    """Costs and delays that are as likely as the fitted one, in a run that is a little faster or slower."""
+    other_run = np.random.default_rng(0).normal(0, MIN_ERROR, FEW_DRAWS)
+    return [
+        (moved(cost, [log] * len(COST_PARTS)), delay_s)
+        for (cost, delay_s), log in zip(fitted.draws(FEW_DRAWS), other_run.tolist(), strict=True)
+    ]
+
+
+def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:
+    budgets = [
+        "",
+        *(f"chunked-prefill:tokens={tokens}" for tokens in BUDGETS if tokens != fitted.engine.token_budget),
+    ]
+    most_now, masked = fitted.engine.max_requests, fitted.engine.masked
+    # Masked attention grows with the square of a batch, and faster once keys fill a cache: what larger
+    # batches take than the recorded ones does not follow from these (docs/reference/accuracy-serving.md).
+    sizes = [most for most in BATCHES if most < most_now or (most > most_now and not masked)]
+    batches = ["", *(f"max-batch:requests={most}" for most in sizes)]
+    for pair in product(budgets, batches):
+        yield tuple(change for change in pair if change)
+
+
+def _fastest(
+    server: Server, costs: Sequence[tuple[IterationCost, float]], goal: Goal, changes: Sequence[str]
+) -> float:
+    """The largest factor of the rate of arrivals at which enough of the costs and delays keep the goal."""
+    low, high = 1 / FASTEST, FASTEST
+    if not _kept(server, costs, goal, changes, low):
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = float(np.sqrt(low * high))
+        if _kept(server, costs, goal, changes, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _kept(
+    server: Server,
+    costs: Sequence[tuple[IterationCost, float]],
+    goal: Goal,
+    changes: Sequence[str],
+    rate: float,
+) -> bool:
+    allowed = len(costs) - int(np.ceil(SURE * len(costs)))  # may fail
+    for cost, delay_s in costs:
+        after = reduce(changed, [*changes, f"arrivals:rate={rate}"], replace(server, cost=cost))
+        try:
+            seen = figures_of(answered(after, delay_s))
+        except Unanswerable:  # a request never fits
+            return False
+        if not (seen["ttft_p99_ms"] <= goal.ttft_ms and seen["tpot_p99_ms"] <= goal.tpot_ms):
+            allowed -= 1
+        if allowed < 0:
+            return False
+    return True

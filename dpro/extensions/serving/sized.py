@@ -1,0 +1,154 @@
+"""The cost of an iteration of a language model on a device, before anything of it was measured.
+
+In: the sizes of a model, a machine, the degree of tensor parallelism and an element type. Out: an
+`IterationCost`, from what `replay.cost.kernels` says of each product and of attention, and all-reduces of
+tensor parallelism. It is wrong by tens of percent, as all such figures are: use ratios of two of them, with a
+measurement of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.plan.model import Model
+from dpro.extensions.serving.engine import IterationCost
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import matmuls, size_of
+from dpro.replay.cost.machine import Machine, machine_of
+from dpro.units import NS_PER_S, NS_PER_US
+
+US_PER_S = NS_PER_S / NS_PER_US
+MANY = 4096  # tokens at which multiplying is all that counts
+REDUCTION_US = 10.0  # of an all-reduce of little inside a host, by kernels made for it
+LAYER_US = 50.0  # of a layer: a dozen kernels, each of which takes some microseconds however small
+FIXED_S = 2e-3  # of an iteration: scheduling, sampling
+# Reached of the sheet: by reading weights; by reading keys and values; by attention of prompts; by products
+# larger than any that was measured. Loops of one kernel on A100, H100 and H200 reach these.
+OF_BANDWIDTH, OF_BANDWIDTH_SCATTERED, OF_PEAK, OF_PEAK_MULTIPLIED = 0.78, 0.5, 0.35, 0.6
+KV_BYTES = 2
+OVERLAPPED = 2.0  # power that joins reading weights and multiplying
+REDUCTIONS = 2  # of a layer
+KEPT_FREE = 0.1  # of a GPU's memory: what engines leave for all but weights, keys and values
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model and what serves it.
+
+    Attributes:
+        model: whose layers are computed.
+        gpu: a key of the data sheets.
+        tp: GPUs over which each layer is cut.
+        dtype: of the weights.
+    """
+
+    model: Model
+    gpu: str
+    tp: int = 1
+    dtype: str = "bf16"
+
+
+def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int) -> IterationCost:
+    """What was fitted on one device and parallelism, on another.
+
+    Raises:
+        UsageError: the model cannot be cut like this.
+        Unanswerable: nothing is known of a device.
+    """
+    computed = [cost_of(one.model, machine_of(one.gpu), one.tp, one.dtype, decodes) for one in (here, there)]
+    return scaled(fitted, *computed)
+
+
+def cached_tokens(served: ServedModel, share: float = 1.0) -> float:
+    """Tokens for which there is memory beside the weights, up to a factor that depends on the model only.
+
+    Args:
+        share: of their bytes that the weights take.
+
+    Raises:
+        Unanswerable: the weights do not fit.
+    """
+    memory = machine_of(served.gpu).memory_gb * 1e9 * (1 - KEPT_FREE) * served.tp
+    weights = share * served.model.parameters() * size_of(served.dtype)
+    if memory <= weights:
+        raise Unanswerable(
+            f"the model does not fit: {weights / 1e9:.0f} GB of weights, and {served.tp} x {served.gpu} have "
+            f"{memory / 1e9:.0f} GB for them"
+        )
+    return memory - weights
+
+
+def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 1) -> IterationCost:
+    """The cost of an iteration.
+
+    Args:
+        dtype: of weights; keys and values take two bytes.
+
+    Raises:
+        UsageError: the model cannot be cut like this.
+        Unanswerable: nothing is known of the machine.
+    """
+    if tp < 1 or model.heads % tp:
+        raise UsageError(f"{model.heads} heads cannot be cut over {tp} GPUs")
+    weights = _weights_read(model, decodes) * size_of(dtype) / tp
+    bandwidth = machine.sheet.gbps * 1e9
+    peak = machine.sheet.tflops["bf16"] * 1e12
+    heads, kv_heads = model.heads / tp, max(model.kv_heads / tp, 1.0)
+    key, value = model.widths
+    kept = 2 * kv_heads * value if not model.kv_rank else model.kv_rank + model.rope_size
+    reductions = REDUCTIONS * model.layers if tp > 1 else 0
+    return IterationCost(
+        host_s=FIXED_S + (model.layers * LAYER_US + reductions * REDUCTION_US) / US_PER_S,
+        weights_s=weights / (OF_BANDWIDTH * bandwidth),
+        token_s=_token_us(model, machine, tp, dtype) / US_PER_S
+        + reductions * 2 * (tp - 1) / tp * KV_BYTES * model.hidden / (machine.inside_gbps * 1e9),
+        context_s=model.layers * KV_BYTES * kept / (OF_BANDWIDTH_SCATTERED * bandwidth),
+        pair_s=model.layers * 2 * heads * (key + value) / (OF_PEAK * peak),
+        power=OVERLAPPED,
+    )
+
+
+def scaled(fitted: IterationCost, here: IterationCost, there: IterationCost) -> IterationCost:
+    """What was fitted, changed in proportion to two costs that were computed."""
+    return replace(
+        fitted,
+        host_s=fitted.host_s * there.host_s / here.host_s,
+        weights_s=fitted.weights_s * there.weights_s / here.weights_s,
+        token_s=fitted.token_s * there.token_s / here.token_s,
+        context_s=fitted.context_s * there.context_s / here.context_s,
+        pair_s=fitted.pair_s * there.pair_s / here.pair_s,
+    )
+
+
+def _token_us(model: Model, machine: Machine, tp: int, dtype: str) -> float:
+    """Products of all layers, for a token among many; of experts those that a token meets."""
+    products = [
+        (outputs / (tp if cut == "column" else 1), inputs / (tp if cut == "row" else 1), model.layers)
+        for cut, inputs, outputs in model.projections
+    ]
+    dense = model.layers - model.expert_layers
+    wide = 2 if model.gated else 1
+    met = model.expert_ffn * (model.shared_experts + model.experts_per_token)
+    for width, layers in ((model.ffn, dense), (met, model.expert_layers)):
+        products += [(wide * width / tp, model.hidden, layers), (model.hidden, width / tp, layers)]
+    n, k, times = (np.array(column, dtype=float) for column in zip(*products, strict=True))
+    counted = (n > 0) & (k > 0) & (times > 0)
+    operations = matmuls(dtype, np.full(int(counted.sum()), float(MANY)), n[counted], k[counted])
+    us = estimate(operations, machine.gpu, machine.sheets)["us"].to_numpy()
+    by_sheet = operations["operations"].to_numpy() / (OF_PEAK_MULTIPLIED * machine.sheet.tflops[dtype] * 1e6)
+    return float(np.where(np.isnan(us), by_sheet, us) @ times[counted]) / MANY
+
+
+def _weights_read(model: Model, decodes: int) -> float:
+    """Weights that an iteration reads; of experts those that some token meets, if each chooses by chance."""
+    dense = (model.layers - model.expert_layers) * model.dense_ffn_parameters
+    tables = model.vocabulary * model.hidden
+    met = 0.0
+    if model.experts:
+        missed = (1 - model.experts_per_token / model.experts) ** decodes
+        met = model.experts * (1 - missed) + model.shared_experts
+    experts = model.expert_layers * met * model.expert_parameters
+    return model.layers * model.attention_parameters + dense + experts + tables

@@ -1,0 +1,400 @@
+"""Changes that `dpro try` can make to a job: one table, which is also the map from what-if edits to them.
+
+In: what the user typed, in the form of what-if edits. Out: a `Change`: the family in
+`collectors/inside/apply` that makes it with its arguments, and the edit that predicts it. Where a what-if
+edit has the same meaning, the text is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpro.collectors.inside.environment import kept
+from dpro.errors import UsageError
+from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, nearest, read_values, split_edit
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.predict import Prediction
+    from dpro.store import Run
+
+Values = dict[str, Any]
+PROBE, PROBES = "probe", "probes."
+BUDGET = "budget"  # what is chosen within it depends on what a probe measured
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change to a job.
+
+    Attributes:
+        text: as the user wrote it.
+        kind: its name and what is not a number in it: changes of one kind share one prediction error.
+        family: what makes it.
+        arguments: what that takes.
+        edits: the what-if edits that predict it; none where nothing does.
+        uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
+        samples: how many times as many samples a step has.
+        passes: how many times as many samples a forward pass has.
+        keeps_loss: whether the job should learn what it did.
+        probe: what has to be measured of the job before it is known what to change, such as `compress:probe`.
+    """
+
+    text: str
+    kind: str
+    family: str
+    arguments: Values
+    edits: tuple[str, ...] = ()
+    uneven: bool = False
+    samples: float = 1.0
+    passes: float = 1.0
+    keeps_loss: bool = True
+    probe: str = ""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it measures the job and changes nothing."""
+        return self.family.startswith(PROBES)
+
+    @property
+    def changes_threads(self) -> bool:
+        """Whether the job then has other processes or threads, which wait for cores, too."""
+        return self.family in ("data", "environment")
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the recorder reads it."""
+        return {"edit": self.text, "family": self.family, "arguments": self.arguments}
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """One row of the table.
+
+    Attributes:
+        summary: what is changed, a few words.
+        family: what makes the change, in `collectors/inside/apply`.
+        keys: what the user may give.
+        example: as the user writes it.
+        arguments: the family's arguments for what was given.
+        alone: whether no key need be given.
+        edits: the what-if edits that predict what was given, where they have another text.
+        uneven, samples, passes, keeps_loss: as `Change`, the numbers from what was given.
+    """
+
+    summary: str
+    family: str
+    keys: Sequence[Key]
+    example: str
+    arguments: Callable[[Values], Values] = dict
+    alone: bool = False
+    edits: Callable[[Values], tuple[str, ...]] | None = None
+    uneven: bool = False
+    samples: Callable[[Values], float] = lambda _: 1.0
+    passes: Callable[[Values], float] = lambda _: 1.0
+    keeps_loss: bool = True
+
+
+def _word(name: str, *choices: str, default: Any = None) -> Key:
+    return Key(name, str, "", default, choices=choices)
+
+
+def _amount(name: str, most: float, default: Any = None, least: float = 1 / MAX_TIMES) -> Key:
+    return Key(name, float, "", default, least, most)
+
+
+def _flags(*names: str) -> list[Key]:
+    return [Key(name, bool, "", None) for name in names]
+
+
+def _autocast(values: Values) -> Values:
+    if values.get("dtype") == "fp8":
+        raise UsageError(
+            "precision: fp8 is no type of autocast: convert the model where it is built, with torchao "
+            "(torchao.float8.convert_to_float8_training, pip install torchao) or Transformer Engine's "
+            "fp8_autocast"
+        )
+    return values
+
+
+def _renamed(**names: str) -> Callable[[Values], Values]:
+    return lambda values: {names.get(key, key): value for key, value in values.items()}
+
+
+def _compression(values: Values) -> Values:
+    ways = [key for key in ("to", "powersgd_rank", "topk", BUDGET) if key in values]
+    if len(ways) > 1:
+        raise UsageError("compress: to, powersgd_rank, topk and budget exclude each other")
+    if "module" in values and ways != ["to"]:
+        raise UsageError("compress: module needs to=, as in compress:to=bf16,module=layers.*")
+    if "topk" in values:
+        return {"share": values["topk"], "to": "topk"}
+    return (
+        {"rank": values["powersgd_rank"], "to": "powersgd"}
+        if "powersgd_rank" in values
+        else {{"module": "layers"}.get(key, key): value for key, value in values.items()}
+    )
+
+
+def _workers(values: Values) -> tuple[str, ...]:
+    return (f"workers:count={values['workers']}",) if "workers" in values else ()
+
+
+def _compiled(values: Values) -> tuple[str, ...]:
+    edits_of = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
+    return edits_of.get(values.get("mode", "default"), ())
+
+
+def _precision(values: Values) -> tuple[str, ...]:
+    return (f"precision:dtype={values['dtype']}",)
+
+
+def _late(values: Values) -> Values:
+    if len(values) < 2:
+        raise UsageError("slow needs rank and ms, as in slow:rank=1,ms=20: a factor cannot be made to a job")
+    return values
+
+
+def _algorithm(values: Values) -> Values:
+    if len(values) != 1:
+        raise UsageError("algorithm needs to=ring or to=tree, or proto=ll128 (or ll, simple), not both")
+    if "proto" in values:
+        return {"name": "NCCL_PROTO", "value": PROTOCOLS[values["proto"]], "backend": "nccl"}
+    return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
+
+
+PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}  # as NCCL spells them
+TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused, with what to do instead
+OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
+CHANGES: dict[str, ChangeRow] = {
+    "bucket": ChangeRow(
+        "gradient buckets of DDP of another size",
+        "ddp", [_amount("mb", MAX_TIMES, MISSING)], "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
+    ),
+    "ddp": ChangeRow(
+        "other settings of DDP",
+        "ddp", _flags("gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
+        "ddp:static_graph=true",
+    ),
+    "compress": ChangeRow(
+        "gradients are compressed before they are reduced",
+        "reduction",
+        [
+            _word("to", "fp16", "bf16"), count_key("powersgd_rank", default=None), _amount("topk", 1),
+            _amount(BUDGET, 1), _word("module"),
+        ],
+        "compress:to=bf16", _compression,
+    ),
+    "local-updates": ChangeRow(
+        "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
+        "reduction", [count_key("every", least=2)], "local-updates:every=4", uneven=True,
+    ),
+    "precision": ChangeRow(
+        "the model's forward pass runs under autocast",
+        "modules.precision", [_word("dtype", *TYPES), _amount(BUDGET, 1)], "precision:dtype=bf16", _autocast,
+    ),
+    "autocast": ChangeRow(
+        "the same",
+        "modules.precision", [_word("dtype", *TYPES, default=MISSING)], "autocast:dtype=bf16", _autocast,
+        edits=_precision,
+    ),
+    "compile": ChangeRow(
+        "the model is compiled",
+        "modules.compiling", [_word("mode", "default", "reduce-overhead", "max-autotune")],
+        "compile", lambda values: {"mode": "default"} | values, alone=True, edits=_compiled,
+    ),
+    "cuda-graph": ChangeRow(
+        "what the model launches is captured as CUDA graphs, on GPUs",
+        "modules.compiling", (), "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
+    ),
+    "recompute": ChangeRow(
+        "modules keep their inputs only, and backward computes the rest again",
+        "modules.recompute", [_word("module", default=MISSING)], "recompute:module=layers.*",
+    ),
+    "prefetch": ChangeRow(
+        "FSDP2 gathers parameters some modules earlier",
+        "modules.sharded", [count_key("ahead", default=1), _word("only", "forward", "backward")],
+        "prefetch:ahead=1",
+    ),
+    "accumulate": ChangeRow(
+        "several passes of the loop become one optimizer step, gradients are reduced in the last",
+        "accumulate", [count_key("steps", least=2, default=2)], "accumulate:steps=2",
+        samples=lambda values: values["steps"],
+    ),
+    "batch": ChangeRow(
+        "DataLoaders make larger batches",
+        "data", [_amount("factor", 1024, 2.0, 1.01)], "batch:factor=2",
+        samples=lambda values: values["factor"], passes=lambda values: values["factor"],
+    ),
+    "hide-input": ChangeRow(
+        "the batch before is returned again, so that none is waited for",
+        "repeat", (), "hide-input", alone=True, keeps_loss=False,
+    ),
+    "no-sync": ChangeRow(
+        "item() returns what it did a step before, without waiting for the GPU",
+        "waits", (), "no-sync", alone=True,
+    ),
+    "no-comm": ChangeRow(
+        "DDP leaves gradients on each rank as they are",
+        "reduction", (), "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
+    ),
+    "algorithm": ChangeRow(
+        "NCCL runs its collectives by this algorithm (NCCL_ALGO), or protocol (NCCL_PROTO)",
+        "environment", [_word("to", "ring", "tree"), _word("proto", *PROTOCOLS)],
+        "algorithm:to=tree", _algorithm,
+    ),
+    "slow": ChangeRow(
+        "a rank sleeps at the beginning of each step",
+        "host", [count_key("rank", least=0, default=None), _amount("ms", 60_000)], "slow:rank=1,ms=20", _late,
+    ),
+    "workers": ChangeRow(
+        "batches are loaded by that many worker processes",
+        "data", [count_key("count", least=0)], "workers:count=2", _renamed(count="num_workers"),
+    ),
+    "dataloader": ChangeRow(
+        "batches are loaded otherwise, by more settings than the number of workers",
+        "data",
+        [
+            count_key("workers", least=0, default=None), count_key("prefetch_factor", default=None),
+            *_flags("pin_memory", "persistent_workers"),
+        ],
+        "dataloader:workers=2", _renamed(workers="num_workers"), edits=_workers,
+    ),
+    "optimizer": ChangeRow(
+        "another implementation of the optimizer",
+        "optimizers", [_word("impl", "fused", "foreach", "loop", default=MISSING)], "optimizer:impl=fused",
+    ),
+    "gc": ChangeRow(
+        "Python collects garbage only every few steps, or (0) never",
+        "host", [count_key("every", least=0, default=None)], "gc:every=100",
+        lambda values: {"every": 0} | values, alone=True, uneven=True,
+    ),
+    "threads": ChangeRow(
+        "PyTorch uses that many threads",
+        "host", [count_key("n")], "threads:n=1", _renamed(n="num_threads"),
+    ),
+}  # fmt: skip
+PROBE_SUMMARIES = {
+    f"compress:{PROBE}": "what each codec loses of the job's gradients, and takes; nothing is changed",
+    f"precision:{PROBE}": "what each weight loses with fewer bits, and what the loss makes of it",
+}
+VARIABLE, VARIABLE_EXAMPLE = "env", "env:NCCL_ALGO=Tree"
+VARIABLE_SUMMARY = "a variable of the environment, of those that a recording keeps"
+
+
+def parse_change(text: str) -> Change:
+    """Parse a change.
+
+    Raises:
+        UsageError: no such change or key (with the nearest one), or a value that is not what it should be.
+    """
+    name, rest = split_edit(text)
+    if name == VARIABLE:
+        return _variable(text.strip(), rest)
+    if name not in CHANGES:
+        raise UsageError(_unknown(name))
+    row, text = CHANGES[name], text.strip()
+    if rest.strip() == PROBE and f"{name}:{PROBE}" in PROBE_SUMMARIES:
+        return Change(text, text, f"{PROBES}{name}", {})
+    given = read_values(name, rest, row.keys, row.example)
+    values = {key: value for key, value in given.items() if value is not None}
+    if not (values or row.alone):
+        raise UsageError(f"{name} needs {' or '.join(key.name for key in row.keys)}, as in {row.example}")
+    edits = (text,) if row.edits is None else row.edits(values)
+    return Change(
+        text,
+        parse_change(edits[0]).kind if len(edits) == 1 and edits[0] != text else _kind(name, values),
+        row.family,
+        row.arguments(values),
+        edits,
+        row.uneven,
+        row.samples(values),
+        row.passes(values),
+        row.keeps_loss,
+        f"{name}:{PROBE}" if BUDGET in values else "",
+    )
+
+
+def _kind(name: str, values: Values) -> str:
+    words = [
+        f"{key}={str(value).lower()}" if isinstance(value, str | bool) and key != "module" else key
+        for key, value in values.items()
+    ]
+    return f"{name}:{','.join(words)}" if words else name
+
+
+def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str]) -> None:
+    """Refuse changes that cannot be made to one job together, and those that the job already has.
+
+    Raises:
+        UsageError: saying which.
+    """
+    names = [split_edit(change.text)[0] for change in changes]
+    for name in names:
+        if names.count(name) > 1 and name != VARIABLE:
+            raise UsageError(f"{name} is given twice: give its keys together, as in {name}:a=…,b=…")
+    if sum(change.family == "reduction" for change in changes) > 1:
+        raise UsageError(
+            "compress, local-updates and no-comm exclude each other: DDP takes one communication hook"
+        )
+    if "accumulate" in names and {"local-updates", "no-comm"} & {*names}:
+        raise UsageError("accumulate has nothing to add to local-updates and no-comm, which reduce nothing")
+    for change in changes:
+        if change.family == "environment":
+            name, value = change.arguments["name"], change.arguments["value"]
+            if environment.get(name) == value:
+                raise UsageError(f"{change.text}: {name} is {value} here already: nothing to change")
+
+
+def kind_of_edit(text: str) -> str:
+    """Return the kind of a what-if edit in the ledger; empty where it cannot be tried."""
+    try:
+        return parse_change(text).kind
+    except UsageError:
+        return ""
+
+
+def is_of_ddp(text: str) -> bool:
+    """Whether trying a what-if edit changes torch's DDP, which other frameworks have no part in."""
+    return parse_change(text).family in OF_DDP
+
+
+def _variable(text: str, rest: str) -> Change:
+    name, equals, value = rest.partition("=")
+    if not name or not equals:
+        raise UsageError(f"{VARIABLE} needs a variable and its value, as in {VARIABLE_EXAMPLE}")
+    if not kept({name: value}) or name.endswith("RANK") or name.startswith("SLURM_"):
+        raise UsageError(
+            f"{text}: not a variable that a recording keeps: those of CUDA, NCCL, gloo, OpenMP, PyTorch, …"
+        )
+    return Change(text, f"{VARIABLE}:{name}", "environment", {"name": name, "value": value})
+
+
+def _unknown(name: str) -> str:
+    from dpro.replay.whatif.registry import EDITS
+
+    names = [*CHANGES, VARIABLE]
+    if name in EDITS:
+        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(names)}"
+    return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"
+
+
+# What `dpro whatif` says of trying what it predicts.
+
+
+def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
+    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
+    texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
+    if not texts or not all(map(kind_of_edit, texts)):
+        return ""
+    if any(map(is_of_ddp, texts)) and _reduces_without_ddp(run):
+        return ""
+    return f"dpro try {' '.join(texts)} -- COMMAND"
+
+
+def _reduces_without_ddp(run: Run) -> bool:
+    """Whether the job said that DeepSpeed reduces its gradients."""
+    from dpro.replay.gradient_buckets import SOURCE
+    from dpro.schema import BUCKETS
+
+    return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())

@@ -1,0 +1,189 @@
+"""What was predicted and what was measured, of every change that was tried on this machine.
+
+In: entries. Out: a file with one JSON object per line that is only ever appended to,
+`$XDG_DATA_HOME/dpro/ledger` (`~/.local/share/dpro/ledger`), and how far predictions of a kind of change
+have been off so far. Several processes may append at once; a line that cannot be read is counted and passed
+over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpro.errors import DproError
+from dpro.folders import lock
+
+SCHEMA_VERSION = 1
+MIN_ENTRIES = 3  # of a kind, before they widen the interval of the next prediction
+COVERAGE = 0.9  # share of further errors that the widened interval holds
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Step time changed / unchanged, with an interval.
+
+    Attributes:
+        ratio: of the step times.
+        low, high: its interval.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """One try; times are shares of the unchanged step.
+
+    Attributes:
+        kind: of change.
+        edits: the changes, as the user wrote them.
+        predicted: by the replay alone; null where nothing predicts it.
+        measured: in pairs of recordings.
+        noise: typical difference of two recordings of the unchanged job, as a share; null with one pair.
+        baseline_ms: mean step of the unchanged job.
+        pairs: of recordings.
+        steps: of each recording, at least.
+        world_size: ranks of the job.
+        time: UTC, ISO 8601.
+        run: the folder of the recordings.
+        gpus: of the job.
+        versions: of dpro and torch.
+        schema_version: of the ledger.
+    """
+
+    kind: str
+    edits: list[str]
+    predicted: Ratio | None
+    measured: Ratio
+    noise: float | None
+    baseline_ms: float
+    pairs: int
+    steps: int
+    world_size: int
+    time: str
+    run: str = ""
+    gpus: list[str] = []
+    versions: dict[str, str] = {}
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def error(self) -> float | None:
+        """Logarithm of measured / predicted; None where nothing was predicted."""
+        return math.log(self.measured.ratio / self.predicted.ratio) if self.predicted else None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time is in the predicted interval."""
+        if self.predicted is None:
+            return None
+        return self.predicted.low <= self.measured.ratio <= self.predicted.high
+
+
+def ledger_path() -> Path:
+    """Return the path of this user's ledger."""
+    chosen = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".local" / "share"
+    return base / "dpro" / "ledger"
+
+
+def append(entry: LedgerEntry) -> Path:
+    """Add an entry.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        DproError: it cannot be written.
+    """
+    path = ledger_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            lock(descriptor)
+            size = os.fstat(descriptor).st_size
+            is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            os.write(descriptor, b"\n" * is_cut + msgspec.json.encode(entry) + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DproError(f"{path}: the ledger cannot be written ({error.strerror})") from error
+    return path
+
+
+def read() -> tuple[list[LedgerEntry], int]:
+    """Return all entries in order, and the number of lines that are none.
+
+    Raises:
+        DproError: there is a ledger, and it cannot be read.
+    """
+    path = ledger_path()
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise DproError(f"{path}: the ledger cannot be read ({error.strerror})") from error
+    entries, damaged = [], 0
+    for line in filter(bytes.strip, lines):
+        try:
+            entry = msgspec.json.decode(line, type=LedgerEntry)
+            sound = entry.measured.ratio > 0 and (entry.predicted is None or entry.predicted.ratio > 0)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            sound = False
+        if sound:
+            entries.append(entry)
+        else:
+            damaged += 1
+    return entries, damaged
+
+
+def joint_kind(kinds: Iterable[str]) -> str:
+    """Return the kind of changes that were made together."""
+    return " + ".join(sorted(kinds))
+
+
+def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
+    """Return how far predictions of a kind are off.
+
+    The error that at least 9 of 10 further ones stay within if they are like those so far: the
+    ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small for that (split conformal
+    prediction: Lei et al., JASA 113, 2018).
+
+    Returns:
+        Absolute value of the logarithm of measured / predicted, 0 where there are too few, and how many
+        entries that is from.
+    """
+    same = [entry for entry in entries if kind and entry.kind == kind]
+    errors = sorted(abs(entry.error) for entry in same if entry.error is not None)
+    if len(errors) < MIN_ENTRIES:
+        return 0.0, len(errors)
+    return errors[min(math.ceil(COVERAGE * (len(errors) + 1)), len(errors)) - 1], len(errors)
+
+
+def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
+    """Return whether most tries of a kind took as long as was predicted; False without any."""
+    inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
+    judged = [is_inside for is_inside in inside if is_inside is not None]
+    return bool(judged) and 2 * sum(judged) > len(judged)
+
+
+def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:
+    """Widen an interval so that it holds the usual error around the prediction.
+
+    Args:
+        predicted, low, high: the prediction and its interval, ns.
+        error: absolute value of a logarithm, as of `usual_error`.
+
+    Returns:
+        Its ends; never a narrower interval.
+    """
+    return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))
+
+
+# Where a job was changed, in words.

@@ -1,0 +1,39 @@
+"""What `dpro try` asks of `dpro record`: changes to the job, and its losses.
+
+In: hidden options. Out: what the recorder is asked for. The code that makes a change runs inside the job, and
+is beside the rest of the recorder: `dpro/collectors/inside/apply`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dpro.collectors.launch.start import Request
+
+
+def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
+    """Changes to the job: the `edit` as the user wrote it, its `family` and the family's `arguments`."""
+    return tuple(json.loads(value))
+
+
+OPTIONS = (
+    click.Option(["--losses"], is_flag=True, hidden=True),
+    click.Option(["--apply"], callback=_changes, default="[]", hidden=True),
+)
+
+
+def change_job(request: Request, given: Mapping[str, Any]) -> None:
+    """Have the job changed in the given way, and its losses recorded."""
+    request.extra |= {"losses": given["losses"], "apply": given["apply"]}
+    if not given["apply"]:
+        return
+    request.probes = {"apply": "dpro.collectors.inside.apply", **request.probes}
+    for change in given["apply"]:
+        if change["family"] == "environment":
+            variable = change["arguments"]
+            request.environment[variable["name"]] = variable["value"]

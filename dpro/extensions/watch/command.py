@@ -1,0 +1,516 @@
+"""`dpro watch`: diagnose a job while it runs; and `dpro recipe`, what it can do with a host at fault."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.options import DAY_S, MAX_STEPS, NumberRange
+from dpro.cli.output import json_option, print_json, warn
+from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
+from dpro.extensions.history.command import NO_HISTORY
+from dpro.units import format_duration
+from dpro.words import one_line, whole_number
+
+if TYPE_CHECKING:
+    from dpro.collectors.launch.recording import Launch
+    from dpro.collectors.launch.start import Request
+    from dpro.detect.findings_log import FindingsLog, Notice
+    from dpro.extensions.goodput.document import GoodputDocument
+    from dpro.extensions.goodput.running import LifeWatch
+    from dpro.extensions.watch.hook import HookRules
+    from dpro.extensions.watch.outlets import Metrics, Webhook
+    from dpro.extensions.watch.watcher import Watcher
+
+
+NICE = 10  # the job comes first
+LAST_PORT = 65535
+ACCOUNT_S = 3600.0  # from one account that is said to the next, where the job does not begin again
+BEGIN_S = 10.0  # a recording that is just beginning is waited for
+WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
+ON_FINDING = "DPRO_ON_FINDING"  # the same
+
+
+def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
+    """Make what takes an option's value out of sight at once: it has a URL that may be posted to, or a token.
+
+    Args:
+        variable: of the environment, that may give the value instead.
+        what: the value, in words.
+    """
+
+    def hide_value(_context: click.Context, _option: click.Parameter, value: str) -> str:
+        os.environ.pop(variable, None)  # no business of the job, nor of helpers
+        if value and not hide(value):
+            warn(f"the list of processes shows {what}: give it as {variable} instead")
+        return value
+
+    return hide_value
+
+
+_OUTLETS = (
+    click.Option(["--webhook"], metavar="URL", default="", envvar=WEBHOOK,
+        callback=_out_of_sight(WEBHOOK, "the URL of --webhook"),
+        help="Post each finding there when it begins and ends: as JSON, or in words to Slack, Teams and "
+        f"others (extra `notify`); ${WEBHOOK} is the same.",
+    ),
+    click.Option(["--metrics"], metavar="[HOST:]PORT", default="",
+        help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
+    ),
+    click.Option(["--on-finding", "on_finding"], metavar="CMD", default="", envvar=ON_FINDING,
+        callback=_out_of_sight(ON_FINDING, "the command of --on-finding"),
+        help="Run this when a finding names one host; never where it may be another.",
+    ),
+    click.Option(["--dry-run"], is_flag=True, help="Only say when CMD would be run."),
+    click.Option(["--classes"], metavar="LIST", show_default=True,
+        default="slow.compute,slow.nic,slow.link,hang.device,dead.rank",
+        help="Of findings for which CMD is run.",
+    ),
+    click.Option(["--min-confidence"], type=NumberRange(0, 1), default=0.8, show_default=True,
+        help="Of a finding for which CMD is run.",
+    ),
+    click.Option(["--at-most"], metavar="N/TIME", default="1/1h", show_default=True,
+        help="How often CMD is run, over all runs: 2/1h, 1/30m, 3/d.",
+    ),
+)  # fmt: skip
+
+
+# Of `dpro record`: the job is watched while it is recorded.
+OPTIONS_OF_RECORD = (
+    click.Option(
+        ["--watch"], is_flag=True, help="Say on stderr what hangs or slows the job down, while it does."
+    ),
+    *_OUTLETS,
+)
+
+
+def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
+    """Have a recording watched, where an option asks for it.
+
+    Raises:
+        UsageError, MissingExtra: as `check_outlets` and `hook_rules`.
+    """
+    webhook, metrics = given["webhook"], given["metrics"]
+    check_outlets(webhook, metrics)
+    rules = hook_rules(*(given[name] for name in _OF_HOOK))
+    if given["watch"] or webhook or metrics or rules:
+        request.beside.append(partial(start_watcher, webhook, metrics, rules))
+
+
+@click.command(params=[*_OUTLETS])
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
+@click.option(
+    "--interval", "look_s", type=NumberRange(0.1, DAY_S), default=1.0, show_default=True, metavar="SECONDS",
+    help="Time from one look to the next.",
+)  # fmt: skip
+@click.option("--alone", is_flag=True, hidden=True, help="Leave if another process watches the run.")
+@click.option(
+    "--window",
+    "windows",
+    type=click.IntRange(0, MAX_STEPS),
+    multiple=True,
+    hidden=True,
+    help="Say what deep windows show, and leave.",
+)
+@json_option
+def watch(
+    run: Path,
+    webhook: str,
+    metrics: str,
+    look_s: float,
+    alone: bool,
+    windows: tuple[int, ...],
+    as_json: bool,
+    history: bool,
+    **hook_options: Any,
+) -> None:
+    """Say what hangs or slows a job down while it runs.
+
+    \b
+    dpro watch RUN                         on any machine that sees the folder
+    dpro watch RUN --json                  one finding per line
+    dpro watch RUN --webhook https://…     and to a scheduler, as JSON
+    dpro watch RUN --webhook slack://…     and to a chat or a pager, in words
+    dpro watch RUN --metrics 9464          and to Prometheus on this machine
+    dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
+    dpro watch RUN --on-finding ./take-out.sh --dry-run
+
+    Each finding is reported when it begins and when it is over, and kept in RUN. Where the time of the job
+    has gone so far is said after each restart and once an hour (`dpro goodput RUN` says it at any time). The
+    job has to be recorded by `dpro record`; nothing more runs inside it. The command ends when the job does.
+
+    The command of --on-finding is run for a finding that names one host: with the finding as JSON on its
+    standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
+    environment. `dpro recipe` has such commands for Slurm, torchrun and Kubernetes. What was run, and why
+    not, is in findings/hook.jsonl of RUN.
+    """
+    from dpro.detect.findings_log import OpenFindings, read_log
+    from dpro.extensions.goodput.running import LifeWatch
+    from dpro.extensions.watch.evidence import open_log
+    from dpro.extensions.watch.hook import Hook
+    from dpro.extensions.watch.outlets import Webhook
+    from dpro.extensions.watch.watcher import Watcher, watch
+
+    if windows:
+        _look_at_windows(run.resolve(), windows)
+        return
+    check_outlets(webhook, metrics)
+    rules = hook_rules(**hook_options)
+    _wait_for_recording(run)
+    server = _serve(metrics)
+    log = open_log(run)
+    if alone and not log.is_writer:
+        return
+    hook = Hook(run, rules, warn_of_hook) if rules else None  # before this process is nice
+    with suppress(OSError):
+        os.nice(NICE)
+    findings = OpenFindings()
+    if log.is_writer:
+        findings.resume(read_log(run))
+    watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None)
+    posts = Webhook(webhook) if webhook else None
+    report = _reporter(run, log, posts, server, as_json)
+
+    def pass_on(notice: Notice) -> None:
+        hosts = dict(watcher.job.workers.select("rank", "host").iter_rows())
+        if history and not notice.why:
+            notice = _with_history(notice, hosts, run)
+        report(notice)
+        if hook is not None:
+            hook.offer(notice, hosts)
+
+    say = None if as_json else _say
+    watch(watcher, look_s, pass_on, _seen(server, LifeWatch(run.resolve()), say), _complainer())
+    for outlet in (posts, hook):
+        if outlet is not None:
+            outlet.close()
+    if posts is not None and posts.lost:
+        warn(f"not received by --webhook: {posts.lost} of what is said above")
+
+
+def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
+    """A notice that says what earlier runs had of its host."""
+    from dpro.extensions.history.database import with_history
+
+    (finding,) = with_history([notice.finding], hosts, run, notice.time_ns)
+    return replace(notice, finding=finding)
+
+
+def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
+    """Say what deep windows show, as JSON: this is a process that a watcher started."""
+    from dpro.extensions.watch.deep import WindowFindings, diagnose_windows
+    from dpro.opening import readers
+
+    try:
+        answer = diagnose_windows(run, windows, readers())
+    except DproError as error:
+        answer = WindowFindings(error=str(error))
+    print_json(answer)
+
+
+def _wait_for_recording(run: Path) -> None:
+    """Wait a moment for a recording to begin.
+
+    Raises:
+        InputError: there is none.
+    """
+    from dpro.collectors.launch.recording import launches
+
+    deadline = time.monotonic() + BEGIN_S
+    while not launches(run.resolve()):
+        if time.monotonic() > deadline or (run / "manifest.json").exists():
+            what = "is not being recorded now; `dpro diagnose` reads a run whose job has ended"
+            raise InputError(f"{run}: {what}" if run.exists() else f"{run}: no such run")
+        time.sleep(0.1)
+
+
+def check_outlets(webhook: str, metrics: str) -> None:
+    """Refuse places where no finding can go.
+
+    Args:
+        webhook: a URL, or empty.
+        metrics: a port, or an address and a port; or empty.
+
+    Raises:
+        UsageError: one of them is nothing to go to.
+        MissingExtra: one of them needs a library that is not installed.
+    """
+    if webhook:
+        from dpro.extensions.watch.outlets import chat_of
+
+        chat_of(webhook)
+    port = metrics.rpartition(":")[2]
+    if metrics and not 0 <= whole_number(port) <= LAST_PORT:
+        raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
+    if metrics and find_spec("prometheus_client") is None:
+        raise MissingExtra("prometheus-client", "watch")
+
+
+def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording: Launch) -> None:
+    """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
+
+    Args:
+        webhook: a URL that gets each finding, or empty.
+        metrics: where to serve them for Prometheus, or empty.
+        rules: when a command is run for findings; None for none.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
+    secrets = {WEBHOOK: webhook, ON_FINDING: rules.command if rules else ""}
+    given = {name: secret for name, secret in secrets.items() if secret}
+    subprocess.Popen(
+        [*command, *(["--metrics", metrics] if metrics else []), *(as_arguments(rules) if rules else [])],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"POLARS_MAX_THREADS": "1"} | given,
+    )  # fmt: skip
+
+
+def _serve(where: str) -> Metrics | None:
+    from dpro.extensions.watch.outlets import Metrics
+
+    if not where:
+        return None
+    host, _, port = where.rpartition(":")
+    try:
+        return Metrics(host.strip("[]"), int(port))
+    except OSError as error:
+        raise UsageError(f"--metrics {where}: {error.strerror or error}") from error
+
+
+def _reporter(
+    run: Path, log: FindingsLog, hook: Webhook | None, server: Metrics | None, as_json: bool
+) -> Callable[[Notice], None]:
+    """What is done with each notice."""
+    from dpro.detect.findings_log import watch_document
+
+    def report(notice: Notice) -> None:
+        try:
+            log.write(notice)
+        except OSError as error:
+            warn(f"{log.folder}: {error.strerror or error}")
+        document = watch_document(run, notice)
+        if as_json:
+            print_json(document)
+        else:
+            click.echo("\n".join(in_words(notice)), err=True)
+        if hook is not None:
+            hook.post(document, [line.removeprefix("dpro: ") for line in in_words(notice)])
+        if server is not None and not notice.why:
+            server.begins(notice.finding)
+
+    return report
+
+
+def _complainer() -> Callable[[Exception], None]:
+    """What is said of a look that failed: the same thing once."""
+    said: set[str] = set()
+
+    def complain(error: Exception) -> None:
+        failed = "" if isinstance(error, Unanswerable) else f"a look failed: {type(error).__name__}: "
+        line = f"{failed}{error}".partition("\n")[0]
+        if line not in said:
+            said.add(line)
+            warn(line)
+
+    return complain
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _seen(
+    server: Metrics | None, life: LifeWatch, say: Callable[[str], None] | None
+) -> Callable[[Watcher], None]:
+    """What is done after each look: what is known of the job is said.
+
+    Its account where it began again, and once an hour; what limits it where that has changed.
+    """
+    said_s, attempts, limit = time.monotonic(), 1, ""
+
+    def seen(watcher: Watcher) -> None:
+        nonlocal said_s, attempts, limit
+        limit_now = watcher.deep.limit.partition(" (")[0]  # without its numbers
+        if say is not None and limit_now and limit_now != limit:
+            limit = limit_now
+            say(f"What limits the job is {watcher.deep.limit}")
+        if life.look() and life.latest is not None:
+            again = len(life.latest.attempts) > attempts
+            if say is not None and (again or time.monotonic() - said_s > ACCOUNT_S):
+                said_s, attempts = time.monotonic(), len(life.latest.attempts)
+                say(account_in_words(life.latest))
+        if server is not None:
+            numbers = {
+                "ranks": len(watcher.job.tails),
+                "steps": watcher.job.step + 1,
+                "still_seconds": round(watcher.job.still_s, 1),
+                "looks": watcher.looks,
+            } | _account_numbers(life.latest)
+            server.update(watcher.findings.findings, numbers)
+
+    return seen
+
+
+def _account_numbers(account: GoodputDocument | None) -> dict[str, float]:
+    """What Prometheus gets of the account of a job."""
+    if account is None:
+        return {}
+    return {
+        "goodput": account.goodput,
+        "ettr": account.ettr,
+        "attempts": len(account.attempts),
+        "wall_seconds": account.wall_s,
+    }
+
+
+def account_in_words(account: GoodputDocument) -> str:
+    """The account of a job so far, in a line."""
+    from dpro.detect.findings_log import time_of_day
+    from dpro.extensions.goodput.document import in_words
+
+    return f"dpro: {time_of_day(time.time_ns())} so far: {in_words(account)}"
+
+
+def in_words(notice: Notice) -> list[str]:
+    """A notice for people, and its evidence."""
+    from dpro.detect.findings_log import time_of_day
+
+    finding = notice.finding
+    when = time_of_day(notice.time_ns)
+    cause = f" ({finding.cause})" if finding.cause else ""
+    if notice.why:
+        return [f"dpro: {when} over: {finding.title}: {notice.why}"]
+    cost = ""
+    if 0 < finding.cost_ns < math.inf:
+        cost = f" costs {format_duration(finding.cost_ns)} per step ({finding.severity:.0%})"
+    head = f"dpro: {when} {finding.title}{cause}{cost}; confidence {finding.confidence:.2f}"
+    return [head, *(f"dpro:   - {line}" for line in finding.evidence)]
+
+
+# Words of the command line that the list of processes must not show, such as the address of a webhook.
+
+_PROCESS = Path("/proc/self")
+_ARG_START, _ARG_END = 45, 46  # of `stat`, counted after the process's name: fields 48 and 49 of proc(5)
+
+
+def hide(word: str) -> bool:
+    """Overwrite a word of this process's command line wherever it is.
+
+    Returns:
+        Whether the list of processes does not show it.
+    """
+    secret = word.encode(errors="surrogateescape")
+    try:
+        facts = (_PROCESS / "stat").read_bytes().rpartition(b")")[2].split()
+        begin, end = int(facts[_ARG_START]), int(facts[_ARG_END])
+        with (_PROCESS / "mem").open("r+b", buffering=0) as memory:
+            memory.seek(begin)
+            words = memory.read(end - begin)
+            memory.seek(begin)
+            memory.write(words.replace(secret, b"*" * len(secret)))
+    except (OSError, ValueError, IndexError):
+        pass  # whether it worked is checked below
+    return secret not in _shown()
+
+
+def _shown() -> bytes:
+    try:
+        return (_PROCESS / "cmdline").read_bytes()
+    except OSError:  # no such list here
+        return b""
+
+
+# When a command is run for findings.
+
+
+_OF_HOOK = ("on_finding", "dry_run", "classes", "min_confidence", "at_most")
+
+
+def hook_rules(
+    on_finding: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
+) -> HookRules | None:
+    """When the command is run; None where none is given.
+
+    Args:
+        on_finding: for the shell, or empty.
+        dry_run: whether it is only said that it would be run.
+
+    Raises:
+        UsageError: the limit is none, a class is not known, or there is no command to try.
+    """
+    from dpro.extensions.watch.hook import HookRules, parse_classes, parse_limit
+
+    limit, chosen = parse_limit(at_most), parse_classes(classes)
+    if not on_finding and dry_run:
+        raise UsageError("--dry-run: name a command with --on-finding")
+    return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
+
+
+def as_arguments(rules: HookRules) -> list[str]:
+    """Return rules as arguments of `dpro watch`, but for the command, which no other user may see."""
+    return [
+        "--classes", ",".join(rules.classes),
+        "--min-confidence", str(rules.min_confidence),
+        "--at-most", f"{rules.limit.most}/{rules.limit.window_s}s",
+        *(["--dry-run"] if rules.dry_run else []),
+    ]  # fmt: skip
+
+
+def warn_of_hook(what: str) -> None:
+    """Say on stderr what was done about a finding."""
+    click.echo(f"dpro: {one_line(what)}", err=True)
+
+
+@click.command()
+@click.argument("name", required=False)
+def recipe(name: str | None) -> None:
+    """What other systems need to work with `dpro watch`: commands for --on-finding, settings for --metrics.
+
+    \b
+    dpro recipe                     which there are
+    dpro recipe slurm               print one: what it does, and its settings
+    dpro watch RUN --on-finding "$(dpro recipe slurm)"
+    dpro recipe slurm > out.sh      to change it; then --on-finding 'sh out.sh'
+    dpro recipe alerts > dpro-alerts.yml
+    """
+    recipes = _recipes()
+    if name is None:
+        for title, text in recipes.items():
+            click.echo(f"{title:<15} {_about(text)}")
+    elif name in recipes:
+        click.echo(recipes[name], nl=False)
+    else:
+        raise UsageError(f"no recipe {name!r}: there are {', '.join(recipes)}")
+
+
+def _recipes() -> dict[str, str]:
+    """The text of each recipe, by name."""
+    from importlib.resources import files
+
+    folder = files("dpro.extensions.watch").joinpath("recipes")
+    texts = {file.name.partition(".")[0]: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    return dict(sorted(texts.items()))
+
+
+def _about(text: str) -> str:
+    """What a recipe says that it is: its first line, or in JSON its description."""
+    if text.startswith("{"):
+        return str(json.loads(text)["description"])
+    return text.partition("\n")[0].lstrip("# ")

@@ -1,0 +1,278 @@
+"""The deep watch: what the latest deep windows show while the job runs, by the detectors that replay.
+
+In: a run that is being recorded. Out: findings, once per look. When all ranks have saved another window, it
+is diagnosed together with those before it, since few steps prove little, in a process of its own at the
+lowest priority: building a graph takes seconds and memory that the watcher does without. Windows that are too
+large for that are left to `dpro diagnose`, which is reported. The state is a record, and `next_state` alone
+decides what comes next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import accumulate, chain
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, NamedTuple
+
+import msgspec
+
+from dpro.collectors.attach import training
+from dpro.collectors.convert.calls import BACKENDS
+from dpro.collectors.convert.recorded import Readers
+from dpro.collectors.inside.files import SHOWN
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
+from dpro.detect.findings import Finding
+from dpro.documents import Document
+from dpro.errors import DproError, Unanswerable
+from dpro.extensions.watch.job import OPEN_NS, ProcessTail
+from dpro.units import ms
+
+MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
+SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later
+MAX_LOOK_S = 300.0  # that a look may take
+SHARE = 0.05  # of the time that looks may take
+NICE = 19
+# Facts, records and calls of a process.
+_FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
+
+
+class WindowFindings(Document, frozen=True, kw_only=True):
+    """What the process that diagnoses windows answers to the watcher.
+
+    Attributes:
+        findings: costliest first.
+        limit: what limits the job, in words; empty where that is not known.
+        error: why there are none; empty where the windows could be diagnosed.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    limit: str = ""
+    error: str = ""
+
+
+class DeepWatchPhase(Enum):
+    """What the deep watch does."""
+
+    WAITING = "for another window"
+    SETTLING = "a window is saved, its calls may still come, or the last look was not long ago"
+    LOOKING = "a process diagnoses the latest windows"
+
+
+@dataclass(frozen=True)
+class DeepState:
+    """The state of the deep watch; times on this host's monotonic clock.
+
+    Attributes:
+        newest: the latest window that all ranks have saved, -1 for none.
+        newest_s: when it was noticed.
+        looked: the latest window that was looked at, -1 for none.
+        due_s: before which no look begins.
+    """
+
+    phase: DeepWatchPhase = DeepWatchPhase.WAITING
+    newest: int = -1
+    newest_s: float = 0.0
+    looked: int = -1
+    due_s: float = 0.0
+
+
+def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
+    """Return the state at a look of the watcher.
+
+    Args:
+        newest: the latest window that all ranks have saved, -1 for none.
+    """
+    if state.phase is DeepWatchPhase.LOOKING:
+        return state
+    if newest != state.newest:
+        state = replace(state, newest=newest, newest_s=now_s)
+    if newest <= state.looked:
+        return replace(state, phase=DeepWatchPhase.WAITING)
+    if now_s < max(state.due_s, state.newest_s + SETTLED_S):
+        return replace(state, phase=DeepWatchPhase.SETTLING)
+    return replace(state, phase=DeepWatchPhase.LOOKING, looked=newest)
+
+
+def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
+    """Return the state after a look."""
+    return replace(state, phase=DeepWatchPhase.WAITING, due_s=now_s + took_s / SHARE)
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    begun_s: float
+
+
+class DeepWatch:
+    """Looks at deep windows, one look at a time.
+
+    Attributes:
+        limit: what limits the job by the last look, in words; empty where that is not known.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """No window was looked at yet."""
+        self.state = DeepState()
+        self.limit = ""
+        self._run = run
+        self._child: _Child | None = None
+
+    def look(self, tails: Sequence[ProcessTail]) -> list[Finding] | None:
+        """Return what the latest windows show, when a look has just ended; None otherwise.
+
+        Raises:
+            Unanswerable: the window is too large.
+        """
+        if self._child is not None:
+            return self._findings_of(self._child)
+        saved = saved_windows(tails)
+        self.state = next_state(self.state, max(saved, default=-1), time.monotonic())
+        if self.state.phase is DeepWatchPhase.LOOKING:
+            try:
+                self._child = self._begin(tails, sorted(saved, reverse=True))
+            finally:
+                if self._child is None:
+                    self.state = replace(self.state, phase=DeepWatchPhase.WAITING)
+        return None
+
+    def close(self) -> None:
+        """End the process of a look that has not ended."""
+        if self._child is not None:
+            self._child.process.kill()
+            self._child.process.wait()
+            self._child.output.close()
+            self._child = None
+
+    def _begin(self, tails: Sequence[ProcessTail], latest_first: Sequence[int]) -> _Child | None:
+        """Start a process for the latest windows that fit; None where they were converted before."""
+        sizes = [_size(tails, window) for window in latest_first]
+        if sizes[0] == 0:
+            return None
+        if sizes[0] > MAX_BYTES:
+            raise Unanswerable(
+                f"deep windows of {sizes[0] >> 20} MiB are not looked at while the job runs, only up to "
+                f"{MAX_BYTES >> 20}: `dpro diagnose` does when it is over"
+            )
+        chosen = [
+            ["--window", str(window)]
+            for window, size, total in zip(latest_first, sizes, accumulate(sizes), strict=True)
+            if size and total <= MAX_BYTES
+        ]
+        output, begun_s = TemporaryFile(), time.monotonic()  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dpro", "watch", str(self._run), *chain(*chosen)],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
+            env=os.environ | {"POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+        )  # fmt: skip
+        return _Child(process, output, begun_s)
+
+    def _findings_of(self, child: _Child) -> list[Finding] | None:
+        """Return what a process has found, when it has ended; None where it goes on, or was killed."""
+        now_s = time.monotonic()
+        took_s = now_s - child.begun_s
+        has_ended = child.process.poll() is not None
+        if not has_ended and took_s < MAX_LOOK_S:
+            return None
+        content = b""
+        if has_ended:
+            child.output.seek(0)
+            content = child.output.read()
+        self.close()
+        self.state = looked(self.state, now_s, took_s)
+        try:
+            answer = msgspec.json.decode(content, type=WindowFindings)
+        except ValueError:
+            return None  # it was killed
+        # An error: most likely files were removed while it read. There will be other windows.
+        if answer.error:
+            return None
+        self.limit = answer.limit
+        return list(answer.findings)
+
+
+def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
+    """Return the latest windows that all ranks have saved."""
+    saved = [{number for number, _, end in tail.windows if end < OPEN_NS} for tail in tails]
+    return set.intersection(*saved) if saved else set()
+
+
+def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> WindowFindings:
+    """Diagnose some deep windows of a job that runs.
+
+    Returns:
+        Findings, and what limits the job; neither where the replay does not fit what was measured.
+
+    Raises:
+        DproError: it cannot be read, or there is nothing to replay.
+    """
+    from dpro.analysis.analysis import Analysis
+    from dpro.collectors.finish import finish
+    from dpro.detect.baseline import Baseline
+    from dpro.detect.context import Context
+    from dpro.detect.run import diagnose_graph
+    from dpro.replay.whatif.job import ReplayedJob
+    from dpro.store import open_run
+    from dpro.verdict.facts import JobFacts
+    from dpro.verdict.verdict import limit_of
+    from dpro.verdict.words import limit_in_words
+
+    os.nice(NICE)
+    folders = [process.folder for process in training(run)]
+    with TemporaryDirectory(prefix="dpro-deep-") as scratch:
+        to = Path(scratch) / "run"
+        _copy(run, windows, folders, to)
+        for launch in launches(to):
+            finish(launch, readers, None, {})
+        opened = open_run(to)
+        analysis = Analysis(opened)
+        if not analysis.trust.answerable:
+            return WindowFindings()
+        findings = diagnose_graph(Context(opened, Baseline(analysis.built.graph)))
+        words = ""
+        with suppress(DproError):  # of windows without a whole step, say: what was found holds
+            facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
+            limit = limit_of(facts)
+            words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
+        return WindowFindings(findings=tuple(findings), limit=words)
+
+
+def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:
+    """Copy the files that a diagnosis of windows needs; those that are removed meanwhile are left out."""
+    for name in {folder.parent.name for folder in folders}:
+        for where in (MARKERS, RAW):
+            (to / where).mkdir(parents=True, exist_ok=True)
+        shutil.copy2(Launch(run, name).marker, Launch(to, name).marker)
+    of_windows = [_name(window, what) for window in windows for what in ("window", "messages", "trace")]
+    for folder in folders:
+        copies = to / RAW / folder.parent.name / folder.name
+        copies.mkdir(parents=True)
+        for path in [path for pattern in (*_FILES, *of_windows) for path in folder.glob(pattern)]:
+            with suppress(OSError):
+                if ".tmp" not in path.name:
+                    shutil.copy2(path, copies / path.name)
+        for backend in BACKENDS:
+            for path in folder.glob(f"{SHOWN}{backend}.*"):
+                with suppress(OSError):
+                    shutil.copy2(path, copies / f"flight-{backend}-shown{path.suffix}")
+
+
+def _name(window: int, what: str = "window") -> str:
+    return f"{what}{window:04d}.json"
+
+
+def _size(tails: Iterable[ProcessTail], window: int) -> int:
+    """Return the bytes of a window's files; 0 where some rank's was converted before this look."""
+    try:
+        return sum((tail.process.folder / _name(window)).stat().st_size for tail in tails)
+    except OSError:
+        return 0

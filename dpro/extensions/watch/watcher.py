@@ -1,0 +1,142 @@
+"""Watching a job: what is new is read, and three watches look at it when there is something to see.
+
+In: a run that is being recorded. Out: notices of findings that begin and end. Nothing of this runs inside the
+job: it is only asked, by a file, for its latest calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpro.detect.findings_log import BEGINS, JOB_ENDED, Notice, OpenFindings
+from dpro.errors import DproError, Unanswerable
+from dpro.extensions.watch.deep import DeepWatch
+from dpro.extensions.watch.evidence import keep_hang
+from dpro.extensions.watch.hang import STILL_S, HangWatch
+from dpro.extensions.watch.job import Job
+from dpro.extensions.watch.late import LateWatch
+
+PATIENCE = 10  # steps for which a finding of a hang or of a late rank may be missing before it ends
+HANGS, LATE, DEEP = "hangs", "late", "deep"
+
+
+class Watcher:
+    """A job that is watched.
+
+    Attributes:
+        findings: those that hold now.
+        remarks: what it could not answer, since they were taken last.
+    """
+
+    def __init__(self, run: Path, findings: OpenFindings | None = None, keep_in: Path | None = None) -> None:
+        """Nothing was seen yet.
+
+        Args:
+            findings: those that an earlier watcher of the run found; none if not given.
+            keep_in: where evidence of hangs is kept; nowhere if not given.
+        """
+        self.job = Job(run)
+        self.findings = OpenFindings() if findings is None else findings
+        self.looks = 0
+        self.remarks: list[Exception] = []
+        self._keep_in = keep_in
+        self._new_hangs: list[int] = []  # whose evidence is still to be kept
+        self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
+
+    def look(self) -> list[Notice]:
+        """Read what is new; return a notice for each finding that begins or ends."""
+        self.looks += 1
+        step, notices = self.job.step, []
+        if self.job.follow():
+            notices += self.findings.close(None, step, "the job began again")
+            self.deep.close()
+            self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
+        self.job.read()
+        moves = self.job.still_s < STILL_S
+        if moves:
+            notices += self.findings.close(HANGS, self.job.step, "the job moves on")
+        if not self.job.tails:
+            return notices
+        notices += self._look_for_hangs()
+        if moves:
+            notices += self._look_for_late_ranks()
+            notices += self._look_deep()
+        return notices
+
+    def end(self) -> list[Notice]:
+        """End all findings: the job is over."""
+        self.deep.close()
+        return self.findings.close(None, self.job.step, JOB_ENDED)
+
+    def _look_for_hangs(self) -> list[Notice]:
+        hangs = self.hang.look(self.job)
+        if hangs is None:
+            return []
+        why = "nothing waits for it any more"
+        notices = self.findings.observe(HANGS, hangs, self.job.step, PATIENCE, why)
+        self._new_hangs += [notice.number for notice in notices if notice.event == BEGINS]
+        return notices
+
+    def _look_for_late_ranks(self) -> list[Notice]:
+        late = self.late.look(self.job)
+        if late is None:
+            return []
+        late = [finding for finding in late if not {*finding.ranks} <= self.findings.ranks(DEEP)]
+        return self.findings.observe(LATE, late, self.job.step, PATIENCE, "its peers hardly wait for it now")
+
+    def _look_deep(self) -> list[Notice]:
+        """Look at deep windows; ranks that the late watch has found are not reported once more."""
+        try:
+            deep = self.deep.look(list(self.job.tails.values()))
+        except Unanswerable as error:
+            self.remarks.append(error)
+            return []
+        if deep is None:
+            return []
+        late = self.findings.ranks(LATE)
+        deep = [finding for finding in deep if finding.of_job or not {*finding.ranks} <= late]
+        why = "the latest deep windows do not show it"
+        return self.findings.observe(DEEP, deep, self.job.step, 0, why)
+
+    def keep_evidence(self) -> None:
+        """Keep dumps and stacks of all ranks where a hang was found since this was last called."""
+        numbers, self._new_hangs = self._new_hangs, []
+        if numbers and self._keep_in is not None:
+            folder = self._keep_in / f"hang-{numbers[0]}"
+            keep_hang(self.job.run, folder, list(self.job.tails.values()))
+
+
+def watch(
+    watcher: Watcher,
+    look_s: float,
+    report: Callable[[Notice], Any],
+    seen: Callable[[Watcher], Any],
+    complain: Callable[[Exception], Any],
+) -> None:
+    """Look at a job again and again, until it is over.
+
+    Args:
+        look_s: time from one look to the next.
+        seen: is called after each look.
+        complain: is given what ended a look early, as files come and go while they are read; and what the
+            watcher could not answer.
+    """
+    while watcher.job.lives():
+        begun_s = time.monotonic()
+        try:
+            for notice in watcher.look():
+                report(notice)
+            watcher.keep_evidence()
+        except (DproError, OSError, ValueError, pl.exceptions.PolarsError) as error:
+            complain(error)
+        while watcher.remarks:
+            complain(watcher.remarks.pop(0))
+        seen(watcher)
+        time.sleep(max(look_s - (time.monotonic() - begun_s), look_s / 10))
+    for notice in watcher.end():
+        report(notice)
