@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 
 from dpro.cli.options import MAX_PID
-from dpro.dashboards.command import copies, is_live
+from dpro.cli.runs import is_live
+from dpro.dashboards.command import copies
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import (

@@ -1,4 +1,4 @@
-"""A slow, readable twin of the loop of `dpro.replay.serving`: lists instead of arrays, one idea a line.
+"""A slow twin of `dpro.extensions.serving.engine`: lists instead of arrays, one idea a line.
 
 No evicted request finds its blocks again, tokens are not guessed, and arrivals are given.
 """

@@ -16,7 +16,7 @@ from dpro.cli import cli
 from tests.commands import dpro
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "dpro" / "watch" / "recipes"
+RECIPES = ROOT / "dpro" / "extensions" / "watch" / "recipes"
 
 
 @pytest.fixture(scope="module")

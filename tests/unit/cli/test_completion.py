@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from dpro.cli import COMMANDS, cli
+from dpro.cli import all_commands, cli
 from dpro.cli.completion import SHELLS, VARIABLE
 from dpro.extensions.trial.changes import CHANGES
 from dpro.replay.whatif.registry import EDITS
@@ -23,7 +23,7 @@ def after(*words: str) -> list[str]:
 
 
 def test_commands_and_their_options_complete():
-    assert after("") == list(COMMANDS)
+    assert after("") == list(all_commands())
     assert after("di") == ["diagnose", "diff"]
     assert after("report", "--mark") == ["--markdown"]
 

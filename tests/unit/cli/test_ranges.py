@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 
@@ -10,14 +9,15 @@ import click
 import pytest
 from click.types import FloatParamType, IntParamType
 
-from dpro.cli import COMMANDS
+from dpro.cli import cli
 from dpro.cli.options import NumberRange
 from tests.commands import dpro, refused
 
 
 def _numbers() -> Iterator[tuple[str, click.Parameter]]:
-    for name, (module, attribute, _) in COMMANDS.items():
-        waiting = [getattr(importlib.import_module(module), attribute)]
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        waiting = [cli.get_command(context, name)]
         while waiting:
             command = waiting.pop()
             waiting += getattr(command, "commands", {}).values()

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import what_if
 from dpro.cli import cli
-from dpro.cli.whatif import how_to_try, refused_in_words
+from dpro.cli.whatif import refused_in_words
+from dpro.extensions.trial.changes import how_to_try
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS, OPERATIONS

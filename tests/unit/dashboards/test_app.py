@@ -140,7 +140,7 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
     page = navigate(stepless, "?view=telemetry")
     assert dimmed(page) == [
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
-        "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput", "Serving",
+        "Difference", "Layout", "Pipeline", "Fabric", "Goodput", "Plan", "Serving",
     ]  # fmt: skip
     assert tabs(page) == ["Verdict", "Steps × ranks"]
     assert page["shown"]["data"]["view"] == "telemetry"
@@ -152,10 +152,10 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
         "Hang",
         "Difference",
         "Layout",
-        "Plan",
         "Pipeline",
         "Fabric",
         "Goodput",
+        "Plan",
         "Serving",
     ]
     assert dimmed(navigate(app, "")) == without

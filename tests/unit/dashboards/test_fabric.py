@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.dashboards import needs
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
-from dpro.extensions.fabric.view import VIEW, cable_info, fabric_figure, node_info
+from dpro.extensions.fabric.view import VIEW, cable_info, fabric_figure, no_fabric, node_info
 from dpro.replay.cost.fabric.connections import Usage
 from dpro.replay.cost.fabric.network import fabric_of
 from dpro.store import open_run
@@ -105,4 +104,4 @@ def test_paths_that_are_not_known_are_said_to_be_so(tmp_path) -> None:
 
 def test_a_run_without_a_topology_says_how_to_give_it_one(tmp_path) -> None:
     loaded = load(cpu_job().write(tmp_path / "run"))
-    assert "dpro topology FILE --attach RUN" in needs.fabric(loaded, Link())
+    assert "dpro topology FILE --attach RUN" in no_fabric(loaded, Link())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dpro.analysis.report import make_report
-from dpro.dashboards import needs, report
+from dpro.dashboards import report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -23,6 +23,7 @@ from dpro.extensions.goodput.view import (
     class_figure,
     class_info,
     life_info,
+    nothing_started,
     progress_info,
 )
 from dpro.store import open_run, write_manifest
@@ -135,7 +136,7 @@ def test_shares_of_classes_are_those_of_the_selected_ranks(loaded):
 
 
 def test_sections_fill_for_any_selection(loaded):
-    assert not needs.moments(loaded, Link())
+    assert not nothing_started(loaded, Link())
     for fill in VIEW.sections.values():
         for link in (Link(), Link(ranks=(77,)), Link(ranks=(0,))):
             assert fill(loaded, link)
@@ -150,7 +151,7 @@ def test_end_that_is_not_recorded_is_unknown(tmp_path):
 
 
 def test_imported_run_says_what_is_missing(tmp_path):
-    assert "was not recorded" in needs.moments(Loaded(gpu_job().write(tmp_path / "run")), Link())
+    assert "was not recorded" in nothing_started(Loaded(gpu_job().write(tmp_path / "run")), Link())
 
 
 def runs_of_one_command(folder, begins) -> list:

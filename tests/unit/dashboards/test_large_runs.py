@@ -17,6 +17,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views import collectives, matrix, whatif
 from dpro.dashboards.views.whatif import prediction_info
 from dpro.errors import Unanswerable
+from dpro.extensions.fabric.view import traffic_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import Run
 from tests.builders import gpu_job
@@ -77,6 +78,6 @@ def test_a_prediction_is_shown_where_the_path_that_it_changes_is_too_large(run, 
 def test_what_a_large_run_loads_on_its_fabric_needs_no_whole_graph(empty_cache, tmp_path, monkeypatch):
     run = crossing_pairs(tmp_path / "run", 2000).run
     assert run is not None
-    whole = Loaded(run).traffic
+    whole = traffic_of(Loaded(run))
     condense(monkeypatch)
-    assert Loaded(run).traffic == whole
+    assert traffic_of(Loaded(run)) == whole

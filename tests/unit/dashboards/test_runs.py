@@ -9,10 +9,11 @@ from weakref import ref
 
 import pytest
 
+from dpro.cli.runs import latest_in, runs_in
 from dpro.dashboards import command as dashboard
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
-from dpro.dashboards.command import latest_in, load, names_of, offer, runs_in
+from dpro.dashboards.command import load, names_of, offer
 from dpro.dashboards.runs import KEPT, OfferedRun, Runs, ShownRun
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from tests.builders import cpu_job

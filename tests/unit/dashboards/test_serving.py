@@ -1,16 +1,15 @@
 """The view of a server."""
 
 import pytest
-from tests.unit.serving.test_serving import ASKED, SERVED, run_of
 
 from dpro.analysis.report import make_report
-from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
 from dpro.extensions.serving.answers import sent_with_server
 from dpro.extensions.serving.latency import PARTS
-from dpro.extensions.serving.view import VIEW, latency_info, waits_figure, waits_info
+from dpro.extensions.serving.view import VIEW, latency_info, nothing_served, waits_figure, waits_info
+from tests.unit.extensions.serving.test_serving import ASKED, SERVED, run_of
 
 
 def test_a_bar_of_each_request_is_as_long_as_its_latency(tmp_path):
@@ -26,7 +25,7 @@ def test_a_bar_of_each_request_is_as_long_as_its_latency(tmp_path):
 @pytest.mark.parametrize("tables", [{"requests": ASKED}, {"iterations": SERVED}])
 def test_sections_fill_with_one_table_alone(tmp_path, tables):
     loaded = Loaded(run_of(tmp_path, **tables))
-    assert not needs.serving(loaded, Link())
+    assert not nothing_served(loaded, Link())
     assert all(fill(loaded, Link()) for fill in VIEW.sections.values())
 
 

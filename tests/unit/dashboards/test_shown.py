@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from dpro.cli.runs import is_live
 from dpro.dashboards.app import make_app
-from dpro.dashboards.command import copies, is_live, load
+from dpro.dashboards.command import copies, load
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, RecordingCopy
 from dpro.dashboards.runs import ShownRun

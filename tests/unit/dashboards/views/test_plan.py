@@ -15,7 +15,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.extensions.plan.view import VIEW, _best, layouts_figure, layouts_info
+from dpro.extensions.plan.view import VIEW, _best, job_of, layouts_figure, layouts_info
 from dpro.store import Run, open_run, write_manifest
 from tests.unit.dashboards.test_app import ask, dimmed, navigate
 
@@ -31,8 +31,8 @@ def test_what_costs_no_more_and_gains_more_is_best() -> None:
 
 
 def test_the_run_s_own_layout_is_a_star_at_its_measured_step(loaded: Loaded) -> None:
-    rows = layouts_info(loaded.recorded_job, (1, 2))
-    assert rows.filter("own")["step_ms"].to_list() == pytest.approx([loaded.recorded_job.step_ms])
+    rows = layouts_info(job_of(loaded), (1, 2))
+    assert rows.filter("own")["step_ms"].to_list() == pytest.approx([job_of(loaded).step_ms])
     assert set(rows["gpus"]) == {1, 2}
     assert rows.filter("best").height >= 1
     figure = layouts_figure(rows, "memory", "light")
@@ -44,7 +44,7 @@ def test_the_run_s_own_layout_is_a_star_at_its_measured_step(loaded: Loaded) -> 
 
 
 def test_steps_are_drawn_against_gpus(loaded: Loaded) -> None:
-    rows = layouts_info(loaded.recorded_job, (1, 2))
+    rows = layouts_info(job_of(loaded), (1, 2))
     figure = layouts_figure(rows, "gpus", "dark")
     assert sum(len(trace.x) for trace in figure.data) == rows.height
 
@@ -61,7 +61,7 @@ def test_the_link_says_how_many_gpus_and_against_what(loaded: Loaded) -> None:
 
 
 def test_all_rows_have_an_interval_around_their_step(loaded: Loaded) -> None:
-    rows = layouts_info(loaded.recorded_job, (1,))
+    rows = layouts_info(job_of(loaded), (1,))
     assert rows.filter(
         (pl.col("low_ms") > pl.col("step_ms")) | (pl.col("high_ms") < pl.col("step_ms"))
     ).is_empty()

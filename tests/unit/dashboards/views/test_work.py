@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from msgspec import structs
 
+from dpro.analysis.answers.whatif import calibrated
 from dpro.analysis.summary import stands_out
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
@@ -22,15 +23,14 @@ from dpro.dashboards.views.whatif import (
     curve_figure,
     curve_info,
     edits_of,
-    ledger_info,
     path_figure,
     path_info,
     prediction_figure,
     prediction_info,
 )
 from dpro.errors import Unanswerable, UsageError
-from dpro.extensions.trial.calibrate import as_tried
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
+from dpro.extensions.trial.panel import add_tries, ledger_info
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -244,14 +244,16 @@ def test_tried_changes_are_listed_with_their_predictions(loaded):
 def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     append(LedgerEntry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
-    assert "Code('gc:every=100')" in str(VIEW.sections["whatif-tries"](loaded, Link(view="whatif")))
+    assert "Code('gc:every=100')" in str(
+        add_tries(VIEW).sections["whatif-tries"](loaded, Link(view="whatif"))
+    )
 
     def doubled(found):
         return [dataclasses.replace(each, high_ns=2e6 * each.high_ns) for each in found], [
             "by bad experience"
         ]
 
-    assert loaded.as_tried is as_tried
+    assert loaded.as_tried is calibrated
     doubtful = Loaded(loaded.run, as_tried=doubled)
     link = Link(view="whatif", options={"edit": "heal:rank=1"})
     for name in ("whatif-answer", "whatif-ranked"):

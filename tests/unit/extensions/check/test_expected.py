@@ -10,7 +10,7 @@ from dpro.errors import Unanswerable
 from dpro.extensions.check.answer import run_bandwidth
 from tests.fabrics import crossing_ring
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_bus_bandwidth_is_that_of_the_curve_of_the_largest_all_reduces(tmp_path) -> None:

@@ -18,7 +18,7 @@ from dpro.store import open_run
 from tests.commands import dpro
 from tests.lives import WrittenAttempt, job
 
-HEALTHY = Path(__file__).parents[3] / "sample_traces" / "healthy"  # two ranks, one replica each
+HEALTHY = Path(__file__).parents[4] / "sample_traces" / "healthy"  # two ranks, one replica each
 JOB = Recovery(step_s=2, every=50, stall_s=0, background_s=0, start_s=30, down_s=0, detect_s=0, hosts=2)
 
 

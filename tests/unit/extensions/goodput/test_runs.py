@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.watch.test_life import process
 
 from dpro.extensions.goodput.account import CLASSES
 from dpro.extensions.goodput.command import IN_WORDS
@@ -15,6 +14,7 @@ from dpro.extensions.watch.command import _seen
 from dpro.extensions.watch.watcher import Watcher
 from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job
+from tests.unit.extensions.goodput.test_running import process
 
 
 def written(folder, begin: float, steps: int = 10):
@@ -99,7 +99,7 @@ def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
 def test_job_that_is_being_recorded_is_accounted_for_so_far(tmp_path, monkeypatch):
     for rank in range(10):
         process(tmp_path, rank, 0, 10, 5, world=10)
-    monkeypatch.setattr("dpro.dashboards.command.is_live", lambda _run: True)
+    monkeypatch.setattr("dpro.cli.runs.is_live", lambda _run: True)
     done = dpro("goodput", str(tmp_path))
     assert "is still being recorded: this is the account so far, of 5 of 10 ranks" in done.stderr
     assert "goodput 26.3% of 19 s on 5 ranks; 5 steps in 1 attempt;" in done.stdout

@@ -151,7 +151,7 @@ for number in range(20):
 
 def test_several_processes_write_at_once() -> None:
     command = [sys.executable, "-c", WRITER % NOW]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     writers = [subprocess.Popen([*command, str(each)], cwd=root) for each in range(3)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     assert len(remembered()) == 60

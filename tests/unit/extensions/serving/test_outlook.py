@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 from dpro.extensions.serving.engine import Engine, serve
 from dpro.extensions.serving.predict import figures_of
@@ -15,6 +14,7 @@ from dpro.schema import REQUESTS, conform
 from dpro.store import Manifest, write_manifest, write_part
 from dpro.table import complete
 from tests.commands import dpro
+from tests.unit.extensions.serving.test_fit import TRUTH, arrivals
 
 
 @pytest.fixture(scope="module")

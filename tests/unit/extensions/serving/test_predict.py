@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from dpro.replay.serving import predict as search
-from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.plan.model import Model
+from dpro.extensions.serving import predict as search
 from dpro.extensions.serving.changes import (
     CHANGES,
     FEWER_BYTES_ERROR,
@@ -34,6 +33,7 @@ from dpro.extensions.serving.predict import (
 )
 from dpro.extensions.serving.sized import ServedModel, cost_of, scaled
 from dpro.replay.cost.machine import machine_of
+from tests.unit.extensions.serving.test_fit import TRUTH, arrivals
 
 S = 1_000_000_000
 SECOND = IterationCost(1.0, 0.0, 0.0)

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.unit.replay.whatif.edits.fabric.test_paths_over import _lasts_us
 
 from dpro.errors import DproError
 from dpro.extensions.fabric.fabrics import fat_tree
@@ -15,6 +14,7 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.topology.file import FILE, write
 from dpro.topology.kept import PATHS, PathEntry, write_paths
 from tests.fabrics import SIZE, crossing_pairs, crossing_ring, on_cable, reducing
+from tests.unit.extensions.fabric.edits.test_paths_over import _lasts_us
 
 UP, DOWN = ["leaf0 > spine0 #0", "spine0 > leaf1 #0"], ["leaf1 > spine0 #0", "spine0 > leaf0 #0"]
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.errors import UsageError
-from dpro.extensions.watch.command import WEBHOOK, check_outlets, outlet_options, start_watcher
+from dpro.extensions.watch.command import OPTIONS_OF_RECORD, WEBHOOK, check_outlets, start_watcher
 
 URL = "https://hooks.example/T0/secret"
 SHOW = r"""
@@ -49,8 +49,7 @@ def test_the_watcher_gets_it_by_its_environment_alone(monkeypatch):
 def test_the_environment_is_the_same_as_the_option_and_is_not_handed_on(monkeypatch):
     got = []
 
-    @click.command()
-    @outlet_options
+    @click.command(params=[*OPTIONS_OF_RECORD])
     def command(webhook: str, **_: object) -> None:
         got.append((webhook, os.environ.get(WEBHOOK)))
 
