@@ -9,7 +9,7 @@ before the table: in a TOML file (`$DPRO_CLASSES`, else `~/.config/dpro/classes.
     kind = "communication"
     op = "send_recv"               # only where kind is communication
 
-or as entry points of the group `dpro.classes`, each a list of such entries.
+or as a list of such entries that an extension brings.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from dpro.errors import InputError
-from dpro.plugins import entries_of
+from dpro.plugins import load, places
 
 VERSION = 2  # raise when a name changes class, so that stored shares of two versions can be distinguished
-GROUP = "dpro.classes"
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -262,10 +261,10 @@ def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
     path = Path(chosen) if chosen else Path.home() / ".config" / "dpro" / "classes.toml"
     if chosen or path.is_file():
         yield str(path), _read_toml(path)
-    for entry in entries_of(GROUP):
-        where = f"classes {entry.name} ({entry.value})"
+    for name, place in places("classes").items():
+        where = f"classes {name} ({place})"
         try:
-            entries = list(entry.load())
+            entries = list(load(place))
         except Exception as error:  # whatever the user's code raises
             raise InputError(f"{where}: cannot be loaded ({type(error).__name__}: {error})") from error
         yield where, entries

@@ -50,6 +50,9 @@ class Extension:
             of that command by name.
         edits: by family and name: subclasses of `dpro.replay.whatif.edit.Edit`.
         detectors: by name: a `dpro.detect.run.Detector`.
+        importers: of traces, by name: a `dpro.ingest.formats.Importer`, or its class.
+        classes: of kernels, by name: a list of entries with `pattern`, `kind` and `op`, which come before
+            dpro's own.
         views: of the dashboard, by name: a `dpro.dashboards.page.View`.
         figures: of `run.plot`, by name: functions of a `dpro.dashboards.loaded.Loaded` and a link.
         probes: modules that are loaded inside of recorded jobs, by name: what is imported, without a colon.
@@ -61,6 +64,8 @@ class Extension:
     options: Mapping[str, str] = field(default_factory=dict)
     edits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     detectors: Mapping[str, str] = field(default_factory=dict)
+    importers: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, str] = field(default_factory=dict)
@@ -150,9 +155,6 @@ def entries_of(group: str) -> list[EntryPoint]:
     """Entry points of a group, by name; of a distribution that is found twice, the first counts.
 
     `importlib.metadata.entry_points` parses those of every distribution, which takes several times as long.
-
-    Args:
-        group: such as `dpro.importers`.
     """
     entries: dict[str, list[EntryPoint]] = {}
     for distribution in distributions():

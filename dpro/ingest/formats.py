@@ -1,7 +1,7 @@
 """The formats that dpro can import, recognised by content, and the importer of each.
 
 In: the first bytes of a file. Out: its importer, or the reason why it is passed over. A new format is one
-line here, or one entry point of the group `dpro.importers` in another distribution.
+line here, or an importer that an extension brings.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any, Protocol, cast
 
 from dpro.ingest.reading.files import Source
 from dpro.ingest.trace import RankTrace
-from dpro.plugins import entries_of
-
-GROUP = "dpro.importers"
+from dpro.plugins import load, places
 
 KINETO = "kineto"
 EXECUTION_TRACE = "execution trace"
@@ -159,12 +157,12 @@ class Registry:
 
 @cache
 def registry() -> Registry:
-    """dpro's own formats, then those of installed plug-ins; a plug-in that is broken is a warning."""
+    """dpro's own formats, then those of extensions; an importer that is broken is a warning."""
     importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
     warnings = []
-    for entry in entries_of(GROUP):
+    for label, place in places("importers").items():
         try:
-            plugin = entry.load()
+            plugin = load(place)
             plugin = plugin() if isinstance(plugin, type) else plugin
             name, missing = _checked(plugin)
         except Exception as error:  # a plug-in may raise anything
@@ -172,7 +170,7 @@ def registry() -> Registry:
         if not missing and name in importers:
             missing = f"there is a format of the name {name!r} already"
         if missing:
-            warnings.append(f"importer {entry.name} ({entry.value}) cannot be used: {missing}")
+            warnings.append(f"importer {label} ({place}) cannot be used: {missing}")
         else:
             importers[name] = plugin
     return Registry(tuple(importers.values()), tuple(warnings))

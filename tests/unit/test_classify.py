@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dpro import classify as classify_module
 from dpro.classify import KernelClass, classify, is_communication, operation, table_version
 from dpro.errors import InputError
+from dpro.plugins import installed
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def own(monkeypatch, tmp_path):
 
 
 def _forget() -> None:
-    for cached in (classify, classify_module.own_classes):
+    for cached in (classify, classify_module.own_classes, installed):
         cached.cache_clear()
 
 
@@ -232,11 +233,14 @@ def test_a_table_that_does_not_exist_is_one_line(monkeypatch, tmp_path):
 
 
 def test_a_distribution_can_bring_classes(monkeypatch, tmp_path):
-    (tmp_path / "my_classes.py").write_text("TABLE = [{'pattern': 'zap', 'kind': 'fused'}]\n")
+    (tmp_path / "my_classes.py").write_text(
+        "from dpro.plugins import Extension\nTABLE = [{'pattern': 'zap', 'kind': 'fused'}]\n"
+        "EXTENSION = Extension(classes={'mine': 'my_classes:TABLE'})\n"
+    )
     info = tmp_path / "my_classes-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-classes\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[dpro.classes]\nmine = my_classes:TABLE\n")
+    (info / "entry_points.txt").write_text("[dpro.extensions]\nmine = my_classes:EXTENSION\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     _forget()
     assert classify("zap_kernel") == KernelClass("fused")

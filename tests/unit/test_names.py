@@ -41,7 +41,7 @@ def test_names_say_what_they_hold() -> None:
 
 
 DOTTED = re.compile(r"`(dpro(?:\.\w+){2,})`")
-GROUPS = {"dpro.classes", "dpro.extensions", "dpro.importers"}  # of entry points
+GROUPS = {"dpro.extensions"}  # of entry points
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

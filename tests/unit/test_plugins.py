@@ -1,16 +1,126 @@
-"""Entry points of other distributions."""
+"""Extensions: which are found, what they bring, and that the page about them says so."""
 
-from dpro.plugins import entries_of
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dpro import plugins
+from dpro.plugins import Command, Extension, installed, load
+from tests.sources import ROOT, modules
+
+PAGE = (ROOT / "docs" / "extensions.md").read_text(encoding="utf-8")
 
 
-def test_entry_points_of_a_group_are_found_by_name_and_a_distribution_counts_once(monkeypatch, tmp_path):
-    for folder in ("first", "second"):
-        info = tmp_path / folder / "sparks-1.dist-info"
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Makes a distribution with an extension that looks installed; afterwards it is forgotten."""
+    number = 0
+
+    def make(name: str, declared: str, folder: str = "site") -> None:
+        nonlocal number
+        number += 1
+        info = tmp_path / folder / f"{name}-{number}.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sparks\nVersion: 1\n")
+        module = f"dpro_{name}_{number}"
+        (tmp_path / folder / f"{module}.py").write_text(
+            f"from dpro.plugins import *\nEXTENSION = {declared}\n"
+        )
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
         (info / "entry_points.txt").write_text(
-            "[dpro.sparks]\nzeta = z:Z\nalpha = a:A\n[other]\nbeta = b:B\n"
+            f"[dpro.extensions]\n{name} = {module}:EXTENSION\n[other]\nbeta = b:B\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path / folder))
-    found = [(entry.name, entry.value) for entry in entries_of("dpro.sparks")]
-    assert found == [("alpha", "a:A"), ("zeta", "z:Z")]
+        installed.cache_clear()
+
+    yield make
+    monkeypatch.undo()
+    installed.cache_clear()
+
+
+def test_extensions_are_found_by_name_and_a_distribution_counts_once(install):
+    before = list(installed().extensions)
+    install("zeta", "Extension(views={'z': 'z:Z'})", "first")
+    install("alpha", "Extension()")
+    install("zeta", "Extension(views={'z': 'other:Z'})", "second")
+    assert sorted([*before, "alpha", "zeta"]) == list(installed().extensions)
+    assert plugins.places("views")["z"] == "other:Z"  # the first on the path
+    assert installed().complaints == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("'text'", "it is no dpro.plugins.Extension")],
+)
+def test_an_extension_that_is_broken_is_one_line(install, declared, what):
+    install("broken", declared)
+    (line,) = installed().complaints
+    assert line == f"extension broken (dpro_broken_1:EXTENSION) cannot be used: {what}"
+    assert "broken" not in installed().extensions
+
+
+def test_an_extension_whose_needs_are_missing_is_not_offered_nor_what_needs_it(install):
+    install("first", "Extension(needs=('nowhere',), commands={'one': Command('a:b', 'help', 'Answer')})")
+    install("second", "Extension(needs=('first',))")
+    install("third", "Extension(needs=('watch',))")
+    assert {"first", "second", "third"} & installed().extensions.keys() == {"third"}
+    assert "one" not in plugins.commands()
+
+
+def test_values_pass_through_all_extensions_in_the_order_of_their_names(install, monkeypatch):
+    monkeypatch.setattr(plugins, "load", {"a:add": lambda x, y: x + y, "b:double": lambda x, y: 2 * x}.get)
+    install("second", "Extension(hooks={'summed': 'b:double'})")
+    install("first", "Extension(hooks={'summed': 'a:add'})")
+    assert plugins.extended("summed", 1, 10) == 22
+    assert plugins.extended("never", 1, 10) == 1
+
+
+def test_extensions_of_a_checkout_that_is_not_installed_are_those_of_its_project_file(monkeypatch):
+    monkeypatch.setattr(plugins, "distributions", list)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["entry-points"]["dpro.extensions"]
+    assert {entry.name: entry.value for entry in plugins.entries_of("dpro.extensions")} == declared
+
+
+def test_all_that_dpros_own_extensions_declare_exists():
+    """But the views: the dashboard's tests load them."""
+    for name, extension in installed().extensions.items():
+        for command in extension.commands.values():
+            assert isinstance(command, Command)
+            assert load(command.place).name in (*extension.commands, None)
+        for kind in ("options", "detectors", "importers", "hooks"):
+            for place in getattr(extension, kind).values():
+                assert load(place) is not None, (name, place)
+
+
+def test_extensions_declare_without_importing_what_they_declare():
+    """Their `__init__` imports `dpro.plugins` alone, the dashboards' the standard library too."""
+    for name in installed().extensions:
+        folder = "dashboards" if name == "dashboards" else f"dpro/extensions/{name}"
+        text = (ROOT / folder / "__init__.py").read_text(encoding="utf-8")
+        imported = set(re.findall(r"(?m)^(?:from|import) (\S+)", text))
+        assert imported <= {"dpro.plugins", "__future__", "logging"}
+
+
+def test_the_page_about_extensions_lists_all_fields_occasions_and_extensions():
+    listed = set(re.findall(r"(?m)^\| `(\w+(?: NAME)?)` \|", PAGE))
+    kinds = {field.name for field in fields(Extension)}
+    calls = re.compile(r'(?:hooks_of|extended)\(\s*f?"(\w+)')
+    sources = [ROOT / path for path in modules("dpro", "dashboards", "collectors", "replay")]
+    occasions = {name for path in sources for name in calls.findall(path.read_text(encoding="utf-8"))}
+    occasions = {"view NAME" if name == "view" else name for name in occasions}
+    assert listed == kinds | occasions | installed().extensions.keys()
+    for name, extension in installed().extensions.items():
+        (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |") and name in line][
+            -1:
+        ]
+        assert set(re.findall(r"`(\w+)`", row.rpartition("|")[0].rpartition("|")[2])) == set(extension.needs)
+
+
+def test_every_folder_of_an_extension_is_declared():
+    folders = {path.parent.name for path in Path(ROOT, "dpro", "extensions").glob("*/__init__.py")}
+    assert folders | {"dashboards"} == installed().extensions.keys()

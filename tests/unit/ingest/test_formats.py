@@ -12,6 +12,7 @@ import pytest
 
 from dpro.ingest.formats import FORMATS, registry, why_passed_over
 from dpro.ingest.importer import import_sources
+from dpro.plugins import installed
 from dpro.schema import SPANS
 from dpro.store import open_run
 from tests.traces import cpu_op, write
@@ -48,6 +49,11 @@ nameless = object()
 """
 
 
+def forget() -> None:
+    installed.cache_clear()
+    registry.cache_clear()
+
+
 @pytest.fixture
 def install(monkeypatch, tmp_path) -> Callable[[str], None]:
     """Makes a distribution with entry points that looks installed, also to processes that are started."""
@@ -56,15 +62,17 @@ def install(monkeypatch, tmp_path) -> Callable[[str], None]:
         site = tmp_path / "site"
         info = site / "dpro_ticks-1.dist-info"
         info.mkdir(parents=True)
-        (site / "dpro_ticks.py").write_text(PLUGIN, encoding="utf-8")
+        importers = dict(line.split(" = ") for line in entries.splitlines())
+        declared = f"EXTENSION = Extension(importers={importers!r})"
+        (site / "dpro_ticks.py").write_text(f"{PLUGIN}\nfrom dpro.plugins import Extension\n{declared}\n")
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-ticks\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[dpro.importers]\n{entries}\n")
+        (info / "entry_points.txt").write_text("[dpro.extensions]\nticks = dpro_ticks:EXTENSION\n")
         monkeypatch.syspath_prepend(str(site))
-        registry.cache_clear()
+        forget()
 
     yield make
     monkeypatch.undo()
-    registry.cache_clear()
+    forget()
     sys.modules.pop("dpro_ticks", None)
 
 

@@ -1,0 +1,211 @@
+"""dpro does without any of its extensions, and takes those of other distributions as its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro.plugins import installed
+from tests.jobs import ROOT, TINY, environment
+
+SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
+WITHOUT = r"""
+import sys
+gone = sys.argv[1].split(",")
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if any(f"{name}.".startswith(f"{package}.") for package in packages):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+packages = ["dpro.dashboards" if name == "dashboards" else f"dpro.extensions.{name}" for name in gone]
+sys.meta_path.insert(0, Missing())
+from dpro import plugins
+entries = plugins.entries_of
+plugins.entries_of = lambda group: [entry for entry in entries(group) if entry.name not in gone]
+from dpro.cli import main
+for words in sys.argv[2].split(" ; "):
+    sys.argv = ["dpro", *words.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, (words, ended.code)
+    print("=====", flush=True)
+"""
+TRAIN = TINY + "for _ in range(4): train_step()\n"
+EXTENSIONS = sorted(installed().extensions)
+
+
+def _without(gone: list[str], folder: Path, *asked: str) -> list[str]:
+    """What each of some commands prints, in a process in which some extensions cannot be imported."""
+    words = [sys.executable, "-c", WITHOUT, ",".join(gone), " ; ".join(asked)]
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.split("=====\n")[:-1]
+
+
+def _answers_without(gone: list[str], folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN)
+    listed, explained, diagnosed, predicted, reported = _without(
+        gone, folder, "--help", f"explain {SAMPLE}", f"diagnose {SAMPLE}",
+        f"whatif {SAMPLE} --edit heal:rank=1", f"report {SAMPLE}",
+    )  # fmt: skip
+    commands = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line.split()}
+    everything = installed().extensions
+    missing = {name for extension in gone for name in everything[extension].commands}
+    assert not missing & commands
+    assert {"record", "explain", "whatif"} <= commands
+    assert "rank 1" in explained
+    assert "rank 1" in diagnosed
+    assert "heal:rank=1" in predicted
+    assert "Mean step" in reported or "mean step" in reported
+
+
+def test_all_that_three_questions_need_works_without_any_extension(tmp_path):
+    _answers_without(EXTENSIONS, tmp_path)
+    _without(EXTENSIONS, tmp_path, f"record -o run -- {sys.executable} train.py")
+    (shown,) = _without(EXTENSIONS, tmp_path, "info run")
+    assert "ranks      1 of 1" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", EXTENSIONS)
+def test_each_extension_can_be_taken_away(gone, tmp_path):
+    needing = [name for name in EXTENSIONS if gone in installed().extensions[name].needs]
+    _answers_without([gone, *needing], tmp_path)
+    _without([gone, *needing], tmp_path, f"record -o run -- {sys.executable} train.py")
+    (shown,) = _without([gone, *needing], tmp_path, "info run")
+    assert "ranks      1 of 1" in shown
+
+
+SPARKS = {
+    "__init__.py": """
+from dpro.plugins import Command, Extension
+EXTENSION = Extension(
+    commands={"sparks": Command("dpro_sparks.command:sparks", "Count the sparks.", "Sparks")},
+    options={"record": "dpro_sparks.command:OPTIONS"},
+    edits={"Sparks": {"calm": "dpro_sparks.edits:Calm"}},
+    detectors={"sparks": "dpro_sparks.detectors:DETECTOR"},
+    importers={"sparks": "dpro_sparks.importers:SparksImporter"},
+    views={"sparks": "dpro_sparks.view:VIEW"},
+    probes={"sparks": "dpro_sparks.probe"},
+    hooks={"record": "dpro_sparks.command:note", "printed": "dpro_sparks.command:say"},
+)
+""",
+    "command.py": """
+import click
+OPTIONS = [click.Option(["--sparks"], default="none")]
+@click.command()
+def sparks():
+    click.echo("no sparks")
+def note(request, given):
+    request.extra["sparks"] = given["sparks"]
+def say(run):
+    click.echo(f"sparks of {run.label}: none")
+""",
+    "edits.py": """
+from dataclasses import dataclass
+from dpro.replay.whatif.edit import Edit
+@dataclass(frozen=True)
+class Calm(Edit):
+    name = "calm"
+    acts_on = "ranks"
+    summary = "all work takes half as long"
+    example = "calm"
+    needs = "nothing"
+    assumes = "nothing"
+    source = "none"
+    is_advice = False
+    effort = "none"
+    doubt: float = 0.2
+    @classmethod
+    def candidates(cls, facts):
+        return [cls()]
+    def bound(self, facts):
+        return 0.5
+    def apply(self, graph):
+        return graph.with_durations(graph.nodes.duration // 2)
+    def describe(self):
+        return "all work takes half as long"
+    def how(self):
+        return "wait for it"
+""",
+    "detectors.py": """
+from dpro.detect.findings import Finding
+from dpro.detect.run import Detector, Need
+FOUND = Finding("slow.sparks", "rank", "0", (0,), 0.1, 0.9, 1e6, ("it sparks",))
+DETECTOR = Detector("sparks", lambda context, earlier: [FOUND], frozenset({Need.GRAPH}))
+""",
+    "importers.py": """
+class SparksImporter:
+    name = "sparks"
+    def matches(self, head):
+        return head.startswith(b"SPARKS")
+    def read(self, path, *, rank=None):
+        raise NotImplementedError
+""",
+    "view.py": """
+from dash import html
+from dpro.dashboards.page import Panel, view
+VIEW = view(
+    "sparks", "Sparks", lambda loaded, link: "",
+    Panel("Sparks", "sparks-all", "counting", lambda loaded, link: html.P("none")), tables={},
+)
+""",
+    "probe.py": """
+import os
+from .recorder import Recorder
+def install(recorder):
+    with open(os.environ["SPARKS"], "w") as file:
+        file.write(f"{isinstance(recorder, Recorder)} {recorder.config['sparks']}")
+""",
+}
+
+
+def _install(folder: Path, package: str, entry: str, files: dict[str, str]) -> None:
+    (folder / package).mkdir()
+    for name, text in files.items():
+        (folder / package / name).write_text(text)
+    info = folder / f"{package}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[dpro.extensions]\n{entry}\n")
+
+
+def _dpro(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = f"{folder}:{ROOT}"
+    env = environment(PYTHONPATH=path, SPARKS=folder / "sparks.txt", DPRO_CACHE=folder / "cache")
+    command = [sys.executable, "-m", "dpro", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_an_extension_of_another_distribution_works_as_dpros_own(tmp_path):
+    _install(tmp_path, "dpro_sparks", "sparks = dpro_sparks:EXTENSION", SPARKS)
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert "Sparks:\n  sparks      Count the sparks." in _dpro(tmp_path, "--help").stdout
+    assert _dpro(tmp_path, "sparks").stdout == "no sparks\n"
+    halved = _dpro(tmp_path, "whatif", SAMPLE, "--edit", "calm").stdout
+    assert "all work takes half as long" in halved
+    diagnosed = _dpro(tmp_path, "diagnose", SAMPLE).stdout
+    assert "slow.sparks: rank 0" in diagnosed
+    assert "sparks of " in diagnosed
+    recorded = _dpro(tmp_path, "record", "--sparks", "two", "-o", "run", "--", sys.executable, "train.py")
+    assert (recorded.returncode, recorded.stderr) == (0, "")
+    assert (tmp_path / "sparks.txt").read_text() == "True two"
+    code = (
+        "from dpro.dashboards.app import VIEWS; from dpro.ingest.formats import registry\n"
+        "print(VIEWS[-1].title, registry().find(b'SPARKS').name)"
+    )
+    env = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert shown.stdout == "Sparks sparks\n"
+
+
+def test_an_extension_that_is_broken_costs_no_command(tmp_path):
+    _install(tmp_path, "dpro_broken", "broken = dpro_broken:EXTENSION", {"__init__.py": "1 / 0"})
+    done = _dpro(tmp_path, "info", SAMPLE)
+    assert done.returncode == 0
+    assert done.stdout.startswith("run ")
+    why = "extension broken (dpro_broken:EXTENSION) cannot be used: ZeroDivisionError: division by zero"
+    assert done.stderr == f"dpro: warning: {why}\n"
