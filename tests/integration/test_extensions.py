@@ -22,8 +22,8 @@ class Missing:
 packages = ["dpro.dashboards" if name == "dashboards" else f"dpro.extensions.{name}" for name in gone]
 sys.meta_path.insert(0, Missing())
 from dpro import plugins
-entries = plugins.entries_of
-plugins.entries_of = lambda group: [entry for entry in entries(group) if entry.name not in gone]
+entries = plugins.entries
+plugins.entries = lambda: [entry for entry in entries() if entry.name not in gone]
 from dpro.cli import main
 for words in sys.argv[2].split(" ; "):
     sys.argv = ["dpro", *words.split()]
