@@ -69,6 +69,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "algorithm": "communication:Algorithm",
         "prefetch": "synchronisation:Prefetch",
     },
+    "Fabric": {},  # its place in the order: the extension `fabric` brings these
     "Gradients": {
         "bucket": "gradients:Bucket",
         "priority": "gradients:Priority",
@@ -80,6 +81,7 @@ FAMILIES: dict[str, dict[str, str]] = {
 for _extension in installed().extensions.values():
     for _family, _edits in _extension.edits.items():
         FAMILIES[_family] = FAMILIES.get(_family, {}) | dict(_edits)
+FAMILIES = {family: edits for family, edits in FAMILIES.items() if edits}
 EDITS = {name: place for family in FAMILIES.values() for name, place in family.items()}
 
 
