@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow nightly test-torch support gpu gpu-wheels lint typecheck imports build release docs schema screenshots gallery samples mutation clean
+.PHONY: help demo test test-slow nightly test-torch support gpu gpu-wheels lint typecheck imports build release docs schema sentences screenshots gallery samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ release: $(VENV)/dev.stamp  ## build, try every command in fresh environments, s
 
 docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+sentences: $(VENV)/dev.stamp  ## every sentence that dpro can print, with its place in the code, into build/sentences.md
+	$(BIN)/python -m tests.sentences build/sentences.md
 
 schema: $(VENV)/dev.stamp  ## docs/schema.md and docs/json.md, from the declarations of tables and documents
 	$(BIN)/python -m tests.schema_page docs/schema.md
