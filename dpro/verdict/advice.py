@@ -41,8 +41,8 @@ from dpro.verdict.limits import (
     PART_OF_HOST,
     SYNCHRONISATION,
     FreeLaunching,
-    before_dear,
     before_first_launch,
+    host_work_before_slow_launch,
     typical,
 )
 from dpro.words import counted
@@ -292,12 +292,13 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield _cores(facts, facts.still, host)
     launches, dear = facts.launches, facts.dear
     if dear is not None:
+        before = _work_by_name(facts, partial(host_work_before_slow_launch, dear.kernel))
         most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
             f"shorten what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
             f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}"
-            f"{_longest_names(_work_by_name(facts, partial(before_dear, dear.kernel)), facts.rank_steps)}",
+            f"{_longest_names(before, facts.rank_steps)}",
             partly(most, 0.5),
             most,
             "new code",

@@ -40,10 +40,10 @@ from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
     CHANGES,
-    DEAR_NS,
     HOST,
     INDEPENDENT,
     INPUT,
+    SLOW_LAUNCH_NS,
     SYNCHRONISATION,
     Counterfactual,
     FasterKernels,
@@ -125,7 +125,7 @@ def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> De
         rank_steps: how many steps of ranks these are.
     """
     dear = (
-        launches.filter((pl.col("took_ns") >= DEAR_NS) & ~pl.col("is_first"))
+        launches.filter((pl.col("took_ns") >= SLOW_LAUNCH_NS) & ~pl.col("is_first"))
         .group_by("kernel")
         .agg(
             count=pl.len() / rank_steps,

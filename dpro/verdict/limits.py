@@ -35,7 +35,7 @@ INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-cop
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
-DEAR_NS = 500_000  # host time before one launch, from which on it does something else than launching
+SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
 BUSY = 0.5  # share of the step: devices that compute less are limited by something else
 
 
@@ -209,7 +209,7 @@ class FreeLaunching:
         """As of `RankChange`."""
         free = free_host(graph, {LAUNCHES: 1})  # of the job: a rank may launch nothing
         return free.with_durations(
-            np.where(before_dear(None, graph), graph.nodes.duration, free.nodes.duration)
+            np.where(host_work_before_slow_launch(None, graph), graph.nodes.duration, free.nodes.duration)
         )
 
 
@@ -271,13 +271,13 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
     return calls.with_columns(is_first=is_first).drop("start_ns", "rank")
 
 
-def before_dear(kernel: str | None, graph: Graph) -> Bools:
+def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:
     """[N] CPU work between two launches of a rank that lasts so long that it is more than launching.
 
     Args:
         kernel: what the second launches, but not as the first of a step; any where None.
     """
-    launches = host_before_launches(graph).filter(pl.col("took_ns") >= DEAR_NS)
+    launches = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)
     if kernel is not None:
         launches = launches.filter((pl.col("kernel") == kernel) & ~pl.col("is_first"))
     dear: Bools = np.isin(next_launches(graph), launches["launch"].to_numpy())

@@ -21,7 +21,7 @@ from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
-from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
+from dpro.replay.fidelity.missing_ranks import PartialCollectives, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.steps import StepSeries, step_series, steps_of
@@ -428,7 +428,7 @@ class Trust:
     doubts: tuple[str, ...]
     answerable: bool
     assumed: tuple[str, ...] = ()
-    rendezvous: RendezvousRegistry | None = None
+    rendezvous: PartialCollectives | None = None
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
     slowed: float = 1.0

@@ -30,7 +30,7 @@ WAITED_NS = 10_000
 
 
 @dataclass(frozen=True)
-class RendezvousRegistry:
+class PartialCollectives:
     """Collectives with ranks that are missing.
 
     Attributes:
@@ -65,7 +65,7 @@ class Extrapolation:
 
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    rendezvous: RendezvousRegistry | None = None
+    rendezvous: PartialCollectives | None = None
 
 
 def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation:
@@ -127,7 +127,7 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     return size, stages
 
 
-def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | None:
+def rendezvous_with(built: Built, missing: Iterable[int]) -> PartialCollectives | None:
     """Transfers of collectives in which missing ranks take part, or may."""
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
@@ -144,10 +144,10 @@ def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry 
     which = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
     shortest = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest, which, nodes.duration[transfers])
-    return RendezvousRegistry(nodes.rank[transfers], nodes.collective[transfers], shortest[which])
+    return PartialCollectives(nodes.rank[transfers], nodes.collective[transfers], shortest[which])
 
 
-def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> float:
+def share_of_waiting(graph: Graph, rendezvous: PartialCollectives | None) -> float:
     """Share of the steps that is waiting for missing ranks, if all that may be waiting is.
 
     Args:
@@ -158,13 +158,13 @@ def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> flo
     return max(share_saved(graph, _without_waiting(graph, rendezvous)), 0.0)
 
 
-def _without_waiting(graph: Graph, rendezvous: RendezvousRegistry) -> Graph:
+def _without_waiting(graph: Graph, rendezvous: PartialCollectives) -> Graph:
     duration = graph.nodes.duration.copy()
     np.minimum.at(duration, rendezvous.transfers_in(graph), rendezvous.fastest)
     return graph.with_durations(duration)
 
 
-def as_missing_ranks_may_come(graph: Graph, rendezvous: RendezvousRegistry) -> list[Timeline]:
+def as_missing_ranks_may_come(graph: Graph, rendezvous: PartialCollectives) -> list[Timeline]:
     """Both ends of what can become of the waiting for missing ranks under an edit.
 
     Returns:

@@ -26,7 +26,7 @@ from dpro.replay.fidelity.accuracy import (
     Trust,
 )
 from dpro.replay.fidelity.by_rank import CondensedRun
-from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
+from dpro.replay.fidelity.missing_ranks import PartialCollectives
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
 from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
@@ -37,7 +37,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     for kind in (
         Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges, Evidence,
         Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
-        RendezvousRegistry, Starts, StreamPairs, TraceCoverage, Trust,
+        PartialCollectives, Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
 

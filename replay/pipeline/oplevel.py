@@ -74,7 +74,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     steps = _with_nodes(steps, count + delays.height + met.height, stride=2)
     nodes = [*_operation_nodes(rows), _delay_nodes(delays), _rendezvous_nodes(met), *_step_nodes(steps)]
     edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
-    doors = _doors(rows, direct, steps) if operations.begins is None else _own_doors(rows)
+    doors = _step_entries(rows, direct, steps) if operations.begins is None else _rank_step_entries(rows)
     edges += [*_delay_edges(delays, direct, doors), *_step_edges(rows, steps, doors)]
     graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
     graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
@@ -266,7 +266,7 @@ def _delay_edges(delays: pl.DataFrame, direct: pl.DataFrame, doors: pl.DataFrame
     ]
 
 
-def _doors(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _step_entries(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Operations that depend on nothing in their step go on when all ranks have ended the one before.
 
     Args:
@@ -279,7 +279,7 @@ def _doors(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.
     return rows.join(direct.select(id="target"), on="id", how="anti").join(after, on="step").select(*_DOOR)
 
 
-def _own_doors(rows: pl.DataFrame) -> pl.DataFrame:
+def _rank_step_entries(rows: pl.DataFrame) -> pl.DataFrame:
     """The first operation of a rank in a step goes on after the last of its own in the step before."""
     of_rank = rows.sort("start", "end").group_by(STEP, maintain_order=True)
     extents = of_rank.agg(pl.col("id", "first").first(), at=pl.col("start").first())

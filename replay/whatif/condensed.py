@@ -98,7 +98,7 @@ class CondensedJob(ReplayedJob):
             return super().under(edit, in_full)
         informed: RankChange = edit
         if edit.compares_ranks:
-            informed = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
+            informed = edit.bind_observations(self.map_ranks(edit.observe), self.graph)
         change = RankEdit(informed)
         skeletons = self._condensed_under(change, edit.ranks_changed(self.graph), in_full)
         jobs = partial(self._at_end, skeletons, change)
@@ -166,7 +166,7 @@ class CondensedJob(ReplayedJob):
                 places, graph.products, self.changes, self.node[of_rank], nodes.duration[of_rank],
             )  # fmt: skip
 
-    def keeps_nodes(self, after: Self) -> bool:
+    def has_same_nodes(self, after: Self) -> bool:
         """As of `ReplayedJob`: edits that would not are refused."""
         return True
 

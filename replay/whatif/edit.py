@@ -133,15 +133,15 @@ class Edit(ABC):
         """What it looks at and changes, as `acts_on`."""
         return self.acts_on
 
-    def seen_of(self, graph: Graph) -> Any:
+    def observe(self, graph: Graph) -> Any:
         """What the graph of a rank shows on which depends what it does to others."""
         return None
 
-    def knowing(self, seen: Sequence[Any], graph: Graph) -> RankChange:
+    def bind_observations(self, seen: Sequence[Any], graph: Graph) -> RankChange:
         """What it does to ranks.
 
         Args:
-            seen: `seen_of` each rank.
+            seen: what `observe` returned of each rank.
             graph: that joins them.
         """
         return self
@@ -225,11 +225,11 @@ class CountedEdit(Edit):
         columns = (*graph.nodes.columns, edges.source, edges.target, edges.kind, graph.run)
         return once(graph, ("counts", self), columns, lambda: self.counts(graph))
 
-    def seen_of(self, graph: Graph) -> Counts:
+    def observe(self, graph: Graph) -> Counts:
         """What is counted."""
         return self.counts(graph)
 
-    def knowing(self, seen: Sequence[Counts], graph: Graph) -> RankChange:
+    def bind_observations(self, seen: Sequence[Counts], graph: Graph) -> RankChange:
         """The same edit, for graphs of ranks."""
         counted = Counter[str]()
         for counts in seen:

@@ -129,7 +129,7 @@ class ReplayedJob:
         """The job with another graph, in which transfers share links as they then meet on them."""
         return dataclasses.replace(self, graph=with_shared_links(self.graph, graph), made={})
 
-    def keeps_nodes(self, after: Self) -> bool:
+    def has_same_nodes(self, after: Self) -> bool:
         """Whether what is known of nodes of this job holds for a job that edits have made of it."""
         return self.graph.has_nodes_of(after.graph)
 
@@ -142,7 +142,7 @@ class ReplayedJob:
         Yields:
             One for each slowdown; a single one where no kernel overlaps more or less communication than here.
         """
-        if not slowdowns or not self.keeps_nodes(after):
+        if not slowdowns or not self.has_same_nodes(after):
             return iter([replay(after.graph)])
         return replays_with_new_overlap(after.graph, overlapped_before(self.graph), slowdowns)
 

@@ -55,9 +55,6 @@ PROVEN_DOUBT = 0.7
 # By how much two recordings of one and the same job differ, of its step: the median of sleeping jobs over
 # links of a fixed speed, which nothing disturbs (docs/reference/accuracy-predictions.md). A gain that is
 # measured is between two.
-RECORDED_HOST = (
-    1.7  # times as long a host takes up to while operators and launches are recorded (docs/gpu.md)
-)
 RECORDINGS = 0.004
 # How many times as long a host takes while its operators and launches are recorded: at most, on an H200
 # (docs/gpu.md).
@@ -319,7 +316,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     """
     before, after, slowdowns = applied.before, applied.after, slowdowns_of(trust)
     timelines: Iterable[Timeline] = before.replays(after, slowdowns)
-    if trust.rendezvous is not None and before.keeps_nodes(after):
+    if trust.rendezvous is not None and before.has_same_nodes(after):
         timelines = chain(timelines, as_missing_ranks_may_come(after.graph, trust.rendezvous))
     # By `map`, which holds no timeline while the next one is made.
     after_ns, *may_be_ns = map(partial(steps_under, baseline, before, after), timelines)

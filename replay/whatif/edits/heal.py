@@ -108,10 +108,10 @@ class Heal(Edit):
         """Scale the work, phase by phase, down to the peers' median; never up."""
         return self._shortened(graph, phase_work(graph)).apply(graph)
 
-    def seen_of(self, graph: Graph) -> pl.DataFrame:
+    def observe(self, graph: Graph) -> pl.DataFrame:
         return work_without_calls(graph)
 
-    def knowing(self, seen: Sequence[pl.DataFrame], graph: Graph) -> Shortened:
+    def bind_observations(self, seen: Sequence[pl.DataFrame], graph: Graph) -> Shortened:
         return self._shortened(graph, with_calls(pl.concat(seen), graph))
 
     def _shortened(self, graph: Graph, work: pl.DataFrame) -> Shortened:
