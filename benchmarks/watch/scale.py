@@ -33,7 +33,7 @@ from dpro.collectors.inside.calls.flight import Flight, Ring, RingProgress
 from dpro.collectors.inside.files import write_whole
 from dpro.collectors.inside.process.requests import Requests
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.launch.start import RecordOptions, make_raw, prepare
+from dpro.collectors.launch.start import RecordOptions, Request, make_raw, prepare
 
 RANKS_PER_HOST = 8
 VICTIM = 2
@@ -161,7 +161,9 @@ class SimulatedJob:
         self.launches = [Launch(run, f"node{host}-1-abc") for host in range(num_hosts)]
         for each in self.launches:
             make_raw(each)
-        self.markers: list[IO[bytes]] = [prepare(each, ["job"], RecordOptions()) for each in self.launches]
+        self.markers: list[IO[bytes]] = [
+            prepare(each, Request(["job"], RecordOptions())) for each in self.launches
+        ]
         self.ranks = [
             Rank(rank, num_ranks, self.launches[host].raw, int(ahead[host]), self.calls)
             for rank in range(num_ranks)
