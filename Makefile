@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow nightly test-torch support gpu gpu-wheels lint typecheck imports build release docs schema sentences screenshots gallery samples mutation clean
+.PHONY: help demo test test-slow nightly test-torch support gpu gpu-wheels lint typecheck imports build release docs schema sentences screenshots gallery samples mutation lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,13 @@ samples: $(VENV)/dev.stamp  ## record the sample runs again
 MUTATION_SAMPLE ?= 0
 mutation: $(VENV)/mutation.stamp  ## change the code a little: do the tests notice? (slow)
 	$(BIN)/python -m tests.mutation --sample $(MUTATION_SAMPLE)
+
+lock: $(VENV)/dev.stamp  ## resolve the development environment anew, and pin it in constraints.txt
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install -qq --disable-pip-version-check $(TORCH_FROM) -e '.[dev,docs,mutation]' torch
+	{ grep '^#' constraints.txt; build/lock/bin/python -m pip freeze --exclude-editable | \
+	  sed 's/+.*//' | grep -v '^nvidia-.*-cu\|^triton'; } > build/lock/constraints.txt
+	mv build/lock/constraints.txt constraints.txt
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
