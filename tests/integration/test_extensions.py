@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from dpro.plugins import installed
@@ -79,15 +82,18 @@ def test_each_extension_can_be_taken_away(gone, tmp_path):
     assert "ranks      1 of 1" in shown
 
 
-SPARKS = {
+# What CONTRIBUTING.md shows, by the name in its first line.
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SHOWN = dict(re.findall(r"```python\n# dpro_sparks/(\w+\.py)\n(.*?)```", CONTRIBUTING, re.DOTALL))
+SPARKS = SHOWN | {
     "__init__.py": """
 from dpro.plugins import Command, Extension
 EXTENSION = Extension(
     commands={"sparks": Command("dpro_sparks.command:sparks", "Count the sparks.", "Sparks")},
     options={"record": "dpro_sparks.command:OPTIONS"},
-    edits={"Sparks": {"calm": "dpro_sparks.edits:Calm"}},
+    edits={"Sparks": {"turbo": "dpro_sparks.edits:Turbo"}},
     detectors={"sparks": "dpro_sparks.detectors:DETECTOR"},
-    importers={"sparks": "dpro_sparks.importers:SparksImporter"},
+    importers={"sparks": "dpro_sparks.importers:SpansImporter"},
     views={"sparks": "dpro_sparks.view:VIEW"},
     probes={"sparks": "dpro_sparks.probe"},
     hooks={"record": "dpro_sparks.command:note", "printed": "dpro_sparks.command:say"},
@@ -103,47 +109,6 @@ def note(request, given):
     request.extra["sparks"] = given["sparks"]
 def say(run):
     click.echo(f"sparks of {run.label}: none")
-""",
-    "edits.py": """
-from dataclasses import dataclass
-from dpro.replay.whatif.edit import Edit
-@dataclass(frozen=True)
-class Calm(Edit):
-    name = "calm"
-    acts_on = "ranks"
-    summary = "all work takes half as long"
-    example = "calm"
-    needs = "nothing"
-    assumes = "nothing"
-    source = "none"
-    is_advice = False
-    effort = "none"
-    doubt: float = 0.2
-    @classmethod
-    def candidates(cls, facts):
-        return [cls()]
-    def bound(self, facts):
-        return 0.5
-    def apply(self, graph):
-        return graph.with_durations(graph.nodes.duration // 2)
-    def describe(self):
-        return "all work takes half as long"
-    def how(self):
-        return "wait for it"
-""",
-    "detectors.py": """
-from dpro.detect.findings import Finding
-from dpro.detect.run import Detector, Need
-FOUND = Finding("slow.sparks", "rank", "0", (0,), 0.1, 0.9, 1e6, ("it sparks",))
-DETECTOR = Detector("sparks", lambda context, earlier: [FOUND], frozenset({Need.GRAPH}))
-""",
-    "importers.py": """
-class SparksImporter:
-    name = "sparks"
-    def matches(self, head):
-        return head.startswith(b"SPARKS")
-    def read(self, path, *, rank=None):
-        raise NotImplementedError
 """,
     "view.py": """
 from dash import html
@@ -185,21 +150,22 @@ def test_an_extension_of_another_distribution_works_as_dpros_own(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     assert "Sparks:\n  sparks      Count the sparks." in _dpro(tmp_path, "--help").stdout
     assert _dpro(tmp_path, "sparks").stdout == "no sparks\n"
-    halved = _dpro(tmp_path, "whatif", SAMPLE, "--edit", "calm").stdout
-    assert "all work takes half as long" in halved
-    diagnosed = _dpro(tmp_path, "diagnose", SAMPLE).stdout
-    assert "slow.sparks: rank 0" in diagnosed
-    assert "sparks of " in diagnosed
+    faster = _dpro(tmp_path, "whatif", SAMPLE, "--edit", "turbo:rank=1,factor=2").stdout
+    assert re.search(r"x1\.[1-9]\d .*: the CPU of rank 1 2 times as fast", faster)
+    assert "sparks of " in _dpro(tmp_path, "diagnose", SAMPLE).stdout
+    (tmp_path / "spans.csv").write_text("name,start_us,duration_us\naten::mm,5,7\n")
+    imported = _dpro(tmp_path, "import", "spans.csv", "-o", "imported").stdout
+    assert "1 of 1 ranks, 1 span\n" in imported
     recorded = _dpro(tmp_path, "record", "--sparks", "two", "-o", "run", "--", sys.executable, "train.py")
     assert (recorded.returncode, recorded.stderr) == (0, "")
     assert (tmp_path / "sparks.txt").read_text() == "True two"
     code = (
         "from dpro.dashboards.app import VIEWS; from dpro.ingest.formats import registry\n"
-        "print(VIEWS[-1].title, registry().find(b'SPARKS').name)"
+        "print(VIEWS[-1].title, registry().find(b'name,start_us,duration_us').name)"
     )
     env = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
     shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert shown.stdout == "Sparks sparks\n"
+    assert shown.stdout == "Sparks spans as CSV\n"
 
 
 def test_an_extension_that_is_broken_costs_no_command(tmp_path):
@@ -209,3 +175,14 @@ def test_an_extension_that_is_broken_costs_no_command(tmp_path):
     assert done.stdout.startswith("run ")
     why = "extension broken (dpro_broken:EXTENSION) cannot be used: ZeroDivisionError: division by zero"
     assert done.stderr == f"dpro: warning: {why}\n"
+
+
+def test_the_detector_that_is_shown_finds_the_rank_whose_steps_vary_most():
+    shown: dict[str, object] = {}
+    exec(SHOWN["detectors.py"], shown)
+    times = {0: [100, 110, 100], 1: [100, 110, 100], 2: [50, 160, 100]}
+    rows = [(rank, -1, duration) for rank, durations in times.items() for duration in durations]
+    steps = pl.DataFrame(rows, schema=["rank", "window", "duration_ns"], orient="row")
+    (finding,) = shown["find_unsteady"](SimpleNamespace(steps=steps), {})
+    assert (finding.title, finding.ranks) == ("jitter: rank 2", (2,))
+    assert shown["find_unsteady"](SimpleNamespace(steps=steps.filter(rank=0)), {}) == []
