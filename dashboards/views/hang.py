@@ -277,7 +277,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     groups, drawn = (frame.select("group", "ranks").n_unique() for frame in (standing, shown))
     left_out = groups - min(drawn, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
-    note = f"Numbers are calls fewer than the rank of the group that made most.{more}"
+    note = f"Numbers: calls behind the leading rank of the group.{more}"
     figure = graph("standing-figure", standing_figure(shown, link.theme))
     return [figure, html.P(note, className="note"), csv_link(NAME, "standing", link)]
 
@@ -469,7 +469,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
         return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
     blamed = numbers[0] in at_fault
     gone = [rank for rank in numbers if rank in case.deaths]
-    said = ["at fault" if blamed else "waiting, at fault in nothing"]
+    said = ["at fault" if blamed else "waiting, not at fault"]
     said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
     named = ranks_in_words(numbers)
     label = named if len(named) <= _LABEL else f"{len(numbers)} ranks"

@@ -35,7 +35,7 @@ _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
     signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
     signal.SIGHUP: "SIGHUP, as a terminal that is closed sends it",
-    signal.SIGKILL: "SIGKILL, as is sent to processes that SIGTERM does not end",
+    signal.SIGKILL: "SIGKILL, which cannot be handled: schedulers send it after SIGTERM",
 }
 
 

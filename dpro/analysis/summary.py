@@ -156,7 +156,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
         ("time nothing explains", f"{coverage.time_unexplained:.2%}"),
         ("CPU time in no span", f"{coverage.host_gaps:.1%}"),
-        ("starts taken from the trace", f"{coverage.starts_anchored:.1%}"),
+        ("start times copied from the trace", f"{coverage.starts_anchored:.1%}"),
     ]
     if trust.overlap is not None:
         overlap = trust.overlap

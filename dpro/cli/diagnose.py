@@ -188,8 +188,8 @@ def _print_slowdown(slowdown: Slowdown | None) -> None:
     )
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
-        times = ", ".join(f"{key} x{ratio:.3f}" for ratio, key in worst)
-        out.print(f"  times as long with one {what} as it is, the others typical: {times}")
+        times = ", ".join(f"{key} {ratio - 1:.1%}" for ratio, key in worst)
+        out.print(f"  slowdown due to one {what} alone: {times}")
     if slowdown.micro_batches is not None:
         varied = slowdown.micro_batches
         out.print(

@@ -147,7 +147,7 @@ def _print_starts(document: ReplayDocument) -> None:
             f"{pairs.inferred} by inferred ones"
         )
     fitted = f", by when the device ran empty  {starts.fitted:.1%}" if starts.fitted else ""
-    out.print(f"  starts taken from the trace  {starts.anchored:.1%}{fitted}")
+    out.print(f"  start times copied from the trace  {starts.anchored:.1%}{fitted}")
 
 
 def _print_ranks(ranks: Sequence[RankFit]) -> None:

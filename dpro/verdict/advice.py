@@ -184,7 +184,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         where = _place_of(finding.evidence)
         yield Advice(
             "heal",
-            f"find what rank {names} does that its peers do not{where}, and end it",
+            f"find what makes rank {names} slower than its peers{where}, and remove it",
             *_interval(gains, facts.lengths),
             "new code",
             "its peers do the same work",
@@ -202,7 +202,7 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
         if said:
             do = f"{said[0][1]} ({said[0][0]})"
         elif finding.component_kind == "rank":
-            do = f"find what {finding.component} does that its peers do not, and end it"
+            do = f"find what makes {finding.component} slower than its peers, and remove it"
         else:
             continue
         yield Advice("heal", do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")

@@ -118,7 +118,7 @@ def figures_of(
         criterion("median error of starts", half, 0.2, 5.0),
         criterion("95th percentile of errors of starts", most, 2.0, 50.0),
         criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
-        criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
+        criterion("start times copied from the trace", 100 * copied, 5.0, 20.0),
         criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
         criterion(
             "noise of steps",
@@ -216,7 +216,7 @@ def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     """
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
-    why = f" Weakest: {'; '.join(weak)}." if weak else ""
+    why = f" Main doubt: {'; '.join(weak)}." if weak else ""
     unknown = [figure.name for figure in figures if figure.value is None]
     missing = f" Not known: {', '.join(unknown)}." if unknown else ""
     return f"Predictions from this run: {grade} ({score:.2f} of 1). {ADVICE[grade]}.{why}{missing}"

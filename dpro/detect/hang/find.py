@@ -291,7 +291,7 @@ def _left_finding(root: Root, case: Case) -> Finding:
     ]
     failed = [other for other, death in case.deaths.items() if death.lost_peer]
     if failed:
-        facts.append(f"{ranks_in_words(failed)} failed because it was gone, at fault in nothing")
+        facts.append(f"{ranks_in_words(failed)} failed because it was gone, and is not at fault")
     finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
     steps = dict(case.records.ranks.select("rank", pl.col("last_step").fill_null(-1)).iter_rows())
     fewest = min((step for other, step in steps.items() if other != rank), default=-1)
@@ -358,7 +358,7 @@ def _by_rounds(mismatch: Mismatch, case: Case, facts: list[str]) -> tuple[float,
     if mismatch.skipped > 0:
         noun = "call" if mismatch.skipped == 1 else "calls"
         facts.append(f"{minority} left out {mismatch.skipped} {noun}: what it called comes next in a round")
-    facts.append(f"{lost} got more than it expected, at fault in nothing")
+    facts.append(f"{lost} got more than it expected, and is not at fault")
     return _LIKELY, [*facts, *ended]
 
 
@@ -379,7 +379,7 @@ def _finding(
         *calls,
         *facts[1:],
         *chain(root, victims, case),
-        *([f"waiting because of it, at fault in nothing: {ranks_in_words(victims)}"] if victims else []),
+        *([f"blocked by this: {ranks_in_words(victims)}"] if victims else []),
         *doubts(root, case),
     ]
     return Finding(

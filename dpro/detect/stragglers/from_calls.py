@@ -284,10 +284,8 @@ def finding_of(
     if rank in ahead.ranks:
         often, cost = ahead.kept_waiting.get(rank, ("", 0.0))
         cycle = ahead.step_ns
-        hidden = "work that is queued on the GPUs hides that"
-        waits_for_it = (
-            f"{hidden}, but for {often}: they wait then" if often else f"{hidden}: it costs nothing now"
-        )
+        hidden = "queued GPU work hides this"
+        waits_for_it = f"{hidden}, except {often}" if often else f"{hidden}: it costs nothing now"
     elif cost < NEGLIGIBLE * cycle:
         waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
     else:

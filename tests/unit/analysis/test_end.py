@@ -114,7 +114,7 @@ def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(15, "SIGTERM, as schedulers"), (9, "SIGKILL, as is sent"), (1, "SIGHUP")],
+    [(15, "SIGTERM, as schedulers"), (9, "SIGKILL, which cannot"), (1, "SIGHUP")],
 )
 def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
     end = end_of(written(tmp_path, {"exit_signal": number}, {"exit_signal": number}, calls=(0,)))

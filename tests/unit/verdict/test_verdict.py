@@ -282,7 +282,7 @@ def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_ste
     assert first.do == "see what it opens (rank 1 stands still in every 5th step)"
     assert (first.gain_low, first.gain_high) == pytest.approx((4 / 3, 2.0))
     assert second.do == "look (b)"
-    assert third.do == "find what rank 2 does that its peers do not, and end it"
+    assert third.do == "find what makes rank 2 slower than its peers, and remove it"
     assert third.gain_high == pytest.approx(1 / 0.9)
 
 

@@ -63,7 +63,7 @@ def test_the_first_cause_is_found_through_nested_groups(job):
     assert [chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)] == sorted(
         chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)
     )
-    assert "waiting because of it, at fault in nothing: ranks 0-2" in evidence_of(finding)
+    assert "blocked by this: ranks 0-2" in evidence_of(finding)
 
 
 def test_what_waits_in_the_queue_behind_something_else_is_no_network_fault(job):

@@ -34,7 +34,7 @@ def test_both_stuck_ranks_are_named_and_no_other(dumps):
     ]
     evidence = findings[0].evidence
     assert "never came" in "\n".join(evidence)
-    assert "waiting because of it, at fault in nothing: ranks 0-8, 10-13, 15" in evidence
+    assert "blocked by this: ranks 0-8, 10-13, 15" in evidence
 
 
 @pytest.mark.parametrize("missing", RANKS)
