@@ -92,7 +92,7 @@ CELLS = (
     ),
     Cell(
         "GPUs", "ROCm",
-        note="traces of MI300X are [imported](reference/accuracy-imported.md); telemetry was tried against a "
+        note="traces of MI300X are [imported](accuracy.md#imported-traces); telemetry was tried against a "
         "made-up library (`tests/unit/collectors/telemetry`)",
     ),
     Cell(

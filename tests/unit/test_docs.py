@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 FRONT = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "sample_traces/README.md"]
 # What they leave out is in docs/reference.
-SHORT = ["accuracy", "diagnosis", "performance", "recording", "tutorial", "whatif"]
+SHORT = ["diagnosis", "recording", "tutorial", "whatif"]
 SOURCES = {".py", ".sh", ".toml", ".js", ".html"}
 _FENCE = re.compile(r"(?ms)^(```|~~~).*?^\1\s*$")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
