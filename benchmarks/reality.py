@@ -6,7 +6,7 @@ Reads measured tables of other people's clusters (`DPRO_REALITY`, or `--data`): 
 project. Each row of a table calibrates (`calibrate.beliefs`) and every other row of its group is predicted.
 Prints, and with `--json` returns, check -> {n, median_pct, p90_pct, order_pct, interval_held_pct, yardstick,
 bar, holds}. `yardstick` has the same figures of rules, and of the source's own prediction where it has one. A
-missing table gives n 0, and a reason. `--write` puts the table into docs/reality.md.
+missing table gives n 0, and a reason. `--write` puts the table into docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it r
 from benchmarks.reality_checks import checks  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
-PAGE = REPOSITORY / "docs" / "reality.md"
+PAGE = REPOSITORY / "docs" / "accuracy.md"
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=REALITY, help="folder of the tables")
     parser.add_argument("--check", nargs="+", metavar="NAME", choices=list(checks.CHECKS), help="only these")
     parser.add_argument("--json", action="store_true", help="print one object")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/reality.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/accuracy.md")
     asked = parser.parse_args()
     if not asked.data.is_dir():
         parser.error(f"no folder {asked.data}: name one with --data")
@@ -76,7 +76,7 @@ def _line(name: str, found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, dict[str, Any]]) -> None:
-    """Put the results between the marks of docs/reality.md."""
+    """Put the results between the marks of docs/accuracy.md."""
     lines = [
         "| check | n | median | 90th percentile | faster one named | interval holds | bar | |",
         "|" + "---|" * 8,

@@ -77,7 +77,12 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro history": HistoryDocument,
     "dpro doctor": ReadinessDocument,
 }
-HEAD = """# What `--json` prints
+HEAD = """---
+search:
+  boost: 0.1
+---
+
+# What `--json` prints
 
 A command with `--json` prints one object on standard output; `dpro watch` prints one per line. This page is
 generated from the documents of the commands (`make schema`); [`dpro mcp`](mcp.md) gives those about runs to

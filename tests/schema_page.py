@@ -13,7 +13,12 @@ import polars as pl
 from dpro.schema import TABLES
 from dpro.table import Column, Table
 
-HEAD = """# Tables of a run
+HEAD = """---
+search:
+  boost: 0.1
+---
+
+# Tables of a run
 
 A run directory holds one folder per table, with one or more Parquet parts per rank. `dpro.schema` declares
 every column, and `make schema` generates this page from it. [In notebooks](notebook.md) the tables are polars

@@ -32,7 +32,12 @@ LAUNCHERS = f"{INTEGRATION}test_record_launchers.py"
 # What of dpro differs between Pythons: the recorder looks into frames, threads and modules of the job.
 OF_PYTHON = ("tests/unit/test_formats.py", "tests/unit/collectors", f"{INTEGRATION}test_record.py")
 TORCH = "import torch; print('torch', torch.__version__)"
-HEAD = """# What it works with
+HEAD = """---
+search:
+  boost: 0.1
+---
+
+# What it works with
 
 Each row is what its tests said when they were last tried, and with what. `make support` tries all that a
 machine can, and writes this page. Tests are those of `tests/integration` unless they say otherwise. What
@@ -92,7 +97,7 @@ CELLS = (
     ),
     Cell(
         "GPUs", "ROCm",
-        note="traces of MI300X are [imported](reference/accuracy-imported.md); telemetry was tried against a "
+        note="traces of MI300X are [imported](accuracy.md#imported-traces); telemetry was tried against a "
         "made-up library (`tests/unit/collectors/telemetry`)",
     ),
     Cell(

@@ -47,7 +47,7 @@ T = TypeVar("T")
 # A smaller graph is built in less time than it takes to be sure that one was saved.
 WORTH_SAVING = 20_000
 KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
-# A run of more spans is built rank by rank (docs/reference/speed-scale.md, "Ten thousand ranks").
+# A run of more spans is built rank by rank (docs/performance.md, "Many ranks").
 LARGE = 4_000_000
 FEW_TASKS = 2  # ranks
 # Chunks of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once.

@@ -32,7 +32,7 @@ for _ in range({STEPS}):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 """
-LIMITS = "see docs/reference/recording-cost.md, Limits"
+LIMITS = "see docs/recording.md, Limits"
 MARKS = {"ready": "ok", "limited": "--", "missing": "!!"}
 
 

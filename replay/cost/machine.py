@@ -38,7 +38,7 @@ REACHED_OUTSIDE = 0.5  # of a host's network ports, when all its GPUs send
 PORT_GBPS: Mapping[str, float] = {"V100": 12.5, "A100": 25, "A800": 25, "H100": 50, "H800": 50, "H200": 50}
 PORT_LATER = 50.0
 # Time of matmuls and attention in training over what loops of one kernel take by `dpro.replay.cost.kernels`:
-# clocks fall under load, shapes vary. Set with docs/reality.md's tables in sight, one number per generation
+# clocks fall under load, shapes vary. Set with docs/accuracy.md's tables in sight, one number per generation
 # of GPUs.
 IN_TRAINING: Mapping[str, float] = {"H": 1.35, "GH": 1.35, "B": 1.6, "GB": 1.6}
 

@@ -47,7 +47,7 @@ from dpro.words import ranks_in_words
 STANDARD_ERRORS = 2.0  # of each side of an interval
 # By how much recordings of one and the same job differ, in standard deviations of their steps: noise
 # lasts, and more steps do not average it away (median of 30 pairs of recordings in
-# docs/reference/accuracy-predictions.md).
+# docs/accuracy.md).
 RUN_TO_RUN = 0.6
 SURE = 0.95  # that a share is at least so large, where it is one of few
 GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so

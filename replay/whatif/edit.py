@@ -58,7 +58,7 @@ class Edit(ABC):
         is_advice: whether it can be done to a job as it is; if not, it says what a part of the job or of the
             machine is worth, or how much there is to gain at most.
         proof: which jobs were really changed so, and recorded before and after
-            (docs/reference/accuracy-predictions.md); empty where there are none: the edit is unproven.
+            (docs/accuracy.md); empty where there are none: the edit is unproven.
         effort: what it takes to make the change, one of `EFFORTS`.
         training: what it changes in the training itself, so that a sample may teach more or less: that is
             not predicted. Empty where nothing changes.

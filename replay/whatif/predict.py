@@ -49,11 +49,11 @@ from dpro.units import format_duration
 
 NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
 # Of the doubt of an edit, what counts for its gain where pairs of recordings have shown it: with so much 85%
-# of the intervals held what 18 pairs gained (docs/reference/accuracy-predictions.md). Of an unproven edit all
+# of the intervals held what 18 pairs gained (docs/accuracy.md). Of an unproven edit all
 # of it counts.
 PROVEN_DOUBT = 0.7
 # By how much two recordings of one and the same job differ, of its step: the median of sleeping jobs over
-# links of a fixed speed, which nothing disturbs (docs/reference/accuracy-predictions.md). A gain that is
+# links of a fixed speed, which nothing disturbs (docs/accuracy.md). A gain that is
 # measured is between two.
 RECORDINGS = 0.004
 # How many times as long a host takes while its operators and launches are recorded: at most, on an H200

@@ -108,7 +108,7 @@ def test_extensions_declare_without_importing_what_they_declare():
 
 
 def test_the_page_about_extensions_lists_all_fields_occasions_and_extensions():
-    listed = set(re.findall(r"(?m)^\| `(\w+(?: NAME)?)` \|", PAGE))
+    listed = set(re.findall(r"(?m)^- `(\w+(?: NAME)?)`: ", PAGE))
     kinds = {field.name for field in fields(Extension)}
     calls = re.compile(r'(?:hooks_of|extended)\(\s*f?"(\w+)')
     sources = [ROOT / path for path in modules("dpro", "dashboards", "collectors", "replay")]
@@ -116,10 +116,8 @@ def test_the_page_about_extensions_lists_all_fields_occasions_and_extensions():
     occasions = {"view NAME" if name == "view" else name for name in occasions}
     assert listed == kinds | occasions | installed().extensions.keys()
     for name, extension in installed().extensions.items():
-        (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |") and name in line][
-            -1:
-        ]
-        assert set(re.findall(r"`(\w+)`", row.rpartition("|")[0].rpartition("|")[2])) == set(extension.needs)
+        row = [line for line in PAGE.splitlines() if line.startswith(f"- `{name}`:")][-1]
+        assert set(re.findall(r"`(\w+)`", row.partition("; needs ")[2])) == set(extension.needs)
 
 
 def test_every_folder_of_an_extension_is_declared():

@@ -140,7 +140,7 @@ def _calibrated(
 
 NUDGE = 0.05  # of a logarithm, to see how a step depends on a constant
 # Standard deviations in log: of all steps of a job, of those of one tensor parallelism, of those that share
-# the micro-batch with it, of each alone. Set with the tables of docs/reality.md in sight.
+# the micro-batch with it, of each alone. Set with the tables of docs/accuracy.md in sight.
 JOB, TENSOR, CELL, OWN = 0.07, 0.1, 0.05, 0.08
 TAIL = 2.0  # degrees of freedom of the t distribution
 MAX_SHIFT = 0.7  # of a logarithm: no row moves a prediction by more

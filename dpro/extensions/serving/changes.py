@@ -119,7 +119,7 @@ def _times_as_long(durations: pl.DataFrame) -> float:
 
 NO_LIMIT = 1 << 20  # tokens
 # How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
-# logarithm: 90% of the rows of the tables of docs/reference/accuracy-serving.md are within 30%.
+# logarithm: 90% of the rows of the tables of docs/accuracy.md are within 30%.
 HARDWARE_ERROR = 0.16
 # Of what `cost_of` says, per token: in 95% of the rows of these tables an engine takes less than this, in the
 # median 0.78. One that its host limits takes up to 2.7.

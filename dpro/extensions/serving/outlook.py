@@ -80,7 +80,7 @@ class ServingPrediction(DocumentPart, frozen=True):
     proven: bool
 
 
-# Changes that pairs of a real server hold (docs/reference/accuracy-serving.md).
+# Changes that pairs of a real server hold (docs/accuracy.md).
 PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts", "pools")
 
 

@@ -285,7 +285,7 @@ def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:
     ]
     most_now, masked = fitted.engine.max_requests, fitted.engine.masked
     # Masked attention grows with the square of a batch, and faster once keys fill a cache: what larger
-    # batches take than the recorded ones does not follow from these (docs/reference/accuracy-serving.md).
+    # batches take than the recorded ones does not follow from these (docs/accuracy.md).
     sizes = [most for most in BATCHES if most < most_now or (most > most_now and not masked)]
     batches = ["", *(f"max-batch:requests={most}" for most in sizes)]
     for pair in product(budgets, batches):
