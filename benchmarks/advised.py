@@ -67,7 +67,7 @@ def measure(what: str, rounds: int, folder: Path) -> dict[str, Any]:
         folder: for the recording.
     """
     record_window(folder / "run", command_of(what), SKIP, WINDOW_STEPS)
-    verdict = analyse(str(folder / "run")).explanation
+    verdict = explain(analyse(str(folder / "run")))
     ratios = []
     for number in range(rounds):
         sides = {done: step_s(what, folder, done) for done in ((False, True), (True, False))[number % 2]}

@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from dpro.analysis.answers.demo import DemoDocument
 from dpro.analysis.answers.fabric import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
@@ -40,6 +39,7 @@ from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probes import ProbeDocument
+from dpro.verdict.demo import DemoDocument
 from dpro.verdict.verdict import ComparedRuns, Explanation
 
 COMMANDS: dict[str, type[Struct]] = {

@@ -186,12 +186,12 @@ def _print_mean_step(analysis: Analysis) -> None:
     """The step time, and where the mean step goes, as a bar."""
     from rich.text import Text
 
-    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, title_of
+    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, mean_step_of, title_of
     from dpro.analysis.step_time import step_time_in_words
 
     out = console()
     out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
-    mean = analysis.mean_step
+    mean = mean_step_of(analysis)
     out.print(Text(title_of(mean), "bold"))
     out.print(Text(bar_in_text(mean, BAR)))
     for line in legend(mean):
@@ -203,16 +203,17 @@ def _print_mean_step(analysis: Analysis) -> None:
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
-    from dpro.analysis.unanswered import pretended_lines, pretended_step
+    from dpro.analysis.unanswered import pretended_lines
+    from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
-    for line in pretended_lines(analysis.run.manifest, pretended_step(analysis)):
+    for line in pretended_lines(analysis.run.manifest, analysis.pretended):
         out.print(line)
     if not selection:
-        print_lines(lines_of(analysis.explanation))
+        print_lines(lines_of(explain(analysis)))
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:
@@ -233,8 +234,8 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
 
 def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
     """Write the reports that were asked for, and say where they are."""
-    from dpro.analysis.report import make_report, markdown_of
     from dpro.serving.answers import sent_with_server
+    from dpro.verdict.report import make_report, markdown_of
 
     with needs_extra("dashboard"):
         from dpro.dashboards.loaded import Loaded

@@ -45,7 +45,7 @@ from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
 from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried
-from dpro.verdict.verdict import Explanation
+from dpro.verdict.verdict import Explanation, explain
 
 KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
@@ -260,7 +260,7 @@ TOOLS: dict[str, Tool] = {
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",
         OfRun,
         Explanation,
-        lambda asked, folders: _analysis(asked.run, folders).explanation,
+        lambda asked, folders: explain(_analysis(asked.run, folders)),
     ),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, ServerDiagnosis, _diagnose

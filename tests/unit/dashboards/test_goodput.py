@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.analysis.report import make_report
 from dpro.dashboards import needs, report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.links import Link
@@ -26,6 +25,7 @@ from dpro.errors import InputError
 from dpro.goodput.account import CLASSES
 from dpro.goodput.document import IN_WORDS
 from dpro.store import open_run, write_manifest
+from dpro.verdict.report import make_report
 from tests.builders import gpu_job
 from tests.lives import WrittenAttempt, job, killed_five_times
 

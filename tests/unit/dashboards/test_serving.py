@@ -2,7 +2,6 @@
 
 import pytest
 
-from dpro.analysis.report import make_report
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -10,6 +9,7 @@ from dpro.dashboards.report import html_of
 from dpro.dashboards.views.serving import VIEW, latency_info, waits_figure, waits_info
 from dpro.serving.answers import sent_with_server
 from dpro.serving.latency import PARTS
+from dpro.verdict.report import make_report
 from tests.unit.serving.test_serving import ASKED, SERVED, run_of
 
 

@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.report import make_report, markdown_of
 from dpro.documents import plain
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
@@ -17,6 +16,7 @@ from dpro.serving.document import ServingDocument, part_of, parts_of_iterations,
 from dpro.serving.findings import ExpertWaits, SeenServer, expert_waits, findings_of, gain_of_blocks
 from dpro.serving.latency import PARTS, counted, durations, engines, number, percentiles, waits
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.verdict.report import make_report, markdown_of
 from tests.builders import TinyRun
 from tests.commands import dpro
 
