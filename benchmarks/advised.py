@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks import load
 from benchmarks.recording import ENVIRONMENT, cable, job, record_window
 from dpro.cli.analysis import analyse
+from dpro.verdict.verdict import explain
 
 # What limits the job -> the advice that was done in the script.
 DONE = {
@@ -67,7 +68,7 @@ def measure(what: str, rounds: int, folder: Path) -> dict[str, Any]:
         folder: for the recording.
     """
     record_window(folder / "run", command_of(what), SKIP, WINDOW_STEPS)
-    verdict = analyse(str(folder / "run")).explanation
+    verdict = explain(analyse(str(folder / "run")))
     ratios = []
     for number in range(rounds):
         sides = {done: step_s(what, folder, done) for done in ((False, True), (True, False))[number % 2]}

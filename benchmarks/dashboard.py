@@ -27,7 +27,6 @@ import numpy as np
 import polars as pl
 
 from benchmarks.timeline import cpu_ms, memory_mb, serving
-from dpro.analysis.report import make_report
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link
 from dpro.dashboards.report import html_of
@@ -35,6 +34,7 @@ from dpro.dashboards.views import whatif
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.verdict.report import make_report
 from tests.browser import settle, start_browser, wait
 
 STEPS_OF_RUN = 10

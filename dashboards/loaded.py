@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from operator import attrgetter
 from typing import NamedTuple
 from weakref import ref
 
@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.replay import deciding_work
-from dpro.analysis.answers.whatif import explored, search_of_all
+from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
@@ -29,10 +29,9 @@ from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.freed_memory import give_back_freed_memory
-from dpro.processes import process_pool
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.construction.progress import Progress, ignore
-from dpro.replay.difference import DifferenceDocument, explain
+from dpro.replay.difference import DifferenceDocument
+from dpro.replay.difference import explain as explain_difference
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import NodeKind
 from dpro.replay.mesh import Mesh, mesh_of_run
@@ -41,13 +40,13 @@ from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import Applied, Prediction, Refusal, apply_all, predicted_timeline
-from dpro.replay.whatif.search import SearchResult
+from dpro.replay.whatif.predict import Applied, Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS
 from dpro.selection import quoted
 from dpro.store import Run
 from dpro.timelines.slices import slices
+from dpro.verdict.verdict import explain
 
 Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 _VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of `Analysis`, in its order
@@ -85,7 +84,6 @@ class Loaded(Analysis):
     """A run, with cached results.
 
     Attributes:
-        min_searched_elsewhere: spans of a run from which on another process searches.
         others: returns another run of the page by its name.
         offered: returns all runs that the page offers.
     """
@@ -99,9 +97,6 @@ class Loaded(Analysis):
         self.others: Callable[[str], Loaded] = _no_other
         self.offered: Callable[[], list[Run]] = list
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
-        self._changed: tuple[tuple[str, ...], Applied[ReplayedJob]] | None = None
-        self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
-        self._difference: tuple[Callable[[], Analysis | None], DifferenceDocument] | None = None
 
     def warm(self) -> None:
         """Compute slow results ahead, in the order in which they are likely to be needed.
@@ -110,17 +105,12 @@ class Loaded(Analysis):
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
-        for name in ("graph_and_trust", "verdict", "breakdown", "search", "explanation", "curves"):
+        names = ("graph_and_trust", "verdict", "breakdown", "curves")
+        first, judged, split, last = map(attrgetter, names)
+        for compute in (first, judged, split, search_once, explain, last):
             with suppress(DproError):  # the view that needs it reports the error
-                getattr(self, name)
+                compute(self)
             give_back_freed_memory()  # which the next one would add to
-
-    @cached
-    def search(self) -> tuple[list[Prediction], list[Refusal]]:
-        """As of `Analysis`; of many spans a process makes it that ends, and with it what it took."""
-        elsewhere = self.condensed is None and self.num_rows[SPANS.name] >= self.min_searched_elsewhere
-        result = search_of_all(self, by=_explored_elsewhere if elsewhere else None)
-        return result.predictions, result.refused
 
     @cached
     def measured(self) -> MeasuredLanes:
@@ -163,11 +153,9 @@ class Loaded(Analysis):
         Raises:
             Unanswerable: the run lacks what an edit needs.
         """
-        with self.lock_of("changed"):
-            key = ("changed", *map(str, edits))
-            if self._changed is None or self._changed[0] != key:
-                self._changed = key, apply_all(self.built.predictive, edits)
-            return self._changed[1]
+        return self.once(
+            "changed", lambda: apply_all(self.built.predictive, edits), inputs=tuple(map(str, edits))
+        )
 
     def path_after(self, edits: Sequence[Edit]) -> pl.DataFrame:
         """Compute the critical path of the steps predicted under edits. Cache the latest result.
@@ -177,14 +165,12 @@ class Loaded(Analysis):
         """
         if not edits:
             return self.path
-        applied = self.changed(edits)
-        with self.lock_of("changed_path"):
-            key = tuple(map(str, edits))
-            if self._changed_path[0] != key:
-                changed = predicted_timeline(applied, self.trust)
-                path = critical_path_of_steps(changed, self.baseline, self.baseline)
-                self._changed_path = key, path
-            return self._changed_path[1]
+
+        def compute() -> pl.DataFrame:
+            changed = predicted_timeline(self.changed(edits), self.trust)
+            return critical_path_of_steps(changed, self.baseline, self.baseline)
+
+        return self.once("changed path", compute, inputs=tuple(map(str, edits)))
 
     @cached
     def num_rows(self) -> dict[str, int]:
@@ -259,11 +245,11 @@ class Loaded(Analysis):
         Raises:
             DproError: one of them holds no graph.
         """
-        with self.lock_of("difference"):
-            if self._difference is None or self._difference[0]() is not other:
-                document = explain(other.built.predictive, self.built.predictive)
-                self._difference = ref(other), document  # which may be closed meanwhile
-            return self._difference[1]
+        return self.once(
+            "difference",
+            lambda: explain_difference(other.built.predictive, self.built.predictive),
+            inputs=ref(other),  # which may be closed meanwhile
+        )
 
 
 def _no_other(name: str) -> Loaded:
@@ -273,30 +259,6 @@ def _no_other(name: str) -> Loaded:
         UsageError: always.
     """
     raise UsageError(f"no run {quoted(name)} is offered here: give it to `dpro dashboard`, too")
-
-
-def _explored_elsewhere(
-    analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
-) -> SearchResult:
-    """As of `explored`, in another process.
-
-    Raises:
-        DproError: the process was killed.
-    """
-    try:
-        with process_pool(1) as pool:
-            return pool.submit(_explored, analysis.run, budget, analysis.suspects, trust, baseline).result()
-    except BrokenProcessPool as error:
-        why = "the process that searched for what would help was killed, perhaps for want of memory"
-        raise DproError(f"{analysis.run.label}: {why}") from error
-
-
-def _explored(
-    run: Run, budget: int, suspects: frozenset[int], trust: Trust, baseline: pl.DataFrame
-) -> SearchResult:
-    analysis = Analysis(run)
-    analysis.values["suspects"] = suspects
-    return explored(analysis, budget, ignore, trust, baseline)
 
 
 class RecordingCopy(Loaded):

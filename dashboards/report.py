@@ -21,7 +21,6 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from dpro.analysis.mean_step import MeanStep, facts_of, legend
-from dpro.analysis.report import RunReport, gain_cells
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
@@ -29,7 +28,8 @@ from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, le
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.units import format_bytes, format_ms
-from dpro.verdict.verdict import Explanation
+from dpro.verdict.report import RunReport, gain_cells
+from dpro.verdict.verdict import Explanation, explain
 from dpro.verdict.words import paragraphs_of, shares_of
 from dpro.words import printable
 
@@ -62,7 +62,7 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
-        short=_short(loaded.explanation),
+        short=_short(explain(loaded)),
         cells=gain_cells,
         **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),

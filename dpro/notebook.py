@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import mean_step_of
 from dpro.analysis.summary import run_info
 from dpro.errors import DproError, MissingExtra, UsageError, first_line
 from dpro.markup import table
@@ -52,7 +53,7 @@ class OpenedRun:
     counters = _asked("counters", "Table `counters`.")
     workers = _asked("workers", "Table `workers`.")
     breakdown = _asked("breakdown", "Where the time of each step and rank went.")
-    mean_step = _asked("mean_step", "Where the mean step went.")
+    mean_step = property(lambda run: mean_step_of(run._analysis), doc="Where the mean step went.")
     host = _asked("host", "What the hosts did.")
     timeline = _asked("timeline", "The replay of the graph: when each node starts and ends.")
     trust = _asked("trust", "How far to believe predictions.")
@@ -77,7 +78,9 @@ class OpenedRun:
     @property
     def verdict(self) -> Explanation:
         """What limits the job, who is at fault, and what to do first."""
-        return self._analysis.explanation
+        from dpro.verdict.verdict import explain
+
+        return explain(self._analysis)
 
     def diagnose(self) -> pl.DataFrame:
         """What is slow or broken, costliest first, with evidence and cost."""
@@ -146,13 +149,13 @@ class OpenedRun:
             UsageError: an edit is not understood, or no such steps were recorded in depth.
             Unanswerable: the run lacks what an edit needs.
         """
-        from dpro.analysis.answers.whatif import what_if
+        from dpro.analysis.answers.whatif import search_once, what_if
         from dpro.analysis.summary import gain_info
 
         if edits:
             return gain_info([self.predict(*edits, steps=steps)])
         if not steps:
-            return gain_info(self._analysis.search[0])
+            return gain_info(search_once(self._analysis).predictions)
         search = what_if(
             self._analysis, calibrate=lambda edits: (list(edits), []), selection=parse_selection(steps)
         )

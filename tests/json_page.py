@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from dpro.analysis.answers.demo import DemoDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportFilesDocument
@@ -40,6 +39,7 @@ from dpro.extensions.trial.documents import LedgerDocument, TryDocument
 from dpro.extensions.trial.probes import ProbeDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.replay.difference import DifferenceDocument
+from dpro.verdict.demo import DemoDocument
 from dpro.verdict.verdict import ComparedRuns, Explanation
 
 COMMANDS: dict[str, type[Struct]] = {

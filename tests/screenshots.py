@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dpro.analysis.report import make_report
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
 from dpro.opening import open_path
+from dpro.verdict.report import make_report
 from tests.browser import served, settle, start_browser, wait
 from tests.conftest import REPOSITORY
 from tests.gallery import DRAWN

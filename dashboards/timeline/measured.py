@@ -59,7 +59,6 @@ class MeasuredLanes(Cached):
         self.ranks: dict[int, RankLanes] = {}
         self.failed = ""
         self._complete = threading.Event()
-        self._started = False
 
     @cached
     def clocks(self) -> Clocked:
@@ -73,11 +72,8 @@ class MeasuredLanes(Cached):
 
     def start(self, first: Iterable[int] = ()) -> None:
         """Begin to read in a thread, unless that has begun."""
-        with self.lock_of("start"):
-            if self._started:
-                return
-            self._started = True
-        threading.Thread(target=self._read, args=(list(first),), daemon=True).start()
+        reader = threading.Thread(target=self._read, args=(list(first),), daemon=True)
+        self.once("started", reader.start)
 
     def all(self) -> dict[int, RankLanes]:
         """All ranks, once they are there."""

@@ -14,7 +14,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.mean_step import facts_of, legend
+from dpro.analysis.answers.whatif import search_once
+from dpro.analysis.mean_step import facts_of, legend, mean_step_of
 from dpro.analysis.summary import (
     Gains,
     finding_info,
@@ -39,6 +40,7 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
+from dpro.verdict.verdict import explain
 from dpro.verdict.words import limit_of_run, paragraphs_of, shares_of
 
 NAME = "verdict"
@@ -130,7 +132,7 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
 
 
 def _in_short(loaded: Loaded, _link: Link) -> Any:
-    explanation = loaded.explanation
+    explanation = explain(loaded)
     shares = " | ".join(shares_of(explanation))
     return [html.P(text) for text in (explanation.job, shares) if text] + [facts(paragraphs_of(explanation))]
 
@@ -179,7 +181,7 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 def _helpful(loaded: Loaded) -> Gains:
     """Return what would help, with intervals widened by the errors of changes that were tried."""
-    return what_helps(loaded.as_tried(loaded.search[0])[0])
+    return what_helps(loaded.as_tried(search_once(loaded).predictions)[0])
 
 
 def _gains(loaded: Loaded, link: Link) -> Any:
@@ -269,12 +271,12 @@ def _mean(loaded: Loaded, link: Link) -> Any:
         return _bar(loaded, 1.0, link.theme)
     runs = (("this run", loaded), (link.against, other))
     try:
-        longest = max(run.mean_step.duration_ms for _, run in runs)
+        longest = max(mean_step_of(run).duration_ms for _, run in runs)
     except DproError as error:
         return [*_bar(loaded, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
     bars = []
     for name, run in runs:
-        bars += [html.H3(html.Strong(name)), *_bar(run, run.mean_step.duration_ms / longest, link.theme)]
+        bars += [html.H3(html.Strong(name)), *_bar(run, mean_step_of(run).duration_ms / longest, link.theme)]
     return bars
 
 
@@ -284,7 +286,7 @@ def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
     Args:
         width: of the bar, as a share of the panel's.
     """
-    mean, steps = loaded.mean_step, loaded.breakdown.height
+    mean, steps = mean_step_of(loaded), loaded.breakdown.height
     words = legend(mean, glyphs=False)
     ink = [f"var(--{css_name(part.name)})" for part in mean.shares]
     cells = [
@@ -329,6 +331,6 @@ VIEW = view(
     tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
-        "gains": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
+        "gains": lambda loaded, _link: gain_info(loaded.as_tried(search_once(loaded).predictions)[0]),
     },
 )

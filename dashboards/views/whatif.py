@@ -15,7 +15,7 @@ import polars as pl
 from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
-from dpro.analysis.answers.whatif import predicted
+from dpro.analysis.answers.whatif import predicted, search_once
 from dpro.analysis.summary import gain_info, stands_out
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -264,8 +264,8 @@ def _limits(loaded: Loaded, link: Link) -> Any:
 
 
 def _ranked(loaded: Loaded, link: Link) -> Any:
-    predictions, widened = loaded.as_tried(loaded.search[0])
-    refused = loaded.search[1]
+    predictions, widened = loaded.as_tried(search_once(loaded).predictions)
+    refused = search_once(loaded).refused
     clear = [prediction for prediction in predictions if stands_out(prediction)]
     within = [prediction for prediction in predictions if not stands_out(prediction)]
     refusals = [html.Li(f"{refusal.edit}: {refusal.reason}") for refusal in refused]
@@ -312,7 +312,7 @@ VIEW = view(
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
-        "ranked": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
+        "ranked": lambda loaded, _link: gain_info(loaded.as_tried(search_once(loaded).predictions)[0]),
     },
     register=_register,
 )

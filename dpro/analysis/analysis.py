@@ -6,6 +6,7 @@ pays for what it needs; several threads may ask at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,6 @@ from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
-    from dpro.analysis.mean_step import MeanStep
     from dpro.detect.context import Context
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
@@ -35,15 +35,19 @@ if TYPE_CHECKING:
     from dpro.replay.graph import Graph
     from dpro.replay.pretended import PretendedStep
     from dpro.replay.timeline import Timeline
-    from dpro.replay.whatif.predict import Prediction, Refusal
-    from dpro.verdict.verdict import Explanation
 
 
 Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot show
 
 
 class Analysis(Cached):
-    """A run and what has been computed of it so far."""
+    """A run and what has been computed of it so far.
+
+    Attributes:
+        min_searched_elsewhere: spans of a run from which on another process searches for what would help.
+    """
+
+    min_searched_elsewhere: float = math.inf
 
     def __init__(
         self, run: Run, network: pl.DataFrame | None = None, products: pl.DataFrame | None = None
@@ -52,7 +56,7 @@ class Analysis(Cached):
         super().__init__()
         self.run, self._network, self._products = run, network, products
         self.report_progress: Progress = ignore  # of building the graph
-        self.pretended: PretendedStep | None = None  # known with the graph, of pretended ranks
+        self._pretended: PretendedStep | None = None  # known with the graph, of pretended ranks
 
     @cached
     def steps(self) -> pl.DataFrame:
@@ -135,10 +139,11 @@ class Analysis(Cached):
             return built, trust
         from dpro.replay.pretended import with_communication
 
-        graph, self.pretended = with_communication(built, self.run.manifest, self._network, trust.error_pct)
-        answerable = trust.answerable and not self.pretended.unknown
-        reasons = (*self.pretended.unknown, *trust.reasons)
-        trust = replace(trust, answerable=answerable, reasons=reasons, doubt_pct=self.pretended.doubt_pct)
+        graph, pretended = with_communication(built, self.run.manifest, self._network, trust.error_pct)
+        answerable = trust.answerable and not pretended.unknown
+        reasons = (*pretended.unknown, *trust.reasons)
+        trust = replace(trust, answerable=answerable, reasons=reasons, doubt_pct=pretended.doubt_pct)
+        self._pretended = pretended
         return replace(built, graph=graph), trust
 
     @cached
@@ -153,6 +158,14 @@ class Analysis(Cached):
             condensed = condensed_of(self.run, self.report_progress)
         graph = replace(condensed.joined.graph, network=self._network, products=self._products)
         return replace(condensed, joined=replace(condensed.joined, graph=graph))
+
+    @property
+    def pretended(self) -> PretendedStep | None:
+        """The step of pretended ranks; None of a run whose ranks were there, or that cannot be replayed."""
+        if self.run.manifest.is_pretended:
+            with suppress(DproError):
+                _ = self.built
+        return self._pretended
 
     @property
     def built(self) -> Built:
@@ -353,20 +366,6 @@ class Analysis(Cached):
         return without_answers(table, answers_of(self.collectives))
 
     @cached
-    def explanation(self) -> Explanation:
-        """What limits the job, who is at fault, and what to do first."""
-        from dpro.verdict.verdict import explain
-
-        return explain(self)
-
-    @cached
-    def mean_step(self) -> MeanStep:
-        """Where the mean step of a rank in deep windows goes."""
-        from dpro.analysis.mean_step import mean_step_of
-
-        return mean_step_of(self)
-
-    @cached
     def host(self) -> pl.DataFrame:
         """What the host did in each step."""
         from dpro.replay.steps import host_facts
@@ -411,9 +410,9 @@ class Analysis(Cached):
         from dpro.replay.whatif.predict import baseline_steps
 
         built = self.outline
-        if self.pretended is not None and self.pretended.unknown:
+        if self._pretended is not None and self._pretended.unknown:
             raise Unanswerable(
-                f"{self.run.label}: not known of its pretended ranks: {self.pretended.unknown[0]}"
+                f"{self.run.label}: not known of its pretended ranks: {self._pretended.unknown[0]}"
             )
         return baseline_steps(built.predictive, self.outline_timeline)
 
@@ -433,13 +432,6 @@ class Analysis(Cached):
             slow = [finding for finding in self.verdict[0] if finding.class_ in ("slow.compute", "slow.host")]
             return frozenset(ranks_of(finding for finding in slow if not finding.of_job))
         return frozenset()
-
-    @cached
-    def search(self) -> tuple[list[Prediction], list[Refusal]]:
-        """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
-        from dpro.analysis.answers.whatif import search_of_all
-
-        return (search := search_of_all(self)).predictions, search.refused
 
 
 class OperationAnalysis(Analysis):

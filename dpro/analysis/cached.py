@@ -1,68 +1,80 @@
-"""Properties that are computed once, however many threads ask for them at a time."""
+"""Results that are computed once for each object, however many threads ask for them at a time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import update_wrapper
 from typing import Any, Generic, TypeVar, overload
 
 from dpro.errors import DproError
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Cached")
 
 
 class Cached:
-    """Holds the values of its `cached` properties, by name."""
+    """Holds what was computed of it, by name."""
 
     def __init__(self) -> None:
         """Nothing is computed yet."""
-        self.values: dict[str, Any] = {}
-        self._locks: dict[str, threading.RLock] = {}
+        self.values: dict[Hashable, Any] = {}
+        self._inputs: dict[Hashable, Hashable] = {}
+        self._locks: dict[Hashable, threading.RLock] = {}
         self._lock = threading.Lock()
 
-    def lock_of(self, name: str) -> threading.RLock:
-        """Return the lock that is held while a property is computed."""
-        with self._lock:
-            return self._locks.setdefault(name, threading.RLock())
+    def once(self, name: Hashable, compute: Callable[[], T], inputs: Hashable = None) -> T:
+        """Compute a result, be it a failure, unless it is known; threads that ask meanwhile wait for it.
 
-
-class cached(Generic[T]):  # noqa: N801, used like `property`
-    """A property that is computed once, be it to a failure; threads that ask meanwhile wait for it."""
-
-    def __init__(self, work: Callable[[Any], T]) -> None:
-        """Remember how it is computed."""
-        self._work, self.__doc__ = work, work.__doc__
-        self._name = f"{work.__module__}.{work.__qualname__}"
-
-    def __call__(self, instance: Cached) -> T:
-        """Return the value of a function of an object alone, which is no property."""
-        return self.__get__(instance, type(instance))
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        """Remember its name, which Python passes."""
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> cached[T]: ...
-
-    @overload
-    def __get__(self, instance: Cached, owner: type) -> T: ...
-
-    def __get__(self, instance: Cached | None, owner: type) -> Any:
-        """Return the value.
+        Args:
+            inputs: what it follows from besides this object; only the latest result is kept.
 
         Raises:
             DproError: as when it was computed.
         """
-        if instance is None:
-            return self
-        with instance.lock_of(self._name):
-            if self._name not in instance.values:
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.RLock())
+        with lock:
+            if name not in self.values or self._inputs.get(name) != inputs:
+                value: T | DproError
                 try:
-                    instance.values[self._name] = self._work(instance)
+                    value = compute()
                 except DproError as error:
-                    instance.values[self._name] = error
-        value = instance.values[self._name]
-        if isinstance(value, DproError):
-            raise value
-        return value
+                    value = error
+                self.values[name], self._inputs[name] = value, inputs
+            known: T = self.values[name]
+        if isinstance(known, DproError):
+            raise known
+        return known
+
+
+class cached(Generic[C, T]):  # noqa: N801, used like `property`
+    """A property, or a function of an object alone, that is computed once for each object."""
+
+    def __init__(self, work: Callable[[C], T]) -> None:
+        """Remember how it is computed."""
+        self._work = work
+        self._name: Hashable = work
+        update_wrapper(self, work)
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        """Name the result after the property, which subclasses may compute in another way."""
+        self._name = name
+
+    def __call__(self, instance: C) -> T:
+        """Return the result.
+
+        Raises:
+            DproError: as when it was computed.
+        """
+        return instance.once(self._name, lambda: self._work(instance))
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached[C, T]: ...
+
+    @overload
+    def __get__(self, instance: Cached, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Return the result, as of a call."""
+        return self if instance is None else self(instance)

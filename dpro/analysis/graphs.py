@@ -9,7 +9,7 @@ not. A cache that cannot be used is done without.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from dpro.analysis.analysis import Analysis
     from dpro.detect.context import Context
     from dpro.detect.pipeline_slowdown import OperationsAnalysis
     from dpro.replay.construction.graph_builder import Built
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
     from dpro.replay.whatif.condensed import CondensedJob
-    from dpro.replay.whatif.edit import Edit
-    from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
     Opened = tuple[Executor, Path]
@@ -265,37 +262,6 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
         )
         parts.append(step_breakdown(*(table.filter(of_rank) for table in tables)))
     return pl.concat(parts).drop("exposed_wait_ns", "exposed_transfer_ns").sort("step", "rank", "duration_ns")
-
-
-def search_of(
-    analysis: Analysis,
-    trust: Trust,
-    baseline: pl.DataFrame | None = None,
-    budget: int | None = None,
-    report: Progress = ignore,
-    kinds: Collection[type[Edit]] | None = None,
-) -> SearchResult:
-    """What would help a run: by its whole graph, or by condensed ranks where that does not fit into memory.
-
-    Args:
-        baseline: when the steps of the unchanged graph end, if at hand or not of all steps.
-        budget: how many changed jobs to replay at most; None for the usual number.
-        report: called with how many were replayed, and how many there will be at most.
-        kinds: the edits to consider, all where None.
-
-    Raises:
-        Unanswerable: the run holds no whole step.
-        DproError: a process was killed.
-    """
-    from dpro.replay.whatif.search import BUDGET, explore
-
-    run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
-    budget = BUDGET if budget is None else budget
-    if condensed is None or not why_too_large(run):
-        graph = analysis.built.predictive
-        return explore(graph, trust, budget, report, suspects, baseline, kinds)
-    with condensed_job(run, condensed) as job:
-        return explore(job, trust, budget, report, suspects, baseline, kinds)
 
 
 def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:

@@ -8,11 +8,13 @@ what they reach of their peak, and how much input a second is worked on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 from msgspec.structs import replace
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.cached import cached
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
 from dpro.members import count_of
@@ -28,9 +30,6 @@ from dpro.replay.cost.work import (
 )
 from dpro.replay.steps import IS_GPU, recorded_steps, step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, format_rate, ms
-
-if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
 
 # Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
 PARTS: Mapping[str, str] = {
@@ -191,6 +190,7 @@ def shown_parts(means: pl.DataFrame) -> dict[str, str]:
     return {name: title for name, title in PARTS.items() if shown.get(name, True)}
 
 
+@cached
 def mean_step_of(analysis: Analysis) -> MeanStep:
     """Work out where the mean step of a run goes.
 
@@ -352,7 +352,7 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
 def mean_step_document(analysis: Analysis) -> MeanStep | None:
     """What `--json` calls `mean_step`, rounded; None where no step was recorded in depth."""
     try:
-        mean = analysis.mean_step
+        mean = mean_step_of(analysis)
     except DproError:
         return None
     times = {key: round(getattr(mean, key), 6) for key in ("duration_ms", *_KEYS.values())}

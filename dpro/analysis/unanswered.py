@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import Unanswerable
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.words import capitalised
 
 if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
     from dpro.analysis.end import JobEnd
     from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.replay.fidelity.accuracy import Trust
@@ -174,17 +173,8 @@ def why_no_window(run: Run) -> str:
 # What a run of pretended ranks says of their job; nothing of it was measured on that job.
 
 
-def pretended_step(analysis: Analysis) -> PretendedStep | None:
-    """What `--json` calls `pretended`; None of a run whose ranks were there, or that cannot be replayed."""
-    if not analysis.run.manifest.is_pretended:
-        return None
-    with suppress(DproError):
-        _ = analysis.built
-    return analysis.pretended
-
-
 def pretended_lines(manifest: Manifest, step: PretendedStep | None) -> list[str]:
-    """The same for people, a line each; none of a run whose ranks were there."""
+    """Say what a run of pretended ranks shows, a line each; nothing of a run whose ranks were there."""
     if not manifest.is_pretended:
         return []
     lines = [f"{pretended_in_words(manifest)}: what follows is their own work, and no waiting was measured"]

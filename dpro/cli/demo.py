@@ -54,6 +54,7 @@ def demo(output: Path | None, as_json: bool) -> None:
     Where PyTorch is not installed, a run that ships with dpro is explained instead.
     """
     from dpro.analysis.answers.diagnosis import diagnose_replay
+    from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
     if find_spec("torch") is None:
@@ -69,15 +70,15 @@ def demo(output: Path | None, as_json: bool) -> None:
     diagnosis = diagnose_replay(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
-        from dpro.analysis.answers.demo import DemoDocument
         from dpro.analysis.answers.diagnosis import diagnosis_document
         from dpro.analysis.answers.replay import replay_document
+        from dpro.verdict.demo import DemoDocument
 
         document = DemoDocument(
             run=analysis.run.label,
             replay=replay_document(analysis),
             diagnose=diagnosis_document(diagnosis),
-            explain=analysis.explanation,
+            explain=explain(analysis),
             really_saved_ms=saved,
         )
         print_json(document)
@@ -87,7 +88,7 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("How well the replay matches what was measured")
     _print_fit(analysis)
     _section("In short")
-    for line in lines_of(analysis.explanation):
+    for line in lines_of(explain(analysis)):
         click.echo(line)
     _section("What is wrong, and the evidence")
     print_diagnosis(diagnosis)

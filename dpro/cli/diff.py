@@ -118,10 +118,10 @@ def _compare(runs: Sequence[str], as_json: bool) -> None:
     """What limits each of many runs, a line each."""
     from rich.table import Table
 
-    from dpro.verdict.verdict import ComparedRuns
+    from dpro.verdict.verdict import ComparedRuns, explain
     from dpro.verdict.words import worth_in_words
 
-    explanations = [analyse(run).explanation for run in runs]  # one run after the other is in memory
+    explanations = [explain(analyse(run)) for run in runs]  # one run after the other is in memory
     if as_json:
         print_json(ComparedRuns(runs=explanations))
         return

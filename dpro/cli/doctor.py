@@ -107,13 +107,14 @@ def loops() -> Iterator[Check]:
     from dpro.ingest.kineto.scanner import Scanner
     from dpro.opening import open_path
     from dpro.replay.construction.graph_builder import build_graph
+    from dpro.verdict.verdict import explain
 
     if not can_compile():
         return
     run = open_path(sample_run(SAMPLE))
     Scanner(Columns(), Memory())
     build_graph(run)  # once more: an analysis takes a graph from the cache
-    _ = Analysis(run).explanation
+    explain(Analysis(run))
     yield Check("loops", READY, "compiled, and kept in the cache")
 
 

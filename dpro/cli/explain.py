@@ -31,13 +31,14 @@ def explain(run: str, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.graphs import ranks_built_once
+    from dpro.verdict import verdict
     from dpro.verdict.words import lines_of
 
     click.get_current_context().with_resource(ranks_built_once())
     analysis = Analysis(open_or_import(run))
     with progress("Building the graph") as report:
         analysis.report_progress = report
-        explanation = analysis.explanation
+        explanation = verdict.explain(analysis)
     if as_json:
         print_json(explanation)
         return

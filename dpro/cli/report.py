@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import ReportTables
-    from dpro.analysis.report import RunReport
     from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
+    from dpro.verdict.report import RunReport
 
 STDOUT = Path("-")
 _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
@@ -201,12 +201,12 @@ def _print_mean_step(analysis: Analysis) -> None:
     """The step time, and where the mean step goes, as a bar."""
     from rich.text import Text
 
-    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, title_of
+    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, mean_step_of, title_of
     from dpro.analysis.step_time import step_time_in_words
 
     out = console()
     out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
-    mean = analysis.mean_step
+    mean = mean_step_of(analysis)
     out.print(Text(title_of(mean), "bold"))
     out.print(Text(bar_in_text(mean, BAR)))
     for line in legend(mean):
@@ -218,16 +218,17 @@ def _print_mean_step(analysis: Analysis) -> None:
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
-    from dpro.analysis.unanswered import pretended_lines, pretended_step
+    from dpro.analysis.unanswered import pretended_lines
+    from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
-    for line in pretended_lines(analysis.run.manifest, pretended_step(analysis)):
+    for line in pretended_lines(analysis.run.manifest, analysis.pretended):
         out.print(line)
     if not selection:
-        print_lines(lines_of(analysis.explanation))
+        print_lines(lines_of(explain(analysis)))
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:
@@ -249,7 +250,7 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
 def _write(run: Run, pages: list[ReportPage], markdown: Path | None, as_json: bool) -> None:
     """Write the reports that were asked for, and say where they are."""
     from dpro.analysis.analysis import Analysis
-    from dpro.analysis.report import make_report, markdown_of
+    from dpro.verdict.report import make_report, markdown_of
 
     if markdown == STDOUT and as_json:
         raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")

@@ -174,6 +174,7 @@ def whatif(
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
     from dpro.analysis.answers.whatif import what_if
+    from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
     analysis = analyse(run, network_table, device_tables)
@@ -191,7 +192,7 @@ def whatif(
             print_end(analysis.end)
         print_selection(selection)
         if explains:
-            print_lines(lines_of(analysis.explanation))
+            print_lines(lines_of(explain(analysis)))
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
         _print(answer, analysis.run, listed, searched=not parsed)

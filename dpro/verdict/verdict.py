@@ -15,6 +15,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, mfu_of
 from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
@@ -123,6 +124,7 @@ class ComparedRuns(Document, frozen=True, kw_only=True):
     runs: list[Explanation]
 
 
+@cached
 def explain(analysis: Analysis) -> Explanation:
     """The verdict on any run."""
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):

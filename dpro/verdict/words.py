@@ -21,7 +21,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import Explanation, Limit, unlike_the_others
+from dpro.verdict.verdict import Explanation, Limit, explain, unlike_the_others
 
 WIDTH = 80
 TRY, THEN = "TRY", "THEN"
@@ -113,7 +113,7 @@ def limit_of_run(analysis: Analysis) -> str:
     """What limits a run where that is not compute, or that no rank was recorded; empty where unknown."""
     if not analysis.run.manifest.ranks:
         return "Only requests of a server were recorded"
-    explanation = analysis.explanation
+    explanation = explain(analysis)
     if explanation.limit is None or explanation.limit.kind == COMPUTE:
         return ""
     limits = limit_in_words(explanation.limit, explanation.step_ms or 0.0).rstrip(".")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dpro.analysis.report import make_report
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
 from dpro.opening import open_path
+from dpro.verdict.report import make_report
 from tests.browser import served, start_browser
 from tests.gallery import OVERFLOW, show
 from tests.jobs import ROOT

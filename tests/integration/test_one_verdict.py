@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.verdicts import TRACES, VERDICTS
 from dpro.analysis.answers.whatif import WhatIfDocument, what_if
-from dpro.analysis.report import make_report
 from dpro.cli.analysis import analyse
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import ms
+from dpro.verdict.report import make_report
 from dpro.verdict.verdict import explain
 from tests.jobs import ROOT
 

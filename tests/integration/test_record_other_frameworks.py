@@ -15,7 +15,7 @@ from dpro.store import Run, open_run
 from tests.loops import EVERY, SKIP, check_that_ranks_agree, environment, values
 
 pytest.importorskip("torch")
-
+from dpro.verdict.verdict import explain
 
 TRANSFORMERS = """
 import torch
@@ -245,4 +245,4 @@ def test_steps_of_trl_have_their_phases(tmp_path):
     shares = dict(analysis.phases.select("phase", "share").iter_rows())
     assert {"rollout", "reward", "training"} <= shares.keys()
     assert shares["rollout"] > 2 * shares["training"] > 0
-    assert analysis.explanation.phase.startswith("rollout takes")
+    assert explain(analysis).phase.startswith("rollout takes")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dpro.analysis.report import make_report, markdown_of
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
@@ -19,6 +18,7 @@ from dpro.dashboards.views import verdict
 from dpro.dashboards.views.breakdown import part_info
 from dpro.opening import open_path
 from dpro.units import NS_PER_MS, format_duration
+from dpro.verdict.report import make_report, markdown_of
 from tests.commands import dpro
 from tests.jobs import ROOT
 

@@ -10,7 +10,6 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
@@ -271,7 +270,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         reasons=[*trust.reasons, *trust.doubts],
         assumed=list(trust.assumed),
         end=analysis.end,
-        pretended=pretended_step(analysis),
+        pretended=analysis.pretended,
     )
 
 

@@ -16,7 +16,6 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
 from dpro.replay.attribution import attributed as attributed_kernels
 from dpro.replay.attribution import totals
@@ -354,7 +353,7 @@ def report_document(
         mean_step=mean_step_document(analysis),
         end=analysis.end,
         selection=selection_document(selection),
-        pretended=pretended_step(analysis),
+        pretended=analysis.pretended,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,17 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.cached import cached
 from dpro.analysis.end import JobEnd
-from dpro.analysis.graphs import condensed_job, fingerprint, search_of
+from dpro.analysis.graphs import condensed_job, fingerprint, why_too_large
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
-from dpro.analysis.unanswered import pretended_step
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
 from dpro.plugins import hooks_of
+from dpro.processes import process_pool
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
@@ -51,6 +52,7 @@ from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGa
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
+from dpro.store import Run
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.kept import PATHS as PATHS
 from dpro.units import format_duration, ms
@@ -233,7 +235,6 @@ def calibrated(predictions: Sequence[Prediction]) -> tuple[list[Prediction], lis
 
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
-Explorer = Callable[[Analysis, int, Progress, Trust, pl.DataFrame], SearchResult]
 
 
 class TrustedDocument(Document, frozen=True, kw_only=True):
@@ -367,7 +368,7 @@ def what_if(
             prediction_document(prediction, best, samples_per_s)
             for prediction, best in zip(predictions, undominated(predictions))
         ],
-        pretended=pretended_step(analysis),
+        pretended=analysis.pretended,
         widened=widened,
         interactions=result.interactions,
         untried=result.untried,
@@ -380,22 +381,31 @@ def what_if(
     return WhatIf(document, predictions)
 
 
+@cached
+def search_once(analysis: Analysis) -> SearchResult:
+    """Search for all that would help the mean of all steps, within the usual budget."""
+    elsewhere = analysis.run.num_rows(SPANS) >= analysis.min_searched_elsewhere and analysis.condensed is None
+    return search_of_all(analysis, elsewhere=elsewhere)
+
+
 def search_of_all(
     analysis: Analysis,
     budget: int | None = None,
     progress: Progress = ignore,
     selection: Selection = ALL,
-    by: Explorer | None = None,
+    elsewhere: bool = False,
 ) -> SearchResult:
     """What would help a run, of all that could; other arguments and errors as of `what_if`.
 
     Args:
-        by: makes the search, where no earlier one was kept; None for `explored`.
+        elsewhere: whether a process makes it that ends, and with it what it took.
     """
     analysis = _looked_at(analysis, ())
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
-    search = partial(by or explored, analysis, budget, progress, trust, baseline)
+    search = partial(
+        _explored_elsewhere if elsewhere else explored, analysis, budget, progress, trust, baseline
+    )
     result = searched(analysis, selection, budget, search)
     return dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
 
@@ -478,10 +488,10 @@ def explored(
     """
     view = analysis.operations
     if view is None or view is analysis:
-        return search_of(analysis, trust, baseline, budget, progress)
+        return _explored_in(analysis, budget, progress, trust, baseline)
     apart = [kind for kind in all_kinds() if kind.of_operations]
     others = [kind for kind in all_kinds() if not kind.of_operations]
-    result = search_of(analysis, trust, baseline, budget, progress, others)
+    result = _explored_in(analysis, budget, progress, trust, baseline, others)
     graph, suspects = view.built.predictive, analysis.suspects
     beside = explore(graph, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart)
     scale = float(durations_of(baseline)["duration_ns"].to_numpy().mean()) / view.baseline_ns
@@ -493,6 +503,54 @@ def explored(
         [*result.untried, *beside.untried],
         [*result.little, *beside.little],
     )
+
+
+def _explored_in(
+    analysis: Analysis,
+    budget: int,
+    progress: Progress,
+    trust: Trust,
+    baseline: pl.DataFrame,
+    kinds: Collection[type[Edit]] | None = None,
+) -> SearchResult:
+    """What a search finds in one graph: the whole, or condensed ranks where that does not fit into memory.
+
+    Args:
+        kinds: the edits to consider, all where None.
+    """
+    run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
+    if condensed is None or not why_too_large(run):
+        return explore(analysis.built.predictive, trust, budget, progress, suspects, baseline, kinds)
+    with condensed_job(run, condensed) as job:
+        return explore(job, trust, budget, progress, suspects, baseline, kinds)
+
+
+def _explored_elsewhere(
+    analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
+) -> SearchResult:
+    """As of `explored`, in another process.
+
+    Raises:
+        DproError: the process was killed.
+    """
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        with process_pool(1) as pool:
+            return pool.submit(
+                _explored_run, analysis.run, budget, analysis.suspects, trust, baseline
+            ).result()
+    except BrokenProcessPool as error:
+        why = "the process that searched for what would help was killed, perhaps for want of memory"
+        raise DproError(f"{analysis.run.label}: {why}") from error
+
+
+def _explored_run(
+    run: Run, budget: int, suspects: frozenset[int], trust: Trust, baseline: pl.DataFrame
+) -> SearchResult:
+    analysis = Analysis(run)
+    analysis.values["suspects"] = suspects
+    return explored(analysis, budget, ignore, trust, baseline)
 
 
 def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
@@ -590,7 +648,7 @@ def searched(
 
 def _searched(analysis: Analysis) -> tuple[Graph, bool]:
     """The graph that is searched, and whether it is the condensed one: the whole may be too large."""
-    by_rank = analysis.condensed is not None and bool(graphs.why_too_large(analysis.run))
+    by_rank = analysis.condensed is not None and bool(why_too_large(analysis.run))
     return (analysis.outline if by_rank else analysis.built).predictive, by_rank
 
 

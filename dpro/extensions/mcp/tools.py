@@ -44,7 +44,7 @@ from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.grammar import with_paths
 from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
-from dpro.verdict.verdict import Explanation
+from dpro.verdict.verdict import Explanation, explain
 
 KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
@@ -259,7 +259,7 @@ TOOLS: dict[str, Tool] = {
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",
         OfRun,
         Explanation,
-        lambda asked, folders: _analysis(asked.run, folders).explanation,
+        lambda asked, folders: explain(_analysis(asked.run, folders)),
     ),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, DiagnosisDocument, _diagnose

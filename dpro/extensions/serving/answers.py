@@ -13,12 +13,12 @@ from msgspec.structs import asdict
 
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.report import ReportDocument
-from dpro.analysis.report import DescribedFinding, ReportTable, RunReport
 from dpro.documents import Document
 from dpro.extensions.serving.document import ServingDocument, has_serving, serving_document
 from dpro.extensions.serving.findings import costs_in_words
 from dpro.extensions.serving.latency import number
 from dpro.store import Run
+from dpro.verdict.report import DescribedFinding, ReportTable, RunReport
 
 
 class ServerDiagnosis(DiagnosisDocument, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 In: the text of a list of events, with `PADDING` behind it, at whose zeros each loop stops. Out: a row of
 numbers for each event that is read, and a table of strings, numbered in the order of their first occurrence.
 
-Keys are predicted: after each text between two values the one that followed last time is compared first, eight
-bytes at a time. Lists (`Input Dims`) are looked up by their text, and parsed only when new.
+Keys are predicted: after each text between two values the one that followed last time is compared first,
+eight bytes at a time. Lists (`Input Dims`) are looked up by their text, and parsed only when new.
 
 A function named `..._end` returns the place behind what begins at a place, or `ODD`: not JSON, or JSON of an
 unusual form, which the typed decoder is given. `FULL` says that a table has no room.

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.analysis.report import make_report
 from dpro.dashboards import report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.links import Link
@@ -27,6 +26,7 @@ from dpro.extensions.goodput.view import (
     progress_info,
 )
 from dpro.store import open_run, write_manifest
+from dpro.verdict.report import make_report
 from tests.builders import gpu_job
 from tests.lives import WrittenAttempt, job, killed_five_times
 

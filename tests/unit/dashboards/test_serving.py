@@ -2,13 +2,13 @@
 
 import pytest
 
-from dpro.analysis.report import make_report
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
 from dpro.extensions.serving.answers import sent_with_server
 from dpro.extensions.serving.latency import PARTS
 from dpro.extensions.serving.view import VIEW, latency_info, nothing_served, waits_figure, waits_info
+from dpro.verdict.report import make_report
 from tests.unit.extensions.serving.test_serving import ASKED, SERVED, run_of
 
 

@@ -11,11 +11,11 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dpro.analysis.report import make_report
 from dpro.dashboards import report
 from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
+from dpro.verdict.report import make_report
 from tests.browser import complaints, start_browser, wait
 from tests.builders import TinyRun, cpu_job
 

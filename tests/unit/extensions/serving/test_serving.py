@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.report import make_report, markdown_of
 from dpro.documents import plain
 from dpro.errors import InputError
 from dpro.extensions.serving.answers import ServerDiagnosis, ServerReport, sent_with_server
@@ -23,6 +22,7 @@ from dpro.extensions.serving.findings import (
 from dpro.extensions.serving.latency import PARTS, counted, durations, engines, number, percentiles, waits
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.verdict.report import make_report, markdown_of
 from tests.builders import TinyRun
 from tests.commands import dpro
 

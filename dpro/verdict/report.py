@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.mean_step import (
     MeanStep,
     bar_in_text,
     facts_of,
     legend,
+    mean_step_of,
     mean_steps,
     shown_parts,
     title_of,
@@ -37,6 +39,8 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
+from dpro.verdict.verdict import explain
+from dpro.verdict.words import limit_of_run, lines_of
 from dpro.words import printable, short_name, shortened
 
 MAX_PREDICTIONS = 5
@@ -106,8 +110,6 @@ class RunReport:
 
 def make_report(analysis: Analysis) -> RunReport:
     """Compute the content of a report; where the run cannot answer, the report gives the reason."""
-    from dpro.verdict.words import limit_of_run, lines_of
-
     try:
         findings, unknown = analysis.verdict
     except DproError as error:
@@ -119,7 +121,7 @@ def make_report(analysis: Analysis) -> RunReport:
     if trust is not None:
         doubts = [*trust.reasons, *trust.doubts, *trust.assumed]
     try:
-        mean = analysis.mean_step
+        mean = mean_step_of(analysis)
     except DproError:
         mean = None
     state, verdict = health_info(
@@ -130,7 +132,7 @@ def make_report(analysis: Analysis) -> RunReport:
         doubts += interval_doubts(trust, gains.clear[:MAX_PREDICTIONS])
     return RunReport(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
-        in_short=lines_of(analysis.explanation),
+        in_short=lines_of(explain(analysis)),
         state=state,
         verdict=verdict,
         mean_step=mean,
@@ -168,12 +170,12 @@ def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
 def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
     """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
     try:
-        predictions, refused = analysis.search
+        found = search_once(analysis)
         base_ns = analysis.baseline_ns
     except DproError:
         return Gains([], []), "", []
-    helpful = what_helps(predictions)
-    return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in refused]
+    helpful = what_helps(found.predictions)
+    return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in found.refused]
 
 
 def _breakdown(analysis: Analysis) -> list[ReportTable]:

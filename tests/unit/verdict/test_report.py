@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+from dpro.verdict.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
 from tests.builders import TinyRun, cpu_job
 from tests.unit.detect.hanging import OPEN, Job, _frame
 
