@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.selected import read_selection, select
 from dpro.cli.analysis import analyse
 from dpro.detect.hang.evidence import MIN_SURE
@@ -34,7 +35,9 @@ def test_gains_of_the_host_are_those_outside_deep_windows(sample):
     assert 1.1 < verdict.limit.gain < 1.25
     assert verdict.shares["compute"] > 0.7
     assert any("outside deep windows" in line for line in verdict.unsure)
-    [graphs] = [row for row in analysis.search[0] if list(map(str, row.edits)) == ["cuda-graph"]]
+    [graphs] = [
+        row for row in search_once(analysis).predictions if list(map(str, row.edits)) == ["cuda-graph"]
+    ]
     assert graphs.speedup_at(graphs.gain_low_ns) < 1.2
 
 

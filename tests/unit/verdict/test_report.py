@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.whatif import search_once
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.verdict.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
@@ -64,7 +65,7 @@ def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     assert finding.title == "slow.host: rank 1"
     assert list(finding.evidence) == list(slow.verdict[0][0].evidence)
     assert 0 < len(report.gains) <= MAX_PREDICTIONS
-    best = slow.search[0][0]
+    best = search_once(slow).predictions[0]
     assert report.gains[0] == best
     assert report.trust is not None
     assert report.trust.startswith("Predictions from this run: ")

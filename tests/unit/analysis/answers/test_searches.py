@@ -15,7 +15,6 @@ from dpro.cache import cache_folder
 from dpro.dashboards.loaded import Loaded
 from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
 from dpro.replay.cost.tables import read_frame
-from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import Interaction, SearchResult, SmallGain
@@ -52,7 +51,7 @@ FOUND = SearchResult(
 def made(monkeypatch):
     """The searches that were made, which all find the same."""
     calls = []
-    monkeypatch.setattr(search, "explore", lambda *words, **_: calls.append(words) or FOUND)
+    monkeypatch.setattr(whatif, "explore", lambda *words, **_: calls.append(words) or FOUND)
     return calls
 
 
@@ -70,8 +69,11 @@ def test_a_second_search_of_an_unchanged_run_reads_what_the_first_found(run, mad
 
 def test_pages_and_reports_show_what_the_command_finds_of_the_usual_steps(run, made):
     analysis = Analysis(open_run(run))
-    predictions, refused = analysis.search
-    assert (predictions, [*map(str, refused)]) == (ask(run).predictions, [*map(str, FOUND.refused)])
+    found = whatif.search_once(analysis)
+    assert (found.predictions, [*map(str, found.refused)]) == (
+        ask(run).predictions,
+        [*map(str, FOUND.refused)],
+    )
     (made_with,) = made
     assert any(words is analysis.baseline for words in made_with)
 
@@ -124,9 +126,9 @@ def test_the_searches_used_last_are_kept(run, made, tmp_path, monkeypatch):
 def test_a_page_has_the_search_of_many_spans_made_by_a_process_that_ends(run):
     here, elsewhere = Loaded(open_run(run)), Loaded(open_run(run))
     elsewhere.min_searched_elsewhere = 0
-    predictions, refused = elsewhere.search
+    found = whatif.search_once(elsewhere)
     assert not multiprocessing.active_children()
     for kept in cache_folder("searches").glob("*.json"):
         kept.unlink()
-    assert (predictions, refused) == here.search
-    assert predictions
+    assert found == whatif.search_once(here)
+    assert found.predictions

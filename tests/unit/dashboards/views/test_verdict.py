@@ -11,6 +11,7 @@ import pytest
 from dash import html
 from plotly.utils import PlotlyJSONEncoder
 
+from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
@@ -103,7 +104,7 @@ def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even)
 
 
 def test_what_helps_comes_with_its_interval_and_what_it_rests_on_proven_first(slow):
-    table = gain_info(slow.search[0])
+    table = gain_info(search_once(slow).predictions)
     blocks = table["block"].unique(maintain_order=True).to_list()
     assert blocks == [block for block in ("proven", "unproven", "bound") if block in blocks]
     assert all(rows["predicted_ms"].is_sorted() for _, rows in table.group_by("block", maintain_order=True))

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from msgspec import structs
 
-from dpro.analysis.answers.whatif import calibrated
+from dpro.analysis.answers.whatif import calibrated, search_once
 from dpro.analysis.summary import stands_out
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
@@ -150,7 +150,7 @@ def test_a_prediction_is_drawn_with_its_interval(loaded):
 
 
 def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
-    predictions = loaded.as_tried(loaded.search[0])[0]
+    predictions = loaded.as_tried(search_once(loaded).predictions)[0]
     middle = float(np.median([each.speedup for each in predictions]))
     monkeypatch.setattr("dpro.analysis.summary.WORTH_SHOWING", middle)
     clear = [each.what() for each in predictions if stands_out(each)]
