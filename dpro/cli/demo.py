@@ -47,7 +47,7 @@ FURTHER = {
 )
 @json_option
 def demo(output: Path | None, as_json: bool) -> None:
-    """See dpro work in a minute, on the CPU.
+    """Try dpro in a minute, on the CPU.
 
     Records a real two-rank DDP training job whose second rank reads its data from a slow disk, says which
     rank is at fault and what that costs, then records the job without the fault to check the answer.
