@@ -393,7 +393,7 @@ def test_without_a_whole_step_nothing_is_predicted(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
     run.step(0, 500, 600)  # lies after everything that was recorded
-    with pytest.raises(Unanswerable, match="whole step"):
+    with pytest.raises(Unanswerable, match="complete step"):
         baseline_steps(run.build(tmp_path / "r").graph)
 
 
