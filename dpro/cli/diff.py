@@ -64,7 +64,7 @@ def diff(
 
     if len(runs) != 2:
         if len(runs) < 2 or steps or ranks or fail_on is not None:
-            raise UsageError("give two runs, or more without --steps, --ranks and --fail-on")
+            raise UsageError("give two runs; --steps, --ranks and --fail-on do not work with more than two")
         _compare(runs, as_json)
         return
     before, after = map(analyse, runs)

@@ -65,7 +65,7 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
     --  works with limitations
     !!  a requirement of dpro is missing; the exit code is 1
     """
-    with stderr_console().status("Looking around …"):
+    with stderr_console().status("Checking this machine …"):
         checks = list(examine(python, folder))
     if as_json:
         from dpro.collectors.readiness import ReadinessDocument
@@ -114,7 +114,7 @@ def loops() -> Iterator[Check]:
     Scanner(Columns(), Memory())
     build_graph(run)  # once more: an analysis takes a graph from the cache
     _ = Analysis(run).explanation
-    yield Check("loops", READY, "compiled, and kept in the cache")
+    yield Check("loops", READY, "compiled and cached")
 
 
 def recording(python: str) -> Check:

@@ -457,7 +457,7 @@ def hook_rules(
 
     limit, chosen = parse_limit(at_most), parse_classes(classes)
     if not on_finding and dry_run:
-        raise UsageError("--dry-run: name a command with --on-finding")
+        raise UsageError("--dry-run needs a command: add --on-finding CMD")
     return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
 
 

@@ -347,7 +347,7 @@ class Algorithm(Edit):
         if kind not in lines:
             raise Unanswerable(why_no_cost(graph, kind))
         if message.num_ranks < 2:
-            raise Unanswerable("its number of ranks is unknown")
+            raise Unanswerable("the number of ranks in the group is unknown")
         if lines[kind].bandwidth_only:
             raise Unanswerable(
                 "sizes are too similar to separate the cost per message from the cost per byte"

@@ -269,7 +269,7 @@ def replicas_of(graph: Graph) -> int:
         raise Unanswerable(f"no group in the run is data-parallel: all communication is along {axes[0]}")
     (ranks,) = in_groups
     if ranks < 2:
-        raise Unanswerable("how many ranks are in the group is not known")
+        raise Unanswerable("the number of ranks in the group is unknown")
     return ranks
 
 

@@ -347,7 +347,7 @@ class Drop(Edit):
     )
     source = "zero duration for the rank's work, and no edges to the rendezvous of other ranks"
     effort = "flag"
-    training = "the batch is smaller: the learning rate may need adjustment"
+    training = "a smaller batch, which may need another learning rate"
     rank: int | None = key("rank number", None, least=0)
     dp: int | None = key("data-parallel replica, with all its stages", None, least=0)
     doubt: float = 0.1

@@ -252,7 +252,7 @@ def test_a_launch_latency_that_was_negative_is_not_made_longer(tmp_path):
     ("job", "edit", "reason"),
     [
         ("cpu", NoLaunch(), "no GPU launches"),
-        ("gpu", HideInput(), "no DataLoader was seen"),
+        ("gpu", HideInput(), "the run has no DataLoader"),
         ("gpu", Scale(NodeSelection(name="aten::conv2d"), 0.5), "nothing in the run fits name=aten::conv2d"),
     ],
 )
