@@ -140,7 +140,11 @@ def _daemon(folder: str) -> Iterator[socket.socket]:
         try:
             daemon.bind(address)
         except OSError as error:
-            what = "another daemon listens there" if error.errno == errno.EADDRINUSE else error.strerror
+            what = (
+                "another daemon already listens on this address"
+                if error.errno == errno.EADDRINUSE
+                else error.strerror
+            )
             raise InputError(f"{address.strip(chr(0))}: {what}") from error
         try:
             daemon.settimeout(LOOK_S)

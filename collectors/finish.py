@@ -112,7 +112,7 @@ def finish(
             notes.append(_noted(doubt, _converted, folder, process, readers, statuses, launched_ns))
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
-            doubt = "not all logs of NCCL's Inspector were converted"
+            doubt = "not all NCCL Inspector logs were converted"
             notes += [{"warnings": warnings}]
             notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
             notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
@@ -232,7 +232,7 @@ def _replaced(process: RecordedProcess) -> list[str]:
     path = process.folder / REPLACED
     if not path.is_file():
         return []
-    lost = "recorded as an attempt of its own" if _followed(process) else "which was not recorded"
+    lost = "recorded as a separate attempt" if _followed(process) else "which was not recorded"
     command = shlex.join(from_json(path.read_bytes())["command"])
     return [f"rank {process.rank}: its process replaced itself by another program, {lost}: {command}"]
 

@@ -92,7 +92,7 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
             "torch",
             LIMITED,
             f"{python} did not import torch within {ASK_TORCH_S} s: the machine is busy, or its disk slow",
-            "try again when it is quiet; whether torch is there is not known",
+            "try again when the machine is idle; it is unknown whether torch is installed",
         ), {}
     except (subprocess.SubprocessError, ValueError, IndexError):
         return Check(
@@ -116,13 +116,13 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
 def environment(variables: Mapping[str, str]) -> Iterator[Check]:
     """Variables that keep the recorder out, or make it see less; one good answer where there are none."""
     hindrances = list(_hindrances(variables))
-    yield from hindrances or [Check("environment", READY, "nothing in it keeps the recorder out")]
+    yield from hindrances or [Check("environment", READY, "nothing in it disables the recorder")]
 
 
 def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
     if variables.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         yield Check(
-            "environment", MISSING, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out", "unset it"
+            "environment", MISSING, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables the recorder", "unset it"
         )
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         size = variables.get(name, "")
@@ -144,22 +144,22 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
     driver = proc / "driver" / "nvidia"
     of_amd = amd.DRIVER.exists()
     if not driver.exists() and not of_amd and not facts.get("gpus"):
-        yield Check("GPU", READY, "none: jobs on the CPU are recorded all the same")
+        yield Check("GPU", READY, "none: jobs on the CPU can still be recorded")
         return
     if not facts:
-        yield Check("GPU", LIMITED, "a driver is loaded; what torch sees is not known", "see torch")
+        yield Check("GPU", LIMITED, "a driver is loaded; the GPUs visible to torch are unknown", "see torch")
     elif not facts.get("gpus"):
         yield Check(
             "GPU", LIMITED, "a driver is loaded, but torch sees no GPU",
-            "look at CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, the container's runtime, and torch's build",
+            "check CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, the container runtime, and torch's build",
         )  # fmt: skip
     else:
         yield Check("GPU", READY, f"torch sees {facts['gpus']}")
     if _only_admin(driver / "params"):
         yield Check(
             "CUPTI", READY,
-            "kernels and copies can be traced; the driver keeps hardware counters to administrators",
-            "nothing: dpro reads no hardware counters of kernels",
+            "kernels and copies can be traced; the driver restricts hardware counters to administrators",
+            "nothing to do: dpro reads no hardware counters of kernels",
         )  # fmt: skip
     if driver.exists() or not of_amd:
         yield _nvml()
@@ -174,7 +174,7 @@ def attached(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator
     yield Check(
         "CUPTI",
         LIMITED,
-        "a deep window leaves it attached: jobs bound by launches are slower from then on (docs/gpu.md)",
+        "a deep window leaves it attached: launch-bound jobs are slower from then on (docs/gpu.md)",
         "--no-windows, or TEARDOWN_CUPTI=1 before the job starts (CUDA 12.6 or newer; docs/gpu.md)",
     )
 
@@ -215,7 +215,7 @@ def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
     """The ports whose counters can be read."""
     ports = [port.device for port in find()]
     if not ports:
-        return Check("network", LIMITED, "no port whose counters can be read", "the network is not recorded")
+        return Check("network", LIMITED, "no port with readable counters", "the network is not recorded")
     return Check("network", READY, f"counters of {', '.join(ports)}")
 
 
@@ -249,9 +249,9 @@ def judged_clock(state: int, worst_us: int) -> Check:
     """
     instead = "dpro compares the clocks of a job's hosts itself"
     if state < 0:
-        return Check("clock", LIMITED, "the kernel does not report its accuracy", instead)
+        return Check("clock", LIMITED, "the kernel does not report the clock's accuracy", instead)
     if state == _TIME_ERROR:
-        return Check("clock", LIMITED, "nothing keeps it in step (no NTP, no PTP)", instead)
+        return Check("clock", LIMITED, "the clock is not synchronised (no NTP, no PTP)", instead)
     return Check("clock", READY, f"kept in step, within {worst_us / 1000:.3g} ms at worst")
 
 

@@ -13,7 +13,7 @@ from dpro.plugins import Command, Extension
 
 EXTENSION = Extension(
     commands={
-        "dashboard": Command("dpro.dashboards.command:dashboard", "Look at a run in a browser.", "Answer"),
+        "dashboard": Command("dpro.dashboards.command:dashboard", "View a run in a browser.", "Answer"),
     },
     options={"report": "dpro.dashboards.command:OPTIONS_OF_REPORT"},
     hooks={

@@ -32,34 +32,35 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("runs", type=click.Path(), nargs=-1, required=True, metavar="RUN…")
 @click.option(
-    "--against", type=click.Path(), metavar="OTHER", help="A run to compare it with, as `dpro diff` does."
+    "--against", type=click.Path(), metavar="OTHER", help="Run to compare with, as `dpro diff` does."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; by default any free port."
+)
 @click.option(
     "--token/--no-token",
     default=True,
-    help="Answer only who knows the token in the address that is printed; it is new each time.",
+    help="Require the token in the printed address; each start makes a new token.",
 )
-@click.option("--browser/--no-browser", default=True, help="Open it in a browser.")
+@click.option("--browser/--no-browser", default=True, help="Open the page in a browser.")
 def dashboard(
     runs: tuple[str, ...], against: str | None, host: str, port: int, token: bool, browser: bool
 ) -> None:
-    """Look at a run in a browser: is it healthy, what is slow, what would help.
+    """View a run in a browser: its health, what is slow, and what would help.
 
     \b
-    dpro dashboard RUN
-    dpro dashboard RUN OTHER …                   offers a choice, compares two
-    dpro dashboard FOLDER                        of runs: the latest first
+    dpro dashboard RUN                           refreshes while the job runs
+    dpro dashboard RUN OTHER …                   choose a run, or compare two
+    dpro dashboard FOLDER                        a folder of runs, latest first
     dpro dashboard AFTER --against BEFORE        what explains the difference
-    dpro dashboard RUN                           a job that runs: it refreshes
     dpro dashboard RUN --no-browser --port 8050  ssh -L 8050:localhost:8050 HOST
-    dpro dashboard RUN --host 0.0.0.0            for who has the address it prints
+    dpro dashboard RUN --host 0.0.0.0            for all who have the address
 
-    The page offers the runs that were given and those in the folder of the first. All views show the same
-    selection of steps and ranks, and the address in the browser reproduces what is seen. The address that is
-    printed holds a token, without which nothing is answered: other users of the machine can reach the port,
-    too. It needs no network. Ctrl-C ends it.
+    The page lists the given runs and the other runs in the folder of the first. All views share one selection
+    of steps and ranks, and the browser's address reproduces the current view. The printed address contains a
+    token, without which the server answers no request, because other users of the machine can reach the port
+    too. The page needs no network. Press Ctrl-C to stop.
     """
     with needs_extra("dashboard"):
         from dpro.dashboards.server import new_token, serve
@@ -67,7 +68,7 @@ def dashboard(
     _ensure_free(host, port)
     offered = offer(runs, against)
     if not token:
-        warn(f"--no-token: whoever can reach {host} can look, other users of this machine included")
+        warn(f"--no-token: anyone who can reach {host} can view the runs, including users of this machine")
     serve(offered, host, port, new_token() if token else None, browser=browser, say=_say)
 
 
@@ -266,7 +267,7 @@ OPTIONS_OF_REPORT = (
         ["--html"],
         type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
         metavar="FILE",
-        help="Write a report to send: one page, with figures, which needs no network.",
+        help="Write a self-contained HTML report with figures.",
     ),
 )
 

@@ -192,7 +192,7 @@ def parse_selection(steps: str = "") -> Selection:
 def _some_ranges(text: str, what: str) -> Ranges:
     ranges = parse_ranges(text, what)
     if text and not ranges:
-        raise UsageError(f"{what} names none: give some, as 3, 3-8 or 3,5,7-9")
+        raise UsageError(f"{what} is empty: give for instance 3, 3-8 or 3,5,7-9")
     return ranges
 
 

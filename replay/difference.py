@@ -238,7 +238,7 @@ def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
     first = np.ascontiguousarray(ends[:, 0])
     baseline = step_ends(graph, first - durations[:, 0], first)
     if baseline.is_empty():
-        raise Unanswerable("no whole step in the run: record at least two steps")
+        raise Unanswerable("no complete step in the run: record at least two steps")
     baseline = baseline if selection else usual_steps(baseline)
     means = [_mean(durations_of(baseline), selection)]
     if not means[0]:

@@ -22,8 +22,8 @@ from dpro.schema import COLLECTIVES, SENDS, conform
 from dpro.store import write_part
 
 NOTHING = (
-    "NCCL's Inspector wrote nothing: the job ran no NCCL collective, its NCCL is older than 2.28, or the "
-    "plug-in could not be loaded (NCCL_DEBUG=INFO shows why)"
+    "the NCCL Inspector wrote nothing: the job ran no NCCL collective, its NCCL is older than 2.28, or "
+    "the plugin could not be loaded (NCCL_DEBUG=INFO shows why)"
 )
 _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 

@@ -121,7 +121,7 @@ class OwnDescriptor:
                 the size of its files, the kernel would send it a signal.
         """
         if not self.is_ours():
-            raise OSError(errno.EBADF, "a descriptor of the recorder was closed by the job")
+            raise OSError(errno.EBADF, "the job closed a file descriptor of the recorder")
         refuse_beyond_limit(at + len(content))
         return os.pwrite(self.number, content, at)
 
@@ -145,7 +145,7 @@ class OwnDescriptor:
             OSError: it is not ours any more, or cannot be read.
         """
         if not self.is_ours():
-            raise OSError(errno.EBADF, "a descriptor of the recorder was closed by the job")
+            raise OSError(errno.EBADF, "the job closed a file descriptor of the recorder")
         return os.pread(self.number, longest, 0)
 
     def reopened(self, path: Path) -> OwnDescriptor:

@@ -255,7 +255,7 @@ class PingPong:
             OSError: the job has closed it, and may have opened another under its number.
         """
         if identity_of(self._socket.fileno()) != self._identity:
-            raise OSError(errno.EBADF, "a socket of the recorder was closed by the job")
+            raise OSError(errno.EBADF, "the job closed a socket of the recorder")
 
 
 def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:

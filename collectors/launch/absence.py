@@ -70,14 +70,14 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
             return f"{failed} before its first step ended"
         if not updates:
             return (
-                "the job imported torch, but no process made a process group, ran an optimizer step or was "
-                "seen to call a model: nothing was recorded"
+                "the job imported torch, but no process created a process group, ran an optimizer step "
+                "or called a recognised model: nothing was recorded"
             )
         return (
-            "no step of the job ended: no optimizer updated, and no model was seen to be called; if "
-            "something else is a step, name it with --step"
+            "no step of the job ended: no optimizer ran, and no recognised model was called; if a step "
+            "is something else, name it with --step"
         )
-    alone = "a step is timed from the end of the one before, so that a single one has no time"
+    alone = "a step is timed from the end of the previous step, so a single step has no duration"
     return f"{failed} after its first step: {alone}" if failed else f"the job ran a single step: {alone}"
 
 
@@ -94,11 +94,11 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
     if ignoring:
         return f"`python -{ignoring[0]}` ignores PYTHONPATH, which gets the recorder in"
     if os.fsencode(inject) not in environment.get(b"PYTHONPATH", b"").split(os.fsencode(os.pathsep)):
-        return "it was started with a PYTHONPATH of its own, without the folder that gets the recorder in"
+        return "it was started with its own PYTHONPATH, without the folder that loads the recorder"
     if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":
-        return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
+        return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables the recorder"
     if _user(pid) != os.geteuid():
-        return "it runs as another user than `dpro record`, and what is recorded is closed to others"
+        return "it runs as another user than `dpro record`, and recordings are private to their user"
     with suppress(PermissionError):  # only its own user may look into its folders
         if hidden := _hidden(pid, Path(inject).parent, raw):
             return hidden
@@ -117,7 +117,7 @@ def _hidden(pid: int, code: Path, raw: Path) -> str:
     lacking = [] if has_code or copied else [f"dpro's installation ({code.parent})"]
     lacking += [] if has_run else [f"the run folder ({raw.parents[1]})"]
     without = f"it runs in a container without {' and '.join(lacking)}: mount that there under the same path"
-    elsewhere = ", or record into a folder above which no other user can rename one: then a copy is enough"
+    elsewhere = ", or record into a folder whose parents no other user can rename: then a copy is enough"
     return without if has_code or copied else f"{without}{elsewhere}"
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
 
 NOT_INSTALLED = (
-    "AMD GPUs are not sampled: no binding of AMD SMI (/opt/rocm/share/amd_smi of ROCm, or "
+    "AMD GPUs are not sampled: AMD SMI's Python package is missing (/opt/rocm/share/amd_smi of ROCm, or "
     "pip install 'dpro-toolkit[amd]')"
 )
 DRIVER = Path("/dev/kfd")

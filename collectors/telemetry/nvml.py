@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
 
 NOT_INSTALLED = (
-    "GPUs are not sampled: nvidia-ml-py is not installed beside dpro (pip install 'dpro-toolkit[gpu]')"
+    "GPUs are not sampled: nvidia-ml-py is not installed next to dpro (pip install 'dpro-toolkit[gpu]')"
 )
 _ALL_LINKS = 0xFFFFFFFF
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a value, by its type

@@ -63,7 +63,7 @@ class Sampler:
                     return
                 time.sleep(0.005)
             os.kill(self._pid, signal.SIGKILL)
-            self._recording.log("telemetry: the sampler had to be killed: it did not end")
+            self._recording.log("telemetry: the sampler did not exit and was killed")
 
 
 def start(recording: Launch) -> Sampler | None:

@@ -31,36 +31,33 @@ RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP = "Record", "Answer", "Change", "
 SECTIONS = (RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP)
 # Modules load on use, so help stays fast.
 CORE: dict[str, Command] = {
-    "record": Command("dpro.cli.record:record", "Record a job, unchanged, through any launcher.", RECORD),
-    "attach": Command("dpro.cli.attach:attach", "Look into a job while it runs.", RECORD),
-    "import": Command("dpro.cli.import_:import_", "Turn other tools' traces into a run directory.", RECORD),
+    "record": Command("dpro.cli.record:record", "Record an unmodified job under any launcher.", RECORD),
+    "attach": Command("dpro.cli.attach:attach", "Inspect a running job.", RECORD),
+    "import": Command("dpro.cli.import_:import_", "Import traces of other tools as a run.", RECORD),
     "explain": Command(
         "dpro.cli.explain:explain",
-        "What limits the job, who is at fault, what to do first.",
+        "Show what limits the job, what is at fault, what to do first.",
         ANSWER,
         paged=True,
     ),
     "diagnose": Command(
-        "dpro.cli.diagnose:diagnose", "Name what is slow or broken, and what it costs.", ANSWER, paged=True
+        "dpro.cli.diagnose:diagnose",
+        "Find what is slow or hangs, why, and its cost per step.",
+        ANSWER,
+        paged=True,
     ),
-    "report": Command("dpro.cli.report:report", "Where the time of each step went.", ANSWER, paged=True),
-    "diff": Command(
-        "dpro.cli.diff:diff", "What explains that one run is slower than another.", ANSWER, paged=True
-    ),
-    "info": Command("dpro.cli.info:info", "What a run holds and what it lacks.", ANSWER, paged=True),
+    "report": Command("dpro.cli.report:report", "Break down the time of each step.", ANSWER, paged=True),
+    "diff": Command("dpro.cli.diff:diff", "Explain why one run is slower than another.", ANSWER, paged=True),
+    "info": Command("dpro.cli.info:info", "Show what a run contains and what it lacks.", ANSWER, paged=True),
     "replay": Command(
-        "dpro.cli.replay:replay", "Replay the run's graph and say how well it fits.", ANSWER, paged=True
+        "dpro.cli.replay:replay", "Replay a run's graph and report how well it fits.", ANSWER, paged=True
     ),
     "whatif": Command(
-        "dpro.cli.whatif:whatif", "Predict what a change would do to the step time.", CHANGE, paged=True
+        "dpro.cli.whatif:whatif", "Predict how a change would affect step time.", CHANGE, paged=True
     ),
-    "demo": Command("dpro.cli.demo:demo", "See it work: record a small real job and explain it.", SET_UP),
-    "doctor": Command(
-        "dpro.cli.doctor:doctor", "Is this machine ready to record, and what to do if not.", SET_UP
-    ),
-    "completion": Command(
-        "dpro.cli.completion:completion", "Have a shell complete dpro's commands and edits.", SET_UP
-    ),
+    "demo": Command("dpro.cli.demo:demo", "Try dpro: record a small real job and explain it.", SET_UP),
+    "doctor": Command("dpro.cli.doctor:doctor", "Check whether this machine is ready to record.", SET_UP),
+    "completion": Command("dpro.cli.completion:completion", "Print a script for shell completion.", SET_UP),
 }
 
 
@@ -135,15 +132,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dpro")
 def cli() -> None:
-    """Find out what a distributed training job is doing, what would make it faster, and what is broken.
+    """Find what limits a distributed training job, what is broken, and what would make it faster.
 
     \b
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
-    dpro RUN                             what limits it, and what to do first
-    dpro diagnose RUN
-    dpro whatif RUN
+    dpro RUN                what limits the job, and what to do first
+    dpro diagnose RUN       what is slow or hangs, and why
+    dpro whatif RUN         what would help, and by how much
 
-    RUN may also be a folder of traces, which is imported on the fly.
+    RUN can also be a folder of traces; it is imported on the fly.
     """
 
 

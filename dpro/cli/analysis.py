@@ -37,7 +37,7 @@ def _read_ranges(_context: click.Context, option: click.Parameter, text: str | N
 
     ranges = parse_ranges(text, str(option.name))
     if not ranges:
-        raise UsageError(f"--{option.name} names none: give some, as 3, 3-8 or 3,5,7-9")
+        raise UsageError(f"--{option.name} is empty: give for instance 3, 3-8 or 3,5,7-9")
     return ranges
 
 
@@ -53,7 +53,7 @@ def _read_ranks(_context: click.Context, _option: click.Parameter, text: str | N
         return RankChoice()
     choice = parse_rank_choice(text)
     if not choice:
-        raise UsageError("--ranks names none: give some, as 3, 3-8, 3,5,7-9, or tp=0")
+        raise UsageError("--ranks is empty: give for instance 3, 3-8, 3,5,7-9, or tp=0")
     return choice
 
 
@@ -69,7 +69,7 @@ ranks_option = click.option(
     metavar="RANKS",
     callback=_read_ranks,
     shell_complete=complete_ranges,
-    help="Only these ranks: 0, or 0,2-3; or by their places in the layout: tp=0, or dp=0-3,pp=1.",
+    help="Only these ranks: 0, or 0,2-3; or by their coordinates in the layout: tp=0, or dp=0-3,pp=1.",
 )
 
 
@@ -92,7 +92,7 @@ layout_option = click.option(
     metavar="LAYOUT",
     callback=_read_layout,
     expose_value=False,
-    help="RUN's layout, where it does not say it: tp=8, or dp=4,tp=2; dp is what the others leave.",
+    help="Parallel layout of RUN, if not recorded: tp=8, or dp=4,tp=2; dp defaults to the remaining ranks.",
 )
 
 
@@ -100,7 +100,7 @@ network_option = click.option(
     "--network-table",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="What communication takes where it was measured (Parquet, CSV; docs/curves.md has the columns).",
+    help="Measured communication times (Parquet or CSV; docs/curves.md lists the columns).",
 )
 
 
@@ -154,7 +154,7 @@ def _recorded(path: str) -> DataFrame:
 
     if holds_traces(path):
         raise InputError(
-            f"{path}: neither a run nor a folder with {FILE}; `dpro import` makes a run of traces"
+            f"{path}: neither a run nor a folder with {FILE}; `dpro import` turns traces into a run"
         )
     return products_of(with_graph(Analysis(open_or_import(path))).built.graph)
 

@@ -27,7 +27,7 @@ DUMPED_S = 3.0
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--pid", type=click.IntRange(1, MAX_PID), metavar="PID", help="A process of the job, in place of RUN."
+    "--pid", type=click.IntRange(1, MAX_PID), metavar="PID", help="Process of the job, instead of RUN."
 )
 @click.option(
     "--steps",
@@ -35,11 +35,11 @@ DUMPED_S = 3.0
     metavar="K",
     help="Record K steps in depth, on all ranks.",
 )
-@click.option("--off", "switch", flag_value="off", help="Record no more steps in depth from now on.")
-@click.option("--on", "switch", flag_value="on", help="Record steps in depth again.")
-@click.option("--stacks", is_flag=True, help="Show where all threads of all ranks are now.")
+@click.option("--off", "switch", flag_value="off", help="Stop recording deep windows.")
+@click.option("--on", "switch", flag_value="on", help="Resume recording deep windows.")
+@click.option("--stacks", is_flag=True, help="Show the current stacks of all threads of all ranks.")
 @click.option("-o", "--output", "copy", type=click.Path(path_type=Path), metavar="COPY",
-              help="Make a run of what is recorded so far, to read now.")  # fmt: skip
+              help="Copy the recording so far into a run that can be read now.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=NumberRange(0, DAY_S), default=300.0, show_default=True,
               metavar="SECONDS",
               help="How long to wait for the window.")  # fmt: skip
@@ -55,19 +55,19 @@ def attach(
     as_json: bool,
     **_of_extensions: Any,
 ) -> None:
-    """Look into a job while it runs.
+    """Inspect a running job.
 
     \b
     dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
-    dpro attach RUN --steps 3 -o NOW       and make a run of all there is so far
-    dpro attach --pid 4711 --stacks        where all threads of all ranks are
+    dpro attach RUN --steps 3 -o NOW       and copy the recording so far
+    dpro attach --pid 4711 --stacks        stacks of all threads of all ranks
     dpro attach RUN --off                  no more deep windows, until --on
 
-    The job has to be recorded by `dpro record`. A job that is not, but was started with KINETO_USE_DAEMON=1,
-    can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID may be its launcher.
+    The job must have been started with `dpro record`. A job that was started without it, but with
+    KINETO_USE_DAEMON=1, can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID can be its launcher.
     """
     if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
-        raise UsageError("one of --steps, --stacks, --off, --on and -o says what to do")
+        raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
     if pid is not None and run is None and steps and copy and _asks_daemon(pid):
@@ -120,7 +120,7 @@ def _replies(answers: Answers, kind: type[P]) -> list[P]:
     try:
         return msgspec.convert([answers.given[rank] for rank in sorted(answers.given)], list[kind])  # type: ignore[valid-type]
     except msgspec.ValidationError as error:
-        raise InputError(f"a rank replied as another version of dpro would ({error})") from error
+        raise InputError(f"a rank's reply is from another version of dpro ({error})") from error
 
 
 def _run_of(pid: int | None) -> Path:
@@ -130,8 +130,8 @@ def _run_of(pid: int | None) -> Path:
     run = run_of(pid)
     if run is None:
         raise InputError(
-            f"process {pid}: was not started by `dpro record`; with KINETO_USE_DAEMON=1 in its environment, "
-            "--steps and -o would do"
+            f"process {pid}: not started by `dpro record`; --steps with -o works if it was started with "
+            "KINETO_USE_DAEMON=1"
         )
     return run
 
@@ -167,7 +167,7 @@ def first_window(answers: Answers) -> Mapping[str, Any]:
     """
     if not answers.given:
         raise InputError(
-            "no rank answered: the job makes no steps, or its rank 0 sees another folder: ask on its host"
+            "no rank answered: the job is not stepping, or its rank 0 uses another folder; try on its host"
         )
     first = answers.given[min(answers.given)]
     if "window" not in first and "from_step" not in first:
@@ -201,7 +201,7 @@ def in_words(document: AttachDocument) -> list[str]:
     if isinstance(document, StacksDocument | WindowDocument):
         lines += [f"rank {rank}: did not answer" for rank in document.silent_ranks]
     if isinstance(document, SwitchDocument):
-        lines.append(f"it counts from step {document.from_step} on")
+        lines.append(f"takes effect at step {document.from_step}")
     if document.copy:
         lines.append(f"copied to {document.copy}")
     return lines
@@ -215,7 +215,7 @@ def _window_in_words(answer: RankWindow) -> str:
 
 
 def _stacks_in_words(answer: RankStacks) -> list[str]:
-    how = " (its interpreter is held by a call in C)" if answer.by_signal else ""
+    how = " (a C call holds its interpreter lock)" if answer.by_signal else ""
     lines = [f"rank {answer.rank}{how}"]
     for thread in answer.threads:
         lines.append(f"  {thread.name}")

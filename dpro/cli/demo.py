@@ -32,7 +32,7 @@ WINDOWS = ("--every", "20", "--window-steps", "4")
 SAMPLE = "slow_rank"
 FURTHER = {
     "report": "where the time of each step went",
-    "replay": "how well the graph fits, and the critical path",
+    "replay": "how well the replay fits, and the critical path",
     "whatif": "all predictions",
     "diagnose": "the findings again",
 }
@@ -47,7 +47,7 @@ FURTHER = {
 )
 @json_option
 def demo(output: Path | None, as_json: bool) -> None:
-    """See dpro work in a minute, on the CPU.
+    """Try dpro in a minute, on the CPU.
 
     Records a real two-rank DDP training job whose second rank reads its data from a slow disk, says which
     rank is at fault and what that costs, then records the job without the fault to check the answer.
@@ -58,7 +58,7 @@ def demo(output: Path | None, as_json: bool) -> None:
     from dpro.verdict.words import lines_of
 
     if find_spec("torch") is None:
-        click.echo("PyTorch is not installed here: explaining a run that ships with dpro.\n", err=as_json)
+        click.echo("PyTorch is not installed: explaining a run that ships with dpro instead.\n", err=as_json)
         faulty, healthy = sample_run(SAMPLE), None
     else:
         folder = output or Path(time.strftime("dpro-demo-%Y%m%d-%H%M%S"))
@@ -85,7 +85,7 @@ def demo(output: Path | None, as_json: bool) -> None:
         return
     _section("What was recorded")
     _print_recorded(analysis)
-    _section("How well the replay matches what was measured")
+    _section("How well the replay matches the measurements")
     _print_fit(analysis)
     _section("In short")
     for line in lines_of(explain(analysis)):
@@ -166,7 +166,7 @@ def _print_fit(analysis: Analysis) -> None:
     matched = trust.coverage.collectives_matched
     click.echo(f"  step time within {trust.error_pct:.2f}% on average")
     click.echo(f"  collectives found on all ranks: {1.0 if matched is None else matched:.0%}")
-    click.echo(f"  time that nothing explains: {trust.coverage.time_unexplained:.1%}")
+    click.echo(f"  unexplained time: {trust.coverage.time_unexplained:.1%}")
 
 
 def _section(title: str) -> None:

@@ -28,13 +28,13 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 @layout_option
 @json_option
 def diagnose(run: str, as_json: bool, **given: Any) -> None:
-    """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
+    """Find the rank or component that hangs or slows the job down, why, and its cost per step.
 
-    How the job ended comes first, where it failed, hung or was ended, and what the run can answer last.
-    Of a job that hangs, waits are followed to the first cause, from the flight recorder's dumps: those of a
-    recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers on the
-    same work, never for waiting. The cost is what the step would save if the part were healed, computed by
-    replaying it so. Nothing is printed when nothing is wrong; what the trace cannot show is listed.
+    If the job failed, hung or was killed, the answer begins with how it ended, and closes with what the run
+    can still answer. In a hang, waits are followed to their root cause through flight recorder dumps, of a
+    recorded run or in a folder. Otherwise a rank is blamed for taking longer than its peers over the same
+    work, never for waiting. The cost is the step time saved if the component were healed, computed by
+    a replay. What the trace cannot show is listed.
 
     \b
     dpro diagnose RUN

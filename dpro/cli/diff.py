@@ -30,7 +30,7 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 @ranks_option
 @click.option(
     "--fail-on", callback=share, metavar="SHARE",
-    help="Exit with 1 if a step of B takes longer than one of A by this share or more, such as 3%.",
+    help="Exit with 1 if steps of B take longer than steps of A by SHARE or more, for example 3%.",
 )  # fmt: skip
 @json_option
 @click.pass_context
@@ -42,20 +42,20 @@ def diff(
     fail_on: float | None,
     as_json: bool,
 ) -> None:
-    """What explains that a step of run B takes longer, or shorter, than one of run A.
+    """Explain why steps of run B take longer, or less time, than steps of run A.
 
     \b
     dpro diff BEFORE AFTER
-    dpro diff BEFORE AFTER --fail-on 3%      in a pipeline of tests
+    dpro diff BEFORE AFTER --fail-on 3%      for CI
     dpro diff TRACES_A TRACES_B
-    dpro diff BEFORE AFTER --steps 5-7       steps that have these numbers in both
-    dpro diff BEFORE AFTER --ranks 0,2-3     what the work of these ranks explains
+    dpro diff BEFORE AFTER --steps 5-7       steps with these numbers in both
+    dpro diff BEFORE AFTER --ranks 0,2-3     only the work of these ranks
     dpro diff A B C D                        step, limit and first advice of each
 
-    Each run is replayed with its work made as long as the other's, one kind of work after the other. So what
-    a kernel, an operator or a collective contributes is what it changes in the step, not how much longer it
-    is: work that something else hides contributes nothing. Contributions add up; what no kind of work
-    explains (other dependencies, other waits) is said. The runs may have other lengths, steps and ranks.
+    Each run is replayed with its work set to the other's durations, one kind of work at a time. So a kernel,
+    operator or collective contributes its effect on the step time, not its own change in duration: hidden
+    work contributes nothing. Contributions add up, and a remainder that no kind of work explains (other
+    dependencies, other waits) is reported. The runs can differ in length, steps and ranks.
 
     With --ranks the step stays that of the whole job, since ranks wait for each other: what the work of other
     ranks changes counts as not explained.
@@ -64,7 +64,7 @@ def diff(
 
     if len(runs) != 2:
         if len(runs) < 2 or steps or ranks or fail_on is not None:
-            raise UsageError("give two runs, or more without --steps, --ranks and --fail-on")
+            raise UsageError("give two runs; --steps, --ranks and --fail-on do not work with more than two")
         _compare(runs, as_json)
         return
     before, after = map(analyse, runs)

@@ -41,31 +41,31 @@ MARKS = {"ready": "ok", "limited": "--", "missing": "!!"}
     "--python",
     default=sys.executable,
     metavar="PYTHON",
-    help="The Python that jobs run with.  [default: dpro's own]",
+    help="Python interpreter of the jobs.  [default: dpro's own]",
 )
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path(), metavar="FOLDER",
-    help="Where runs are to be recorded, of a job on several hosts on what they share.  [default: here]",
+    help="Folder for runs; jobs on several hosts need a shared folder.  [default: current folder]",
 )  # fmt: skip
 @json_option
 def doctor(python: str, folder: Path, as_json: bool) -> None:
-    """Is this machine ready?
+    """Check whether this machine is ready to record.
 
     \b
     dpro doctor
     dpro doctor --python /envs/train/bin/python --folder /shared/runs
 
-    Looks at torch, NCCL, GPUs and their driver, telemetry, network, clocks, the folder for runs, the
-    environment and optional packages, and records a tiny job to see whether the recorder gets in. Run it
-    where the job is to run, in its environment. Nothing is left behind but compiled loops, in the cache, so
-    that no command has to compile them when it is first used.
+    Checks torch, NCCL, GPUs and their driver, telemetry, network, clocks, the folder for runs, the
+    environment and optional packages, and records a tiny job to test the recorder. Run it on the job's
+    machine, in the job's environment. It leaves only compiled code in dpro's cache, which speeds up the first
+    use of other commands.
 
     \b
     ok  ready
-    --  something does less than it could
-    !!  something that dpro needs is missing; the exit code is 1 then
+    --  works with limitations
+    !!  a requirement of dpro is missing; the exit code is 1
     """
-    with stderr_console().status("Looking around …"):
+    with stderr_console().status("Checking this machine …"):
         checks = list(examine(python, folder))
     if as_json:
         from dpro.collectors.readiness import ReadinessDocument
@@ -115,7 +115,7 @@ def loops() -> Iterator[Check]:
     Scanner(Columns(), Memory())
     build_graph(run)  # once more: an analysis takes a graph from the cache
     explain(Analysis(run))
-    yield Check("loops", READY, "compiled, and kept in the cache")
+    yield Check("loops", READY, "compiled and cached")
 
 
 def recording(python: str) -> Check:

@@ -13,16 +13,16 @@ from dpro.cli.output import json_option, print_json, progress
 @layout_option
 @json_option
 def explain(run: str, as_json: bool) -> None:
-    """Say what limits the job, who is at fault, and what to do first.
+    """Show what limits the job, what is at fault, and what to do first.
 
     \b
-    LIMIT   what gives most when it alone costs nothing, found by a replay
-    FAULT   ranks and parts that are worse than their peers (all: dpro diagnose)
-    TRY     what a person can do, and what it would gain (all: dpro whatif)
-    THEN    what is worth doing only once the limit is gone
-    NOT     what looks like a remedy and is none
-    UNSURE  what limits these answers
-    MORE    the commands behind it
+    LIMIT   the resource whose cost, set to zero in a replay, gains most
+    FAULT   ranks and components slower than their peers (all: dpro diagnose)
+    TRY     changes you can make, and their gain (all: dpro whatif)
+    THEN    changes that pay off only once the limit is gone
+    NOT     apparent remedies that do not help
+    UNSURE  what limits the confidence in these answers
+    MORE    the commands behind these answers
 
     \b
     dpro explain RUN

@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 @click.command("import")
 @click.argument("sources", nargs=-1, metavar="SOURCE...")
 @click.option(
-    "-o", "--output", required=True, metavar="RUN", help="Run to make; may be a URL (s3://bucket/run)."
+    "-o", "--output", required=True, metavar="RUN", help="Run to create; can be a URL (s3://bucket/run)."
 )
 @click.option(
     "-j",
     "--jobs",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Files read at a time, each in a process of its own; default: one per core.",
+    help="Number of files to read in parallel, one process each.  [default: number of cores]",
 )
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Import the I-th of N shares of the files; the last share to be in makes the run.",
+    help="Import shard I of N of the files; the last shard to finish creates the run.",
 )
 @click.option(
     "--requests",
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Log of a server's requests, JSON lines or CSV, beside its traces or alone; may be repeated.",
+    help="Request log of an inference server (JSON lines or CSV), with or without traces; can be repeated.",
 )
 @json_option
 def import_(
@@ -52,9 +52,9 @@ def import_(
     requests: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Turn other tools' traces and dumps into a run directory.
+    """Import traces and dumps of other tools as a run directory.
 
-    SOURCE is a file, an archive, or a folder that is searched to the bottom; or the URL of one.
+    SOURCE is a file, an archive, or a folder, which is searched recursively; or a URL of one.
 
     \b
     dpro import traces/ -o RUN
@@ -69,9 +69,9 @@ def import_(
 
     share = parse_shard(shard) if shard is not None else None
     if not sources and (not requests or share is not None):
-        raise UsageError("name the traces to import" + (", or a log of requests alone" if not share else ""))
+        raise UsageError("name the traces to import" + (", or only a request log" if not share else ""))
     if requests and is_url(output):
-        raise UsageError(f"{output}: a run with --requests is made in a folder; copy it there afterwards")
+        raise UsageError(f"{output}: --requests needs a local output folder; upload the run afterwards")
     log = read_requests(requests) if requests else None
     traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
     with TemporaryDirectory(prefix="dpro-import-") as here:
@@ -155,4 +155,4 @@ def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> Non
         return
     count, out = len(waiting.missing), few(waiting.missing, 8)
     are = "shard is" if count == 1 else "shards are"
-    console().print(f"{run}: not whole yet; {count} {are} still out: {out}")
+    console().print(f"{run}: incomplete; {count} {are} missing: {out}")

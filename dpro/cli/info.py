@@ -30,14 +30,14 @@ _LONGEST = 60  # characters of a kernel's name
 @layout_option
 @json_option
 def info(run: str, as_json: bool) -> None:
-    """What a run holds and what it lacks.
+    """Show what a run contains and what it lacks.
 
     \b
     dpro info RUN
     dpro info FOLDER_OF_TRACES --json
 
-    Coverage is the share of what is there that dpro understands: collectives whose bytes and group are known,
-    steps in deep windows, GPU time of kernels whose class their name shows.
+    Coverage is the share of the recorded data that dpro understands: collectives with known size and process
+    group, steps in deep windows, GPU time of kernels classified by name.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.info import info_document

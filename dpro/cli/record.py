@@ -48,88 +48,88 @@ _OF_WINDOWS = frozenset(
     "--output",
     "run",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run directory to make.  [default: dpro-run-YYYYmmdd-HHMMSS]",
+    help="Run directory to create.  [default: dpro-run-YYYYmmdd-HHMMSS]",
 )
 @click.option(
     "--no-windows", "windows", flag_value=False, default=True,
-    help="No deep windows: steps, calls and telemetry only, nothing to replay.",
+    help="Record no deep windows: only steps, calls and telemetry, without a replay.",
 )  # fmt: skip
 @click.option(
     "--window-steps", type=click.IntRange(1, MAX_WINDOW_STEPS), default=2, show_default=True, metavar="K",
-    help="Steps in a deep window, which sees every operator and kernel.",
+    help="Steps per deep window, which records every operator and kernel.",
 )  # fmt: skip
 @click.option(
     "--budget", callback=share, default="1%", show_default=True, metavar="SHARE",
-    help="Of the job's time that deep windows may cost: their cost is measured and decides their distance.",
+    help="Share of the job's time that deep windows may cost; their measured cost sets their spacing.",
 )  # fmt: skip
 @click.option(
     "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",
-    help="Steps from one deep window to the next, whatever they cost.",
+    help="Start a deep window every N steps, whatever it costs.",
 )  # fmt: skip
 @click.option(
     "--skip", type=click.IntRange(2, MAX_STEPS), default=5, show_default=True, metavar="S",
-    help="Steps before the first deep window; two show what a step is.",
+    help="Steps before the first deep window; dpro needs two to find the step boundaries.",
 )  # fmt: skip
 @click.option(
-    "--shapes/--no-shapes", default=False, show_default=True, help="Input shapes of operators, too."
+    "--shapes/--no-shapes", default=False, show_default=True, help="Record input shapes of operators."
 )
-@click.option("--stacks/--no-stacks", default=False, show_default=True, help="Python calls, too.")
+@click.option("--stacks/--no-stacks", default=False, show_default=True, help="Record Python calls.")
 @click.option(
     "--modules/--no-modules",
     default=False,
     show_default=True,
-    help="The module that each operator belongs to.",
+    help="Record the module of each operator.",
 )
 @click.option(
     "--memory/--no-memory",
     default=False,
     show_default=True,
-    help="Every allocation: how much memory is in use, and its peak.",
+    help="Record every allocation: memory in use and its peak.",
 )
 @click.option(
     "--execution-trace/--no-execution-trace", default=False, show_default=True,
-    help="Which operator needs what another one wrote.",
+    help="Record data dependencies between operators.",
 )  # fmt: skip
 @click.option(
     "--keep-windows", type=click.IntRange(1, MAX_STEPS), metavar="N",
-    help="Deep windows that stay in RUN when the job has ended, the same on all ranks.  [default: all]",
+    help="Deep windows to keep in RUN after the job, the same ones on all ranks.  [default: all]",
 )  # fmt: skip
 @click.option(
     "--keep", type=click.Choice(["latest", "slow"]), default="latest", show_default=True,
-    help="Which: the latest, or those with the slowest steps.",
+    help="Which deep windows to keep: the latest, or the ones with the slowest steps.",
 )  # fmt: skip
 @click.option(
     "--mask-command",
     is_flag=True,
-    help="Of the command, record only its first word. Secrets are masked anyway.",
+    help="Record only the first word of the command. Secrets are always masked.",
 )
 @click.option(
     "--step", default="", metavar="MODULE:FUNCTION",
-    help="A step ends where this function of the job returns (train:train_step, mine.loop:Trainer.step), "
-    "instead of where its optimizers update.",
+    help="End a step when this function of the job returns (train:train_step, mine.loop:Trainer.step), "
+    "instead of at the optimizer update.",
 )  # fmt: skip
 @click.option(
     "--telemetry-period", "telemetry_period_s", type=NumberRange(0, DAY_S), default=1, show_default=True,
-    metavar="SECONDS", help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
+    metavar="SECONDS", help="Sampling period of the node's GPUs, network and CPUs; 0 turns sampling off.",
 )  # fmt: skip
 @click.option(
     "--nccl-inspector", default="", metavar="PLUGIN",
-    help="Have NCCL load its Inspector, and take in what that measures: the path of "
+    help="Load the NCCL Inspector and record its measurements. PLUGIN is the path of "
     "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
 )  # fmt: skip
 @click.option(
     "--nccl-timing", is_flag=True,
-    help="Have PyTorch measure how long every NCCL collective runs (TORCH_NCCL_ENABLE_TIMING=1): a slow GPU "
-    "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1 it breaks the overlap of communication "
-    "and compute.",
+    help="Have PyTorch time every NCCL collective (TORCH_NCCL_ENABLE_TIMING=1), so that a slow GPU "
+    "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1, this prevents communication from "
+    "overlapping compute.",
 )  # fmt: skip
 @click.option(
     "--requests",
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-    help="Log of a server's requests that it, or its client, writes meanwhile, JSON lines or CSV; may be "
-    "repeated. vLLM's, SGLang's and those of transformers are recorded without one.",
+    help="Request log that the inference server or its client writes (JSON lines or CSV); "
+    "can be repeated. Not needed for vLLM, SGLang and transformers, whose requests dpro records itself.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -140,7 +140,7 @@ def record(
     command: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Record a job, unchanged, through any launcher.
+    """Record an unmodified job under any launcher.
 
     \b
     dpro record -o RUN -- python train.py
@@ -148,17 +148,17 @@ def record(
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
 
-    Every step is recorded all the time, and every collective call outside of CUDA graphs. Now and then
-    K steps are recorded in depth: that is what replay and what-if work on. How often follows from what it
-    costs; `--every N` fixes it, for a job of few steps say.
+    dpro always records every step, and every collective call outside of CUDA graphs. From time to time it
+    records K steps in depth (a deep window), for replay and what-if. Their measured cost decides how often;
+    `--every N` fixes the interval, for example in a job with few steps.
 
-    A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
-    with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
+    A step ends at the update of the job's optimizers. To end it elsewhere, use --step, or put a range
+    around each step, without importing dpro: with torch.profiler.record_function("dpro::step"): ...
 
-    A job that Slurm requeues is recorded into RUN-restart1, beside its first start, and so on.
+    If Slurm requeues the job, its restarts are recorded into RUN-restart1 and so on, next to RUN.
 
-    The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
-    also after a crash; commands that read it wait for it.
+    The job keeps its output, signals and exit code. RUN is ready moments after the job ends, even after
+    a crash; commands that read RUN wait until it is.
     """
     from dpro.collectors.launch.start import RecordOptions, Request, check_plugin, launch
 

@@ -37,10 +37,13 @@ _BESIDE_NAME, _MIN_NAME = 31, 24  # characters of the other columns of the criti
     "--step",
     type=click.IntRange(0, MAX_STEPS),
     metavar="N",
-    help="Only this step, with all before it replayed too.",
+    help="Show only this step; all steps before it are still replayed.",
 )
 @click.option(
-    "--window", type=click.IntRange(0, MAX_STEPS), metavar="N", help="Only the steps of this deep window."
+    "--window",
+    type=click.IntRange(0, MAX_STEPS),
+    metavar="N",
+    help="Show only the steps of this deep window.",
 )
 @steps_option
 @network_option
@@ -48,17 +51,17 @@ _BESIDE_NAME, _MIN_NAME = 31, 24  # characters of the other columns of the criti
 def replay(
     run: str, step: int | None, window: int | None, steps: Ranges, network_table: str | None, as_json: bool
 ) -> None:
-    """Replay the run's dataflow graph and say how well it fits what was measured.
+    """Replay a run's dataflow graph and report how well it fits the measurements.
 
-    Every start on a GPU or in a collective is derived from what it depends on, on any rank, and compared
-    with the trace. A run that fits is one `dpro whatif` and `dpro diagnose` can be believed on.
+    Every start of a GPU operation or collective is derived from its dependencies, on any rank, and compared
+    with the trace. If the replay fits, you can trust `dpro whatif` and `dpro diagnose` on this run.
 
     \b
     dpro replay RUN
     dpro replay RUN --step 12
     dpro replay RUN --steps 5-7,30
     dpro replay FOLDER_OF_TRACES --json
-    dpro replay RUN --network-table nccl.csv     of pretended ranks
+    dpro replay RUN --network-table nccl.csv     for pretended ranks
     """
     from dpro.analysis.answers.replay import chosen_steps, replay_document
 

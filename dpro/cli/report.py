@@ -93,7 +93,7 @@ class ReportPage(NamedTuple):
     "--top",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help=f"Kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
+    help=f"Number of kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
 )
 @steps_option
 @ranks_option
@@ -104,7 +104,7 @@ class ReportPage(NamedTuple):
     is_flag=False,
     flag_value=STDOUT,
     metavar="[FILE]",
-    help="Write a report for an issue or a pull request; to stdout where no file is named.",
+    help="Write a report for an issue or a pull request, to FILE or stdout.",
 )
 @json_option
 def report(
@@ -117,52 +117,52 @@ def report(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Where the time of each step went.
+    """Break down the time of each step.
 
     \b
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
-    dpro report RUN --steps 3-8 --ranks 0,2-3   of these alone
-    dpro report RUN --ranks tp=0                one of each tensor-parallel group
+    dpro report RUN --steps 3-8 --ranks 0,2-3   only these steps and ranks
+    dpro report RUN --ranks tp=0                one rank per tensor-parallel group
     dpro report RUN --markdown                  without figures, for an issue
 
-    With --markdown: is the run healthy, what is slow and what that costs, what would help and how,
-    where the time went, and how far to believe it. The same run gives the same bytes.
+    --markdown covers the health of the run, what is slow and its cost, what would help, where the time went,
+    and how far to trust the answers. The same run gives identical output.
 
-    Every step of every rank is split without remainder into compute, transfer, waiting for others, host bound
-    and idle. Work counts in the step in whose time it ran.
+    Every step of every rank is fully divided into compute, transfer, waiting for other ranks, host bound
+    and idle. Work counts towards the step during which it ran.
 
     \b
-    With GPUs, seen from the GPU, all streams together:
-      compute       kernels, copies and fills that are not communication
-      transfer      communication while nothing computes, once all members arrived
-      waiting       the same before they arrived
-      overlapped    communication while something computes (part of compute)
-      host bound    idle, and the work that ends it was launched too late
-      idle          idle for another reason, or for one that was not recorded
-    Without, seen from the main thread:
-      compute       operators on it
+    With GPUs, as seen from the GPU, over all streams:
+      compute       kernels, copies and fills other than communication
+      transfer      exposed communication after all members arrived
+      waiting       exposed communication before all members arrived
+      overlapped    communication during compute (part of compute)
+      host bound    idle because the next work was launched too late
+      idle          idle for another reason, or for an unrecorded one
+    Without GPUs, as seen from the main thread:
+      compute       operators on the main thread
       transfer, waiting  communication on any thread while it runs no operator
       host bound    neither: Python, input pipeline, the optimizer's own code
 
-    A collective's time is waiting plus transfer: the transfer is the shortest time that any of its ranks
-    spent in it, the rest is the lateness of another. That is known for the share that could be matched on
-    all of its ranks. Where it is known for less than 95% of a step's exposed communication, that step is not
-    split: JSON has null for exposed_wait_ms and exposed_transfer_ms, whose sum is exposed_comm_ms. Bandwidth
-    is bus bandwidth as in the NCCL tests.
+    The time of a collective is waiting plus transfer. Transfer is the shortest time that any rank spent in
+    it; the rest is waiting for a late rank. This split needs collectives matched on all of their ranks. If
+    less than 95% of a step's exposed communication is matched, the step is not split: JSON has null for
+    exposed_wait_ms and exposed_transfer_ms, whose sum is exposed_comm_ms. Bandwidth is bus bandwidth, as in
+    nccl-tests.
 
-    Where dpro recorded the run, the last table is about all steps, windows or not: time in which the training
-    thread waited for its DataLoader, in which Python collected garbage, in which that thread was ready to
-    run and had no core, CPU time of that thread and of the whole process, and micro-batches.
+    For a run recorded by dpro, the last table covers all steps, in deep windows or not: time the training
+    thread waited for its DataLoader, Python garbage collection, time that thread was runnable but had no
+    core, CPU time of that thread and of the process, and micro-batches.
 
-    Where the trace consists of whole operations of a pipeline, a table has the bubble of each stage: of the
-    time from the first forward on any stage to the last backward on any, what it does not compute in.
+    For a trace of whole pipeline operations, a table shows the bubble of each stage: the time without
+    compute between the first forward and the last backward of any stage.
 
-    With --steps and --ranks, work counts in the step in whose time it begins; what a rank waited for may be a
-    rank that is not selected. Work of a deep window before its first step or after its last counts where all
+    With --steps and --ranks, work counts towards the step during which it begins, and a rank may have waited
+    for an unselected rank. Work in a deep window before its first or after its last step counts only if all
     steps are selected.
 
-    RUN may be a run directory or a folder of traces.
+    RUN can be a run directory or a folder of traces.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import report_document, report_tables
@@ -173,8 +173,8 @@ def report(
     files = [page.path for page in pages] + [path for path in (markdown,) if path is not None]
     if (steps or ranks) and files:
         raise UsageError(
-            "--steps, --ranks: reports to send are of the whole run, since findings and predictions are: "
-            "leave out the files to write, or select in `dpro dashboard`"
+            "--steps, --ranks: a report in a file covers the whole run, like its findings and predictions; "
+            "omit --html and --markdown, or select in `dpro dashboard`"
         )
     for path in files:
         if path != STDOUT:

@@ -71,33 +71,40 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     multiple=True,
     metavar="EDIT",
     shell_complete=complete_edits,
-    help="An edit to predict; several apply together, in order. Without any, the likely ones are ranked.",
+    help="Edit to predict; several are applied together, in order. Without --edit, dpro ranks likely edits.",
 )
 @click.option(
-    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List all edits and keys."
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list,
+    help="List all edits and their keys.",
 )
 @click.option(
     "--sensitivity",
     "with_curves",
     is_flag=True,
-    help="How much faster network, kernels, host and input have to be until something else is the limit.",
+    help="Show how much faster network, kernels, host or input must be before something else is the limit.",
 )
 @click.option(
     "--pareto",
     "with_memory",
     is_flag=True,
-    help="Time against memory, of larger batches and recomputed activations (needs `dpro record --memory`).",
+    help="Trade time for memory: larger batches, activation recomputation (needs `dpro record --memory`).",
 )
 @click.option(
     "--budget",
     type=click.IntRange(1, 1_000_000),
-    help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
+    help="Maximum number of replays in a search, without --edit.  [default: 100]",
 )
 @click.option(
-    "--all", "in_full", is_flag=True, help="List all that was found, not only what a person would do."
+    "--all", "in_full", is_flag=True, help="List all predictions, not only the changes you can make."
 )
-@click.option("--bounds", is_flag=True, help="List what parts are worth: bounds and suppositions, no advice.")
-@click.option("--why-not", is_flag=True, help="List what the run cannot answer, by what to record instead.")
+@click.option(
+    "--bounds", is_flag=True, help="List upper bounds and hypothetical changes, which are not advice."
+)
+@click.option("--why-not", is_flag=True, help="List what the run cannot answer, grouped by what to record.")
 @network_option
 @click.option(
     "--device-table",
@@ -105,7 +112,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     multiple=True,
     metavar="FILE",
     type=click.Path(),
-    help="What products take on a device: a table (docs/devices.md), or a run there recorded with --shapes.",
+    help="Matmul times on a device: a table (docs/devices.md), or a run recorded there with --shapes.",
 )
 @steps_option
 @ranks_option
@@ -127,52 +134,52 @@ def whatif(
     ranks: RankChoice,
     as_json: bool,
 ) -> None:
-    """Predict what a change would do to throughput and to the mean step, with intervals.
+    """Predict how a change would affect throughput and mean step time, with intervals.
 
     \b
     dpro whatif RUN                           what limits it, what would help
-    dpro whatif RUN --all                     all that was found
+    dpro whatif RUN --all                     all predictions
     dpro whatif RUN --sensitivity             is a faster network worth it?
     dpro whatif RUN --pareto                  time against memory
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
-    dpro whatif RUN --edit heal:rank=1 --steps 5-7    of these steps
+    dpro whatif RUN --edit heal:rank=1 --steps 5-7    only these steps
 
-    Names are shell patterns; conditions hold together; a value that holds a comma goes in double quotes.
-    With --steps the job is changed and replayed as a whole, and the step times and the interval are those of
-    these steps. --ranks is refused: a step ends with its last rank. Edits such as heal:rank=1 change a rank.
-    What the run cannot answer is refused, with the reason and what to record instead. Exits with 1 where
-    everything that was asked for was refused.
+    Names are shell patterns; all conditions must hold; put a value that contains a comma in double quotes.
+    --steps still changes and replays the whole job, but reports step times and the interval of these steps
+    only. --ranks is refused, since a step ends with its last rank; edits such as heal:rank=1 change one rank.
+    A question that the run cannot answer is refused, with the reason and what to record instead. The exit
+    code is 1 if every question was refused.
     """
     from dpro.replay.whatif.registry import parse_edit
     from dpro.selection import Selection
 
     if ctx.args:
         given = " ".join(f"--edit {text}" for text in ctx.args)
-        raise UsageError(f"{ctx.args[0]}: edits come after --edit: dpro whatif {run} {given}")
+        raise UsageError(f"{ctx.args[0]}: put edits after --edit: dpro whatif {run} {given}")
     parsed = [parse_edit(text) for text in edits]
     selection = Selection(steps)
     if ranks:
         raise UsageError(
-            "--ranks: ranks wait for each other, so that a predicted step is the whole job's; "
-            "edits change the work of single ranks, as --edit heal:rank=1"
+            "--ranks: ranks wait for each other, so a predicted step covers the whole job; "
+            "to change the work of one rank, use an edit such as --edit heal:rank=1"
         )
     if selection and (with_curves or with_memory):
-        raise UsageError("--sensitivity and --pareto look at all steps: give no --steps with them")
+        raise UsageError("--sensitivity and --pareto use all steps: omit --steps")
     if with_curves:
         if parsed:
-            raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
+            raise UsageError("--sensitivity uses the unchanged run: omit --edit")
         if budget is not None:
-            raise UsageError("--budget is for the search, which --sensitivity does not make")
+            raise UsageError("--budget limits the search, and --sensitivity does no search: omit --budget")
         _sensitivity(analyse(run, network_table, device_tables), as_json)
         return
     if with_memory:
         if parsed or budget is not None:
-            raise UsageError("--pareto has edits of its own: give no --edit and no --budget with it")
+            raise UsageError("--pareto has its own edits: omit --edit and --budget")
         _pareto(analyse(run, network_table, device_tables), as_json)
         return
     if parsed and budget is not None:
-        raise UsageError("--budget is for the search: give no --edit with it")
+        raise UsageError("--budget limits the search, which --edit turns off: omit one of them")
     from dpro.analysis.answers.whatif import what_if
     from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of

@@ -47,7 +47,7 @@ def read_host_map(path: Path) -> pl.DataFrame:
     )
     twice = frame.filter(pl.col("rank").is_duplicated() | pl.struct("host", "local_rank").is_duplicated())
     if wrong.height or twice.height or frame.is_empty():
-        what = "a line lacks its rank or host" if wrong.height else "a rank or a GPU is there twice"
+        what = "a line lacks a rank or host" if wrong.height else "a rank or GPU is listed twice"
         raise InputError(f"{path}: {'it names no rank' if frame.is_empty() else what}")
     return frame.select("rank", "host", "local_rank")
 

@@ -194,7 +194,7 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
     try:
         kind = source.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        what = "a link that leads nowhere" if source.is_symlink() else "no such file or folder"
+        what = "a broken link" if source.is_symlink() else "no such file or folder"
         raise InputError(f"{source}: {what}") from error
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({error.strerror or error})") from error

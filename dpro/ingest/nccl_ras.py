@@ -103,7 +103,7 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
 def _decode(data: bytes, path: Path) -> Mapping[str, Any]:
     content = data[max(data.find(b"{"), 0) :]
-    wanted = "give what `ncclras -f json` prints"
+    wanted = "give the output of `ncclras -f json`"
     try:
         try:
             document = msgspec.json.decode(content)

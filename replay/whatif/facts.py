@@ -202,5 +202,5 @@ def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Colle
     timeline = replay(graph)
     ends = step_ends(graph, timeline.start, timeline.end) if baseline is None else baseline
     if ends.is_empty():
-        raise Unanswerable("no whole step in the run: record at least two steps")
+        raise Unanswerable("no complete step in the run: record at least two steps")
     return RunFacts(graph, timeline, ends, tuple(sorted(suspects)))

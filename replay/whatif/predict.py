@@ -219,7 +219,7 @@ def baseline_steps(
     timeline = timeline or replayed(graph)
     steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
-        raise Unanswerable("no whole step in the run: record at least two steps")
+        raise Unanswerable("no complete step in the run: record at least two steps")
     if selection.steps:
         steps = steps.with_columns(counted=is_in_ranges("step", selection.steps))
     else:

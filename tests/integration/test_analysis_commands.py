@@ -221,7 +221,7 @@ def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, he
     for key in ("answerable", "reasons", "assumed"):
         assert curves[key] == whole[key]
     for more in (["--sensitivity"], ["-e", "no-comm"]):
-        assert "--budget is for the search" in refused(here("whatif", imported, "--budget", "2", *more), 2)
+        assert "--budget limits the search" in refused(here("whatif", imported, "--budget", "2", *more), 2)
 
 
 def test_all_edits_are_listed_without_a_run():

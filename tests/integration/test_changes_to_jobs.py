@@ -228,7 +228,7 @@ def test_a_rank_sleeps_in_each_step(tmp_path):
     _, run, refused = changed(tmp_path, "slow:rank=1,ms=5")
     assert not refused
     said = {made.rank: made.applied[0].where for made in run.manifest.applied}
-    assert said == {0: "nothing: it is another rank's", 1: "each step"}
+    assert said == {0: "nothing: the edit is for another rank", 1: "each step"}
 
 
 @pytest.mark.slow

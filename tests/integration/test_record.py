@@ -429,7 +429,7 @@ def test_model_calls_of_a_process_that_is_mostly_idle_are_recorded(tmp_path):
             "import does_not_exist",
             "exit code 1: ModuleNotFoundError: No module named 'does_not_exist' (job.py:",
         ),
-        ("", "the job imported torch, but no process made a process group"),
+        ("", "the job imported torch, but no process created a process group"),
     ],
 )
 def test_job_without_a_step_is_said_to_be_one_by_every_command(tmp_path, body, words):

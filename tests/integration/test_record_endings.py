@@ -192,7 +192,7 @@ def test_process_that_replaces_itself_is_another_attempt_or_said_to_be_missing(t
     assert done.returncode == 3, done.stderr
     first = open_run(run.path / "attempts" / "0") if recorded else run
     assert first.table(STEPS)["step"].to_list() == list(range(1, 20))
-    lost = "recorded as an attempt of its own" if recorded else "which was not recorded"
+    lost = "recorded as a separate attempt" if recorded else "which was not recorded"
     [said] = [warning for warning in first.manifest.warnings if "replaced itself" in warning]
     assert f"rank 0: its process replaced itself by another program, {lost}: {sys.executable} " in said
     assert said.endswith("job.py again")

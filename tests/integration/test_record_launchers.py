@@ -335,7 +335,7 @@ def test_reason_why_nothing_was_recorded_is_a_warning(tmp_path):
     assert run.manifest.ranks == []
     for why in (
         "`python -I` ignores PYTHONPATH",
-        "PYTHONPATH of its own",
+        "started with its own PYTHONPATH",
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps",
     ):
         assert sum(why in warning for warning in run.manifest.warnings) == 1, run.manifest.warnings

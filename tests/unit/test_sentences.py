@@ -32,7 +32,7 @@ def test_sentences_are_those_that_can_be_printed_with_their_lines():
 def test_what_a_command_prints_is_found():
     text = re.sub(r"\\{[^}]*\\}", "{}", page())
     for sentence in (
-        "Find out what a distributed training job is doing",
+        "Find what limits a distributed training job",
         "No rank or part stands out that",
         "did you mean",
         "is not being recorded now",

@@ -63,7 +63,7 @@ class ChangeReport:
             save: called whenever there is something new to say.
         """
         self.edit = edit
-        self.missing = "the job never reached what it changes"
+        self.missing = "the job never reached the code that the edit changes"
         self._save = save
         self.forget()
 

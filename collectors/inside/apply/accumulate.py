@@ -94,7 +94,7 @@ class _Accumulation:
 
 def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Have the loop's passes accumulate their gradients."""
-    report.missing = "no optimizer of PyTorch updates"
+    report.missing = "the job runs no PyTorch optimizer"
     accumulation = _Accumulation(report, arguments["steps"])
     begun: list[int] = []
 

@@ -106,7 +106,7 @@ def change_ddp(report: ChangeReport, recorder: Recorder, arguments: dict[str, An
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    report.missing = "the job wrapped no module with DistributedDataParallel"
+    report.missing = "the job wraps no module in DistributedDataParallel"
 
     def also(bound: Bound) -> dict[str, Any]:
         listed = "bucket_cap_mb" in arguments and bound.arguments.get("bucket_cap_mb_list") is not None
@@ -124,7 +124,7 @@ def change_loaders(report: ChangeReport, recorder: Recorder, arguments: dict[str
     Samples and their order stay as they are; what workers draw at random is seeded by worker, as PyTorch has
     it.
     """
-    report.missing = "the job made no DataLoader"
+    report.missing = "the job created no DataLoader"
     if "factor" in arguments:
         _enlarge_batches(report, **arguments)
     else:
@@ -132,14 +132,14 @@ def change_loaders(report: ChangeReport, recorder: Recorder, arguments: dict[str
 
 
 def _enlarge_batches(report: ChangeReport, factor: float) -> None:
-    report.missing = "the job made no DataLoader: in the script, make its batches larger"
+    report.missing = "the job created no DataLoader: increase its batch size in the script"
 
     def also(bound: Bound) -> dict[str, Any]:
         before = bound.arguments.get("batch_size", 1)
         if bound.arguments.get("batch_sampler") is not None:
-            raise ValueError("a batch_sampler makes the batches: give it a larger batch_size in the script")
+            raise ValueError("a batch_sampler creates the batches: increase its batch_size in the script")
         if before is None:
-            raise ValueError("the data set makes the batches (batch_size=None): make them larger there")
+            raise ValueError("the dataset creates the batches (batch_size=None): increase their size there")
         size = before * factor
         if size != int(size):
             raise ValueError(f"{factor:g} times a batch of {before} is no whole number of samples")
@@ -154,7 +154,7 @@ def _load_otherwise(report: ChangeReport, arguments: dict[str, Any]) -> None:
         before = given.get("num_workers", 0)
         workers = arguments.get("num_workers", before)
         if not workers and any(name in arguments for name in OF_WORKERS):
-            raise ValueError("the DataLoader has no workers: give their number, too")
+            raise ValueError("the DataLoader has no workers: also give their number")
         if workers > 1 and workers > before and isinstance(given["dataset"], IterableDataset) and before < 2:
             raise ValueError(
                 "each worker would read all of an IterableDataset that the script reads in one process"
@@ -181,7 +181,7 @@ def change_optimizers(report: ChangeReport, recorder: Recorder, arguments: dict[
     change is refused.
     """
     name, value = SETTINGS[arguments["impl"]]
-    report.missing = "the job made no optimizer"
+    report.missing = "the job created no optimizer"
 
     def also(bound: Bound) -> dict[str, Any]:
         other = EXCLUDED[name]

@@ -42,7 +42,7 @@ def _collect(report: ChangeReport, recorder: Recorder, every: int) -> None:
         if not begun[0]:
             begun[0] = True
             if not gc.isenabled():
-                report.refuse("the script has turned garbage collection off itself")
+                report.refuse("the script turns garbage collection off itself")
             gc.collect()
             gc.disable()
             report.applied("Python's garbage collection")
@@ -69,7 +69,7 @@ def _delay(report: ChangeReport, recorder: Recorder, rank: int, ms: float) -> No
             is_checked[0] = True
             if rank >= num_ranks:
                 report.refuse(f"the job has {num_ranks} ranks: there is no rank {rank}")
-            report.applied("each step" if this_rank == rank else "nothing: it is another rank's")
+            report.applied("each step" if this_rank == rank else "nothing: the edit is for another rank")
         due[0] = this_rank == rank
 
     def on_work() -> None:  # in the step, as `_collect` has it

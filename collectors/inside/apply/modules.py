@@ -71,7 +71,7 @@ class _Calls:
         for report, change in waiting:
             for module, is_compiled in self._found:
                 if is_compiled:
-                    report.refuse("the script compiles its model itself: make this change there, too")
+                    report.refuse("the script compiles its model itself: apply this change there")
                 else:
                     report.attempt(change, module)
 
@@ -86,7 +86,7 @@ def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[
         report: receives where the script compiles a module, which a change around it would change, too.
         change: the action; it may raise.
     """
-    report.missing = "no step of the job called a module that trains"
+    report.missing = "no step of the job called a trainable module"
     _calls(recorder).await_them(report, change)
 
 
@@ -205,7 +205,7 @@ def compile_model(report: ChangeReport, recorder: Recorder, arguments: dict[str,
         if step >= KNOWN_AT_STEP + 2 and not checked[0]:
             checked[0] = True
             if not has_compiled():
-                report.refuse("torch.compile was asked and has compiled nothing")
+                report.refuse("torch.compile was requested but compiled nothing")
 
     change_outermost(report, recorder, compile_it)
     recorder.listen("step", on_step)
@@ -292,7 +292,7 @@ def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]
         if len(inner) < 2:
             report.refuse(f"the job has no two modules that FSDP2 shards: in the script, {PREFETCH_CODE}")
         elif any(fsdp_prefetches(states[module]) for module in inner):
-            report.refuse("the script sets what FSDP2 prefetches itself")
+            report.refuse("the script configures FSDP2 prefetching itself")
         else:
             _prefetch(inner, states, **arguments)
             report.applied(f"{len(inner)} modules of {type(inner[0]).__name__}")

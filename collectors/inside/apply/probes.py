@@ -105,7 +105,7 @@ class _Probe:
             named = dict(module.module.named_parameters())
             for index, facts in enumerate(buckets):
                 if not facts["names"]:
-                    self.report.refuse("DDP does not say which parameters are in which bucket")
+                    self.report.refuse("DDP does not report the parameters of its buckets")
                     return
                 parameters = [named[name] for name in facts["names"]]
                 if any(parameter.dtype != torch.float32 for parameter in parameters):
@@ -167,7 +167,7 @@ def measure_codecs(report: ChangeReport, recorder: Recorder, arguments: dict[str
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    report.missing = "the job wrapped no module with DistributedDataParallel"
+    report.missing = "the job wraps no module in DistributedDataParallel"
     probe = _Probe(report, recorder)
     patch(DistributedDataParallel, "__init__", after=lambda module: probe.modules.append(weakref.ref(module)))
     recorder.listen("step", probe.on_step)
@@ -248,7 +248,7 @@ CODECS = {
 
 SAMPLES = 4  # random signs per batch
 LARGEST_FP8 = 448.0
-CODE = "with torch.autocast(…): around the layers that can do with fewer bits"
+CODE = "with torch.autocast(…): around the layers that tolerate fewer bits"
 Weights = dict[str, torch.Tensor]
 
 
@@ -368,7 +368,7 @@ def measure_sensitivities(report: ChangeReport, recorder: Recorder, arguments: d
         return original(tensors, grad_tensors, *args, **kwargs)
 
     def watched(_tensor: Any) -> None:
-        probe.watched = probe.watched or "the script looks at gradients by hooks of tensors"
+        probe.watched = probe.watched or "the script reads gradients in tensor hooks"
 
     def refuse_scaler(scaler: Any) -> None:
         if scaler.is_enabled():

@@ -34,7 +34,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
     """Register communication hooks when gradients are first asked for."""
     from torch.nn.parallel import DistributedDataParallel
 
-    report.missing = "the job wrapped no module with DistributedDataParallel"
+    report.missing = "the job wraps no module in DistributedDataParallel"
     register = _local_updates if "every" in arguments else _compression
     waiting: list[weakref.ref[Any]] = []
 
@@ -52,7 +52,9 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 
 def _refuse_sharded(report: ChangeReport, step: int) -> None:
     if step == PLAIN_STEPS and fsdp_states():
-        report.refuse("FSDP2 gathers parameters, which have to be there: only DDP can be left to itself")
+        report.refuse(
+            "FSDP2 cannot run without its collectives, which gather parameters: this edit needs DDP"
+        )
 
 
 def _register(report: ChangeReport, module: Any, register: Callable[[ChangeReport, Any], None]) -> None:
@@ -103,7 +105,7 @@ def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]])
     def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         key = frozenset(names.get(id(parameter), "") for parameter in bucket.parameters())
         if key not in hooks:
-            report.refuse("DDP's buckets are not those that codecs were measured for: probe this job again")
+            report.refuse("DDP's buckets differ from the probed ones: probe this job again")
         for other, state in states.items():
             if other != key:
                 state.maybe_increase_iter(bucket)  # it counts steps by the last bucket
@@ -264,13 +266,15 @@ def _local_updates(report: ChangeReport, module: Any, every: int) -> None:
         if id(optimizer) not in updating and not trained.isdisjoint(held):
             updating.add(id(optimizer))
             if len(updating) > 1:
-                report.refuse("several optimizers update one module: when to average is not clear")
+                report.refuse("several optimizers update one module: the time to average is ambiguous")
         if id(optimizer) in updating and len(updating) == 1:
             averager.average_parameters(iter(parameters))
 
     def no_scaler(scaler: Any) -> None:
         if scaler.is_enabled():
-            report.refuse("a GradScaler skips updates: ranks that do not exchange gradients would differ")
+            report.refuse(
+                "a GradScaler skips updates: without a gradient exchange, ranks would skip different ones"
+            )
 
     patch(torch.amp.GradScaler, "step", before=no_scaler)
     register_optimizer_step_post_hook(average)

@@ -63,7 +63,7 @@ def lacks(backends: Iterable[str], size: int) -> list[str]:
     ]
 
 
-_UNSEEN = "they are known in deep windows only, without their bytes and groups"
+_UNSEEN = "they are recorded in deep windows only, without bytes and groups"
 
 
 class UnrecordedCalls:

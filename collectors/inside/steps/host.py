@@ -103,7 +103,7 @@ class HostFacts:
         else:
             native = {listed.ident: listed.native_id for listed in threading.enumerate()}.get(thread)
         if native is None:
-            raise OSError("the thread that trains is no more")
+            raise OSError("the training thread has ended")
         # As `time.pthread_getcpuclockid` makes it, which reads freed memory where the thread has just ended.
         self._clock = (~native << 3) | CLOCK_OF_THREAD
         self._close_schedstat()

@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "check": Command(
             "dpro.extensions.check.command:check",
-            "Check hosts outside of a job: is the suspect really slow?",
+            "Test hosts without a job: is a suspect really slow?",
             "Operate",
         ),
     },

@@ -263,7 +263,8 @@ def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> Link
         if pair in network.unsure:
             evidence = [
                 f"an exchange between them fails: {fault.error}",
-                "either host may be at fault instead: there is no other to try each with; check more hosts",
+                "either host may be at fault instead: there are no other hosts to test them with; check "
+                "more hosts",
             ]
         return LinkVerdict(ends, FAIL, evidence)
     gbps = network.exchanged[pair].gbps
@@ -360,11 +361,11 @@ class RunBandwidth(NamedTuple):
     def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
         """Why an all-reduce that is slower than this shows nothing; empty where it does show something."""
         if {host.partition(".")[0] for host in hosts} != {host.partition(".")[0] for host in self.hosts}:
-            return "the run's was between other hosts"
+            return "the run's all-reduce was between other hosts"
         if num_devices != self.num_ranks:
             return f"the run's was of {self.num_ranks} ranks, this one of {num_devices} devices"
         if num_bytes < self.num_bytes:
-            return "the run's moved more bytes"
+            return "the run's all-reduce moved more bytes"
         if self.num_samples < MIN_SAMPLES or self.misfit > MAX_MISFIT:
             return (
                 f"the run's curve is uncertain: {self.num_samples} all-reduces, which are {self.misfit:.0%} "

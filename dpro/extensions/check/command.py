@@ -24,78 +24,80 @@ SHOWN = 16  # hosts that are PASS and printed one a line; of more, how many
 
 
 @click.command()
-@click.option("--hosts", metavar="LIST", default="", help="Hosts, as a,b,c or node[01-64].")
+@click.option("--hosts", metavar="LIST", default="", help="Hosts: a,b,c or node[01-64].")
 @click.option(
     "--hostfile",
     type=click.File(),
     metavar="FILE",
-    help="The same, one a line; what follows a blank is left out.",
+    help="File with one host per line; text after a blank is ignored.",
 )
 @click.option(
     "--run", type=click.Path(exists=True, path_type=Path), metavar="RUN",
-    help="The hosts of a run; its own communication is compared with, where deep windows show it.",
+    help="Hosts of a run; the results are compared with its own communication, if deep windows show it.",
 )  # fmt: skip
 @click.option(
     "--finding", type=click.File(), metavar="FILE",
-    help="The hosts of a finding, as `dpro watch --on-finding` gives it to its command; - for stdin.",
+    help="Hosts of a finding, as `dpro watch --on-finding` passes it to its command; - for stdin.",
 )  # fmt: skip
-@click.option(
-    "--suspect", metavar="LIST", default="", help="Hosts that are to be confirmed; they are marked."
-)
+@click.option("--suspect", metavar="LIST", default="", help="Hosts to confirm as faulty; they are marked.")
 @click.option(
     "--launcher", default="ssh", show_default=True, metavar="ssh|srun|local|COMMAND",
-    help="What runs a command on a host: `ssh -p 2222 {host}`, `kubectl exec -i {host} --`.",
+    help="How to run a command on a host: `ssh -p 2222 {host}`, `kubectl exec -i {host} --`.",
 )  # fmt: skip
 @click.option(
     "--python",
     default=sys.executable,
     metavar="PYTHON",
-    help="On the hosts, with torch.  [default: dpro's own]",
+    help="Python on the hosts; needs torch.  [default: dpro's own]",
 )
 @click.option(
-    "--interface", default="", metavar="NAME", help="Of the network.  [default: of the default route]"
+    "--interface",
+    default="",
+    metavar="NAME",
+    help="Network interface.  [default: the one of the default route]",
 )
 @click.option(
     "--only",
     multiple=True,
     type=click.Choice(["compute", "disk", "network"]),
-    help="Only this; may be repeated.",
+    help="Run only this test; can be repeated.",
 )
 @click.option(
     "--disk",
     default="",
     metavar="FOLDER",
-    help="Write to a folder on each host, too, and read; nothing stays there.",
+    help="Also test writing to and reading from a folder on each host; nothing is left there.",
 )
 @click.option(
     "--timeout", "timeout_s", type=NumberRange(1, 3600), default=10.0, show_default=True,
-    metavar="SECONDS", help="For an exchange between two hosts that does not end.",
+    metavar="SECONDS", help="Timeout of an exchange between two hosts.",
 )  # fmt: skip
 @json_option
 def check(as_json: bool, **given: Any) -> None:
-    """Check hosts outside of a job: is the suspect really slow?
+    """Test hosts without a job: is a suspect really slow?
 
     \b
     dpro check --hosts node[01-64]                       over ssh
-    dpro check --hosts node[01-64] --launcher srun       in an allocation of Slurm
+    dpro check --hosts node[01-64] --launcher srun       in a Slurm allocation
     dpro check --run RUN --suspect node07                the hosts of a run
     dpro check --hosts a,b,c --only network --interface ib0
     dpro check --hosts a,b,c --disk /local/scratch
 
-    Each device multiplies matrices, copies memory and, on GPUs, to and from its host. Then hosts exchange
-    data in pairs, each pair once, and reduce in ever larger groups: log2(N) rounds. What is clearly slower
-    than the same of its peers is tried again. Each host is
+    Each device multiplies matrices and copies memory, and GPUs copy to and from their host. Then each pair of
+    hosts exchanges data once, and hosts reduce in groups of doubling size: log2(N) rounds. A result clearly
+    slower than its peers is measured again. The verdict for each host is one of
 
     \b
     PASS  as fast as the others
-    SLOW  clearly slower than the others, with what and by how much
-    FAIL  does not answer, computes wrongly, or cannot be reached by the others
+    SLOW  clearly slower than the others: in which test, and by how much
+    FAIL  no answer, wrong results, or unreachable from the others
 
-    A host whose exchanges are nearly all slow is at fault; where one pair alone is, the link between the two.
-    A check takes the devices for itself: run it when no job does, or the job is what it measures. The hosts
-    need Python with torch, not dpro. Nothing is changed on them. 64 hosts take less than two minutes.
+    If nearly all exchanges of a host are slow, the host is at fault; if a single pair is slow, the link
+    between the two is. The test needs idle devices: a running job would distort the results. The hosts need
+    Python with torch, not dpro. Nothing is changed on them. 64 hosts take less than two minutes.
 
-    The exit code is 0 where all is PASS, else 3; or 4 where there are suspects, and only others are not PASS.
+    The exit code is 0 if every host passes, and 3 otherwise; 4 if there are suspects and only other hosts
+    do not pass.
     """
     from dpro.extensions.check.answer import check_hosts
 
@@ -141,11 +143,11 @@ def _options(given: dict[str, Any]) -> Any:
         names = _of_run(given["run"])
     names = list(dict.fromkeys(names))
     if not names:
-        raise UsageError("there is no host to check")
+        raise UsageError("no host to check: the list of hosts is empty")
     if isnan(given["timeout_s"]):
-        raise UsageError("--timeout is a number of seconds")
+        raise UsageError("--timeout must be a number of seconds")
     if strange := [host for host in suspects if host not in names]:
-        raise UsageError(f"--suspect {', '.join(strange)}: not among the hosts that are checked")
+        raise UsageError(f"--suspect {', '.join(strange)}: not among the hosts to check")
     tests = given["only"] or tuple(test for test in TESTS if test != "disk" or given["disk"])
     if "disk" in tests and not given["disk"]:
         raise UsageError("--only disk: name a folder with --disk")

@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "export": Command(
             "dpro.extensions.export.command:export",
-            "Write the timelines for Perfetto and other viewers.",
+            "Export timelines for Perfetto and other viewers.",
             "Share",
         ),
     },

@@ -31,9 +31,12 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.command()
 @run_argument
 @layout_option
-@click.option("--chrome", type=_FILE, metavar="FILE", help="Chrome's trace JSON; compressed for FILE.gz.")
+@click.option("--chrome", type=_FILE, metavar="FILE", help="Write Chrome trace JSON; compressed for FILE.gz.")
 @click.option(
-    "--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times; compressed."
+    "--perfetto",
+    type=_FILE,
+    metavar="FILE",
+    help="Write a Perfetto protobuf trace, with exact times; compressed.",
 )
 @click.option(
     "--otlp", metavar="URL", default="", help="Send steps and findings to an OpenTelemetry receiver."
@@ -50,13 +53,13 @@ def export(
     ranks: RankChoice,
     as_json: bool,
 ) -> None:
-    """Write all ranks' timelines into one file, on one aligned clock; or send their steps.
+    """Write the timelines of all ranks into one file, on one aligned clock, or send their steps.
 
-    Measured and replayed timelines are separate groups, one track per thread and stream; a collective is
-    taken apart into waiting and moving. The critical path is a group of its own on each side, at the times of
-    its lanes; what `dpro diagnose` finds is another, step by step. Spans carry what is known of them (shapes,
-    bytes, dtype, process group, bucket); arrows lead from launches to kernels, from forward to backward, from
-    the last member of a collective to the others, and along the critical path. Telemetry becomes counters.
+    Measured and replayed timelines are separate groups, with one track per thread and stream; a collective
+    is split into waiting and transfer. Each group has a track group for its critical path, and the findings
+    of `dpro diagnose` have another, per step. Spans carry their known arguments (shapes, bytes, dtype,
+    process group, bucket). Arrows connect launches to kernels, forward to backward, the last member of
+    a collective to the others, and the spans of the critical path. Telemetry becomes counters.
 
     \b
     dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
@@ -64,15 +67,15 @@ def export(
     dpro export RUN --perfetto run.pftrace --steps 3-8 --ranks 0,2-3
     dpro export RUN --otlp http://collector:4318
 
-    With --steps and --ranks only slices of these are written, arrows between them, and telemetry of these
-    ranks and of hosts from the first slice to the last.
+    --steps and --ranks restrict the export to the slices of these steps and ranks, the arrows between them,
+    and the telemetry of these ranks and of hosts from the first slice to the last.
 
-    To an OpenTelemetry receiver go a span of the run, with findings as its events, and one for each step of
-    each rank; OTEL_EXPORTER_OTLP_HEADERS has what the receiver wants to know of you.
+    --otlp sends one span for the run, with findings as its events, and one span per step and rank;
+    OTEL_EXPORTER_OTLP_HEADERS sets headers, for example for authentication.
     """
     if otlp:
         if chrome or perfetto:
-            raise UsageError("--otlp sends, --perfetto and --chrome write: ask for them one after the other")
+            raise UsageError("--otlp excludes --perfetto and --chrome: use two commands")
         _send(run, otlp, steps, ranks, as_json)
         return
     files = {"chrome": chrome, "perfetto": perfetto}

@@ -27,60 +27,62 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("file", metavar="[FILE|RUN]", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option("--fat-tree", type=_COUNT, metavar="HOSTS", help="Make one for this many hosts.")
+@click.option("--fat-tree", type=_COUNT, metavar="HOSTS", help="Generate a fat tree for this many hosts.")
 @click.option(
     "--rail-optimised",
     type=_COUNT,
     metavar="HOSTS",
-    help="Make one whose leaves each join ports of one number.",
+    help="Generate a rail-optimised fabric: each leaf connects the ports of one number.",
 )
-@click.option("--slurm", type=_EXISTING, metavar="CONF", help="Switches and hosts of Slurm's topology.conf.")
-@click.option("--ibnetdiscover", type=_EXISTING, metavar="TEXT", help="What `ibnetdiscover` printed.")
+@click.option(
+    "--slurm", type=_EXISTING, metavar="CONF", help="Read switches and hosts from Slurm's topology.conf."
+)
+@click.option("--ibnetdiscover", type=_EXISTING, metavar="TEXT", help="Read the output of `ibnetdiscover`.")
 @click.option(
     "--inside", type=_EXISTING, metavar="XML",
-    help="The inside of each host, as NCCL writes it where NCCL_TOPO_DUMP_FILE names a file.",
+    help="Topology inside each host, as NCCL writes it to NCCL_TOPO_DUMP_FILE.",
 )  # fmt: skip
-@click.option("--gpus", type=click.IntRange(0, 1024), default=8, show_default=True, help="Of each host.")
+@click.option("--gpus", type=click.IntRange(0, 1024), default=8, show_default=True, help="GPUs per host.")
 @click.option(
-    "--nics", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ports of each host."
+    "--nics", type=click.IntRange(1, 1024), default=8, show_default=True, help="Network ports per host."
 )
 @click.option(
     "--gpu-gbps", type=_RATE, default=450.0, show_default=True,
-    help="What a GPU sends to others of its host, 1e9 bytes/s.",
+    help="Bandwidth from a GPU to others on its host, in 1e9 bytes/s.",
 )  # fmt: skip
-@click.option("--gbit", type=_RATE, help="Of a cable, 1e9 bits/s.  [default: 400]")
+@click.option("--gbit", type=_RATE, help="Bandwidth of a cable, in 1e9 bits/s.  [default: 400]")
 @click.option(
-    "--switch-ports", type=click.IntRange(2, 65_536), default=64, show_default=True, help="Ports of a switch."
+    "--switch-ports", type=click.IntRange(2, 65_536), default=64, show_default=True, help="Ports per switch."
 )
 @click.option(
     "--oversubscription", type=_RATE, default=1.0, show_default=True,
-    help="Of leaves: what they take from hosts over what they pass on.",
+    help="Oversubscription of leaf switches: downlink bandwidth over uplink bandwidth.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write topology.toml here."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write topology.toml to FILE."
 )
 @click.option(
     "--attach", "run", type=click.Path(file_okay=False, path_type=Path), metavar="RUN",
-    help="Put it into this run; `dpro record --topology` does so at once.",
+    help="Store the fabric in this run, as `dpro record --topology` does while recording.",
 )  # fmt: skip
 @click.option(
     "--hosts", "host_map", type=_EXISTING, metavar="CSV",
-    help="Put into RUN, too, on which host each rank was, where it does not say: rank,host[,local_rank].",
+    help="Also store the host of each rank in RUN, if it was not recorded: rank,host[,local_rank].",
 )  # fmt: skip
 @click.option(
     "--paths", type=_EXISTING, metavar="JSON",
-    help="Of a RUN: keep with it the paths that its connections take, as --plan writes them.",
+    help="Store in RUN the paths of its connections, in the format of --plan.",
 )  # fmt: skip
 @click.option(
-    "--plan", type=_WRITTEN, metavar="JSON", help="Of a RUN: write a path for each connection, to be loaded."
+    "--plan", type=_WRITTEN, metavar="JSON", help="For RUN, write a path for each connection, ready to load."
 )
 @click.option(
     "--probes", type=_EXISTING, metavar="JSON",
-    help="For --plan: paths that source ports were seen to take, in the same form.",
+    help="For --plan, observed paths of source ports, in the format of --plan.",
 )  # fmt: skip
 @click.option(
     "--nccl-log", type=click.Path(exists=True, path_type=Path), multiple=True, metavar="LOG",
-    help="Of a RUN: keep with it the rings and trees that NCCL printed (NCCL_DEBUG=INFO): a file or folder.",
+    help="Store in RUN the rings and trees from NCCL's log (NCCL_DEBUG=INFO): a file or folder.",
 )  # fmt: skip
 @json_option
 def topology(
@@ -89,19 +91,19 @@ def topology(
     """Describe the fabric of a job: hosts, ports, switches, cables.
 
     \b
-    dpro topology topology.toml              check a file, and say what it has
+    dpro topology topology.toml              check a file and summarise it
     dpro topology --fat-tree 128 --oversubscription 2 -o topology.toml
     dpro topology --rail-optimised 128 --switch-ports 64 -o topology.toml
     dpro topology --slurm topology.conf --gbit 400 -o topology.toml
     dpro topology --ibnetdiscover fabric.txt -o topology.toml
     dpro topology topology.toml --attach RUN
-    dpro topology topology.toml --attach RUN --hosts hosts.csv    of traces
-    dpro topology RUN                        its load, and what collisions cost
+    dpro topology topology.toml --attach RUN --hosts hosts.csv    imported traces
+    dpro topology RUN                        link loads and the cost of collisions
     dpro topology RUN --plan plan.json       a path for each connection
-    dpro topology RUN --nccl-log job.log     the rings and trees that NCCL made
+    dpro topology RUN --nccl-log job.log     NCCL's rings and trees
 
-    A file that is wrong is refused with a line that names the entry. Lists of names are written as clusters
-    write them: node[001-128].
+    An error in a file is reported with the name of the entry. Lists of names use the notation of Slurm:
+    node[001-128].
     """
     from dpro.extensions.fabric.answer import topology_document
     from dpro.topology.file import FILE, as_toml, check, write
@@ -111,10 +113,10 @@ def topology(
     of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
     if of_run is None and any(given[option] for option in _OF_RUNS):
         raise UsageError(
-            "--paths, --plan, --probes and --nccl-log are of a run: dpro topology RUN --plan plan.json"
+            "--paths, --plan, --probes and --nccl-log need a run: dpro topology RUN --plan plan.json"
         )
     if host_map is not None and run is None:
-        raise UsageError("--hosts is of a run: dpro topology FILE --attach RUN --hosts hosts.csv")
+        raise UsageError("--hosts needs a run: dpro topology FILE --attach RUN --hosts hosts.csv")
     hosts: list[str] = []
     if run is not None:
         from dpro.ingest.host_map import put_hosts, read_host_map

@@ -66,13 +66,13 @@ from dpro.units import format_duration
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
 THEN = ("hash", "plan", "spray")
-EVENLY = ", and what shares a cable shares it evenly"  # fair queues, or pacing that is as good
+EVENLY = ", and flows share a cable evenly"  # fair queues, or pacing that is as good
 
 
 class FabricEdit(Edit):
     """Other paths or other cables."""
 
-    needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several hosts of it"
+    needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several of its hosts"
     source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
     is_better: ClassVar[bool] = True
     acts_on: ClassVar[Reach] = "transfers"
@@ -124,7 +124,7 @@ class HashedPaths(FabricEdit):
     """Each flow takes the path that a hash of its ports and addresses gives it."""
 
     name = "ecmp"
-    summary = "paths by hash: how much collisions cost"
+    summary = "choose paths by hash (ECMP): shows the cost of collisions"
     example = "ecmp"
     assumes = "no flows collided when the run was recorded" + EVENLY
     is_advice = False
@@ -144,7 +144,7 @@ class HashedPaths(FabricEdit):
         return "paths by hash, where flows may collide"
 
     def how(self) -> str:
-        return "what routers do unless paths are planned; edit `paths` says what that would gain"
+        return "the default of routers without planned paths; edit `paths` shows the gain of planning"
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,16 @@ class PlannedPaths(FabricEdit):
     """Each flow on one path, chosen such that flows meet least: C4P's idea (arXiv 2406.04594)."""
 
     name = "paths"
-    summary = "paths that are planned, so that flows meet least"
+    summary = "plan paths so that flows collide as little as possible"
     example = "paths:file=plan.json,split=no"
-    assumes = "paths are by hash now, and flows that meet at all may meet at any time" + EVENLY
+    assumes = (
+        "paths are currently chosen by hash, and flows that can collide may collide at any time" + EVENLY
+    )
     proof = "rings over collided and planned paths of a leaf-spine fabric of namespaces, gloo"
     effort = "code"
-    file: Path | None = key("a file of paths instead, as `dpro topology RUN --plan` writes one", None)
+    file: Path | None = key("file with paths instead, in the format of `dpro topology RUN --plan`", None)
     split: str = key(
-        "whether some flows are split, so that cables carry the same", "no", choices=("no", "yes")
+        "whether to split some flows, to balance the load of cables", "no", choices=("no", "yes")
     )
     doubt: float = 0.1
 
@@ -187,8 +189,9 @@ class PlannedPaths(FabricEdit):
 
     def how(self) -> str:
         return (
-            "`dpro topology RUN --plan plan.json` writes the path of each connection: give each a source "
-            "port whose hash takes it (UDP source ports of RoCE), or routes by source in the leaves"
+            "`dpro topology RUN --plan plan.json` writes the path of each connection: give each a "
+            "source port whose hash selects it (UDP source ports of RoCE), or use source routing in the "
+            "leaves"
         )
 
 
@@ -204,11 +207,13 @@ class SprayedPaths(FabricEdit):
     """Packets of each flow go over all paths."""
 
     name = "spray"
-    summary = "packets over all paths at once"
+    summary = "spray packets over all paths"
     example = "spray:headroom=0.05"
-    assumes = "paths are by hash now, and ports put packets in order again" + EVENLY
+    assumes = "paths are currently chosen by hash, and ports reorder packets" + EVENLY
     effort = "money"
-    headroom: float = key("share of a cable that is lost to packets out of order", 0.05, least=0.0, most=0.9)
+    headroom: float = key(
+        "share of a cable's bandwidth lost to out-of-order packets", 0.05, least=0.0, most=0.9
+    )
     doubt: float = 0.1
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
@@ -221,9 +226,7 @@ class SprayedPaths(FabricEdit):
         return "packets sprayed over all paths"
 
     def how(self) -> str:
-        return (
-            "switches and ports that spray packets and put them in order (adaptive routing, UEC, EFA's SRD)"
-        )
+        return "use switches and ports with packet spraying and reordering (adaptive routing, UEC, EFA's SRD)"
 
 
 @dataclass(frozen=True)
@@ -231,16 +234,16 @@ class FailedCable(FabricEdit):
     """A cable between two switches fails, or a port; flows take other paths."""
 
     name = "fail"
-    summary = "a cable of the fabric fails"
+    summary = "fail a cable of the fabric"
     example = "fail:link=leaf0/spine0,then=hash,left=0"
-    assumes = "no flows collided before" + EVENLY
+    assumes = "flows did not collide before" + EVENLY
     proof = "a cable down and one at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False
     effort = "none"
-    link: str = key("the ends of the cable, as leaf0/spine0; one of several side by side")
-    then: str = key("what paths are chosen by then", "hash", choices=THEN)
-    left: float = key("share of its capacity that is left: paths stay", 0.0, least=0.0, most=1.0)
+    link: str = key("both ends of the cable, such as leaf0/spine0; one of several parallel cables")
+    then: str = key("how paths are chosen afterwards", "hash", choices=THEN)
+    left: float = key("remaining share of its capacity; paths stay unchanged", 0.0, least=0.0, most=1.0)
     doubt: float = 0.05
 
     @classmethod
@@ -265,11 +268,11 @@ class FailedCable(FabricEdit):
 
     def describe(self) -> str:
         if self.left:
-            return f"a cable {self.link} with {self.left:.3g} of its capacity"
-        return f"a failed cable {self.link}, paths then by {self.then}"
+            return f"cable {self.link} at {self.left:.3g} of its capacity"
+        return f"failed cable {self.link}, with paths by {self.then}"
 
     def how(self) -> str:
-        return "cannot be wished for: it says what a failure would cost, and what planning then saves"
+        return "not a remedy: shows the cost of a failure, and the savings by planning"
 
 
 @dataclass(frozen=True)
@@ -277,14 +280,14 @@ class Oversubscription(FabricEdit):
     """Switches pass on less than they take: cables between switches are fewer, or slower."""
 
     name = "oversubscription"
-    summary = "fewer cables between switches"
+    summary = "reduce the number of cables between switches"
     example = "oversubscription:ratio=2"
-    assumes = "packets are spread evenly, so that nothing is lost to collisions besides" + EVENLY
+    assumes = "packets are spread evenly, so that collisions cost nothing in addition" + EVENLY
     proof = "all cables between switches at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False
     effort = "money"
-    ratio: float = key("how many times less switches pass on", 2.0, least=1 / MAX_TIMES)
+    ratio: float = key("factor by which the bandwidth between switches shrinks", 2.0, least=1 / MAX_TIMES)
     doubt: float = 0.05
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
@@ -294,10 +297,10 @@ class Oversubscription(FabricEdit):
         return lambda share: Cables(load, gbps)
 
     def describe(self) -> str:
-        return f"cables between switches with {1 / self.ratio:.3g} of their capacity"
+        return f"cables between switches at {1 / self.ratio:.3g} of their capacity"
 
     def how(self) -> str:
-        return "fewer or slower cables from leaves to spines: it says what that would cost"
+        return "fewer or slower cables from leaves to spines: shows their cost"
 
 
 def loads_by(
@@ -361,13 +364,13 @@ class PlacedRanks(FabricEdit):
     """Hosts exchange their ranks, all those of one with all those of another."""
 
     name = "place"
-    summary = "ranks on other hosts, so that neighbours are near each other"
+    summary = "move ranks to other hosts, so that communicating ranks are close"
     example = "place:hosts=node1/node0,then=hash"
-    assumes = "hosts are equal, and paths are by hash now and then" + EVENLY
+    assumes = "hosts are equal, and paths are chosen by hash before and after" + EVENLY
     proof = "orders of four hosts over two leaves of a fabric of namespaces, gloo"
     effort = "flag"
-    hosts: str = key("that ranks go to, by their first rank: node1/node0; searched where not given", "")
-    then: str = key("what paths are chosen by then", "hash", choices=THEN)
+    hosts: str = key("new order of hosts, by first rank: node1/node0; default: search for the best", "")
+    then: str = key("how paths are chosen afterwards", "hash", choices=THEN)
     doubt: float = 0.1
 
     @classmethod
@@ -404,7 +407,7 @@ class PlacedRanks(FabricEdit):
             return lambda share: Cables(quantile(placement.now, share), gbps)
         gpus = placement.fabric.gpus
         if any(len(gpus[one]) != len(gpus[other]) for one, other in zip(now, then)):
-            raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
+            raise Unanswerable("hosts with different numbers of GPUs cannot swap ranks")
         members, ops, algorithms, channels = placement.communications.kinds
         others = moved(placement.fabric, members, dict(zip(now, then)))
         flows = flows_of(placement.fabric, others, ops, algorithms, channels)
@@ -415,16 +418,18 @@ class PlacedRanks(FabricEdit):
         placement = placed(graph)
         now, then = self._hosts(placement)
         if now == then:
-            return ("no other order of hosts was found in which neighbours are nearer",)
+            return ("no order of hosts was found that brings neighbours closer",)
         names = [placement.fabric.hosts[host] for host in then]
         more = f" … of {len(names)}" if len(names) > SHOWN else ""
         return (f"hosts by their first rank: {'/'.join(names[:SHOWN])}{more}",)
 
     def describe(self) -> str:
-        return f"ranks on hosts {self.hosts}" if self.hosts else "ranks on hosts near those they send to"
+        return f"ranks on hosts {self.hosts}" if self.hosts else "ranks placed close to their peers"
 
     def how(self) -> str:
-        return "the order of hosts in the launcher (Slurm: --distribution=arbitrary with SLURM_HOSTFILE)"
+        return (
+            "change the order of hosts in the launcher (Slurm: --distribution=arbitrary with SLURM_HOSTFILE)"
+        )
 
 
 @dataclass(frozen=True)
@@ -432,18 +437,18 @@ class OtherJobs(FabricEdit):
     """Other jobs send along rings over their hosts all the time, or as a recorded one did."""
 
     name = "beside"
-    summary = "other jobs on the same fabric"
+    summary = "run other jobs on the same fabric"
     example = "beside:hosts=node[2-3]/node[4-7],then=hash"
     assumes = (
-        "no other job ran when the run was recorded; jobs that are named by hosts communicate all the time, "
-        "a recorded one keeps its own pace, and its steps begin at any time in those of the run" + EVENLY
+        "no other job ran during the recording; a job given by hosts= communicates all the time, a "
+        "recorded job keeps its own pace, and its steps begin at any time within the run's steps" + EVENLY
     )
     is_advice = False
     is_better = False
     effort = "none"
-    hosts: str = key("of another job, in the order of its ring; a / before the next job", "")
-    run: Path | None = key("a recording of another job on the same fabric instead, a folder", None)
-    then: str = key("what paths of all are chosen by then", "hash", choices=THEN)
+    hosts: str = key("hosts of another job, in the order of its ring; separate several jobs by /", "")
+    run: Path | None = key("folder of a run of another job on the same fabric, instead of hosts", None)
+    then: str = key("how the paths of all jobs are chosen", "hash", choices=THEN)
     doubt: float = 0.1
 
     @classmethod
@@ -563,7 +568,7 @@ class OtherJobs(FabricEdit):
         return f"other jobs on {self.hosts}, paths by {self.then}"
 
     def how(self) -> str:
-        return "cannot be wished for: it says what neighbours would cost, and what planning then saves"
+        return "not a remedy: shows the cost of neighbouring jobs, and the savings by planning"
 
 
 def _columns(graph: Graph) -> tuple[object, ...]:

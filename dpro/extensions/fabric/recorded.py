@@ -21,7 +21,7 @@ OPTIONS = (
     click.Option(
         ["--topology"],
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
+        help="Description of the job's fabric, from `dpro topology`; it is stored in the run.",
     ),
 )
 

@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "goodput": Command(
             "dpro.extensions.goodput.command:goodput",
-            "Where all the time of a job went, over all its attempts.",
+            "Account for a job's time across all its restarts.",
             "Operate",
             paged=True,
         ),

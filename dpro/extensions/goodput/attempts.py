@@ -149,7 +149,7 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
     loads = attempt.checkpoints.filter(pl.col("kind") == LOAD)
     saves = [_saves(previous) for previous in earlier]
     if loads.is_empty() and all(save.is_empty() for save in saves):
-        note = "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
+        note = "no checkpoint save was observed: each attempt is assumed to have begun at step 0"
         return replace(attempt, notes=(note,))
     if loads.is_empty():
         note = f"attempt {attempt.number} loaded no checkpoint: it is taken to have begun at step 0"
@@ -226,7 +226,7 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
         end = NOT_WATCHED
     rank = end.ranks[0] if len(end.ranks) == 1 else -1
     if end.hung:
-        who = f"rank {rank} stood still" if rank >= 0 else "it stood still"
+        who = f"rank {rank} stood still" if rank >= 0 else "it hung"
         return AttemptEnd(HUNG, HUNG, f"{who}, and was ended" + (f" by {end.by}" if end.by else ""), rank)
     if end.how == COMPLETED:
         return AttemptEnd(COMPLETED, "finished", "ended well")
@@ -234,7 +234,7 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
         words = end.cause or (f"the command ended with {end.by}" if end.by else "did not end well")
         return AttemptEnd(FAILED, _label(attempt, rank), words, rank)
     if end.how == ENDED:
-        return AttemptEnd(ENDED, "ended from outside", f"was ended by {end.by}")
+        return AttemptEnd(ENDED, "killed from outside", f"was ended by {end.by}")
     if end.how == RUNNING and not attempt.followed:
         return AttemptEnd(RUNNING, "running", "still runs, or its end was not seen")
     if attempt.ended_well is None:

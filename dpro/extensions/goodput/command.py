@@ -28,14 +28,14 @@ BAR = 30  # characters of the largest class
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
 MANY, MIN_GAIN_H = 10, 0.05  # failures that are written as a whole number; hours that are a gain
 IN_WORDS = {  # change -> what it is, in a few words
-    "checkpoint": "save that often",
+    "checkpoint": "another checkpoint interval",
     "async": "save in the background",
     "peers": "save to other hosts' memory",
-    "neighbour": "make failed stages anew from neighbours",
-    "spares": "hosts that stand by",
-    "smaller": "go on with fewer replicas",
-    "detect": "end hanging processes at another time",
-    "start": "start in another time",
+    "neighbour": "rebuild failed stages from neighbours",
+    "spares": "spare hosts",
+    "smaller": "continue with fewer replicas",
+    "detect": "another hang timeout",
+    "start": "another startup time",
     "caches": "start with warm caches",
     "sharded": "save in shards",
     "hosts": "more or fewer hosts",
@@ -46,77 +46,81 @@ MAX_HOURS = 1e6
 
 @click.command()
 @click.argument("runs", type=click.Path(), metavar="RUN...", nargs=-1, required=True)
-@click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
+@click.option(
+    "--edit",
+    "edits",
+    multiple=True,
+    metavar="CHANGE",
+    help="Change to predict; several are applied together.",
+)
 @click.option(
     "--hours",
     type=NumberRange(0, MAX_HOURS, min_open=True),
     show_default=f"{HOURS:g}",
-    help="How long is predicted, h: 720 is a month.",
+    help="Length of the prediction in hours; 720 is a month.",
 )
 @click.option(
     "--mtbf-per-gpu",
     type=NumberRange(0, 1e12, min_open=True),
     metavar="HOURS",
-    help="Mean time between failures of a GPU, with its share of its host.",
+    help="Mean time between failures per GPU, including its share of its host.",
 )
 @click.option(
     "--failures",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="LOG",
-    help="A log of failures of such a job, CSV: columns time, host.",
+    help="Failure log of a similar job, CSV with columns time and host.",
 )
-@click.option(
-    "--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="As often as others have published."
-)
+@click.option("--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="Published failure rate.")
 @json_option
 def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
-    """Where all the time of a job went, over all its attempts, and what would save most of it.
+    """Account for a job's time across all its restarts, and rank changes that would save time.
 
     \b
-    Where it went:
-      dpro goodput RUN                 one run with its restarts
+    Where the time went:
+      dpro goodput RUN                 one run and its restarts
       dpro goodput RUN_1 RUN_2 RUN_3   a job that was started three times
-      dpro goodput FOLDER              all runs in it, as of a Slurm array
+      dpro goodput FOLDER              all runs in a folder, e.g. a Slurm array
 
     \b
     What would save most:
-      dpro goodput RUN --hours 720          a month, failing as often as it did
-      dpro goodput RUN --preset llama-3     failing as often as others published
+      dpro goodput RUN --hours 720          a month at the observed failure rate
+      dpro goodput RUN --preset llama-3     at a published failure rate
       dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200
 
-    Every second of every rank is in exactly one class, so that they add up to the wall time:
+    Every second of every rank is in exactly one class, so the classes add up to the wall time:
 
     \b
-      productive   steps, the first time that each is done: the goodput
-      straggler    of those, what healing slow ranks, hosts and links would save
+      productive   steps done for the first time: the goodput
+      straggler    share of productive lost to slow ranks, hosts and links
       evaluation   work without gradients
-      checkpoint   training stood while it was saved
-      repeated     steps that were lost with an attempt, and done again
-      hang         a rank had failed, and the processes were still there
-      launch, imports, process_group, set_up, load, warm_up    stages of a start
-      finish       after the last step of an attempt that ended well
-      recording    what dpro itself took between steps
-      down         no process was there
+      checkpoint   training stalled by saving a checkpoint
+      repeated     steps lost in a failed attempt and done again
+      hang         time from a rank's failure until the processes ended
+      launch, imports, process_group, set_up, load, warm_up    startup stages
+      finish       after the last step of a successful attempt
+      recording    dpro's own overhead between steps
+      down         no process was running
 
-    ETTR counts stragglers and evaluation as training. Which step an attempt went on from follows from the
-    checkpoint that it loaded. `dpro dashboard RUN` draws all of it (view Goodput).
+    ETTR counts stragglers and evaluation as training. The checkpoint that an attempt loaded shows the step
+    at which it resumed. `dpro dashboard RUN` plots all classes (view Goodput).
 
-    A search tries changes to how the job saves and starts, one at a time, in 200 simulated jobs that take
-    their times from this one. With --edit you ask for changes yourself, all together:
+    A search tries changes to checkpointing and startup, one at a time, in 200 simulated jobs with timings
+    from this one. --edit predicts your own changes, all applied together:
 
     \b
-      checkpoint:every=200[,stall=5]   save after this many steps; s it takes
+      checkpoint:every=200[,stall=5]   save every 200 steps; stall in seconds
       async:stall=2                    save in the background
       peers:every=1,stall=0.2          save to the memory of other hosts
-      sharded:ranks=8                  each of this many ranks saves a share
-      neighbour:steps=1                stages made anew from their neighbours
-      spares:hosts=2[,repair=24]       hosts that stand by; hours of a repair
-      smaller:replicas=16[,repair=24]  go on with fewer replicas meanwhile
-      detect:s=30                      processes that hang are ended after so long
-      start:s=60, caches:left=0.1      a faster start; share left of warm-up
-      hosts:count=256                  the same job on more hosts
+      sharded:ranks=8                  each of 8 ranks saves one shard
+      neighbour:steps=1                rebuild failed stages from neighbours
+      spares:hosts=2[,repair=24]       spare hosts; repair time in hours
+      smaller:replicas=16[,repair=24]  continue with fewer replicas meanwhile
+      detect:s=30                      kill hanging processes after 30 s
+      start:s=60, caches:left=0.1      a faster start; share of warm-up left
+      hosts:count=256                  scale the job to more hosts
 
-    docs/goodput.md has more on each, and how far such predictions were from real jobs.
+    docs/goodput.md explains each change, and compares predictions with real jobs.
     """
     import msgspec
 

@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "history": Command(
             "dpro.extensions.history.command:history",
-            "Which hosts were found at fault before.",
+            "List hosts that were found at fault before.",
             "Operate",
             paged=True,
         ),

@@ -34,19 +34,21 @@ def add_history(diagnosis: Diagnosis, run: Run, given: Mapping[str, Any]) -> Dia
 
 @click.command()
 @click.option("--host", default="", metavar="NAME", help="Only findings about this host.")
-@click.option("--clear", is_flag=True, help="Remove them, and with all of them the counts of --at-most.")
+@click.option(
+    "--clear", is_flag=True, help="Delete these findings; without --host, also the counts of --at-most."
+)
 @json_option
 def history(host: str, clear: bool, as_json: bool) -> None:
-    """Which hosts were found at fault before.
+    """List hosts that were found at fault before.
 
     \b
     dpro history
     dpro history --host node07
-    dpro history --host node07 --clear     it was repaired
+    dpro history --host node07 --clear     after a repair
 
-    `dpro watch` and `dpro diagnose` remember findings that name one host of several, and say when a host
-    comes back. Nothing of it leaves this machine: it is in $XDG_STATE_HOME/dpro/history.sqlite
-    (~/.local/state/dpro/history.sqlite), or where DPRO_HISTORY says; DPRO_HISTORY=off turns it off.
+    `dpro watch` and `dpro diagnose` remember findings that name one host of several, and report repeat
+    offenders. The history stays on this machine, in $XDG_STATE_HOME/dpro/history.sqlite
+    (~/.local/state/dpro/history.sqlite), or at the path in DPRO_HISTORY; DPRO_HISTORY=off turns it off.
     """
     from datetime import datetime
 

@@ -4,6 +4,6 @@ from dpro.plugins import Command, Extension
 
 EXTENSION = Extension(
     commands={
-        "mcp": Command("dpro.extensions.mcp.command:mcp", "Serve the answers about runs to agents.", "Share"),
+        "mcp": Command("dpro.extensions.mcp.command:mcp", "Serve answers about runs to AI agents.", "Share"),
     },
 )

@@ -21,19 +21,19 @@ from dpro.errors import needs_extra
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a call may take.",
+    help="Timeout of a tool call.",
 )
 def mcp(folders: tuple[Path, ...], timeout_s: float) -> None:
-    """Serve the answers about runs to agents, as tools of the Model Context Protocol.
+    """Serve answers about runs to AI agents, as tools of the Model Context Protocol.
 
     \b
     dpro mcp /shared/runs
-    dpro mcp                                   of the runs in this folder
+    dpro mcp                                   runs in the current folder
 
-    An MCP client starts this command and speaks to it on standard input and output. Its tools are `runs`,
-    `info`, `diagnose`, `report`, `replay`, `whatif`, `edits`, `sensitivity`, `pareto` and `diff`; the answers
-    are those of `--json`. They only read, and only in the folders named here: paths and links that lead
-    elsewhere are refused. Traces of other tools are imported into the user's cache. It ends with its client.
+    An MCP client starts this command and talks to it on standard input and output. Its tools are `runs`,
+    `info`, `diagnose`, `report`, `replay`, `whatif`, `edits`, `sensitivity`, `pareto` and `diff`; they return
+    the `--json` output. The tools are read-only and limited to the given folders: paths and links to other
+    places are refused. Traces of other tools are imported into the user's cache. dpro exits with its client.
     """
     from dpro.extensions.mcp.tools import named_folders
 

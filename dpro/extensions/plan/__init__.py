@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "plan": Command(
             "dpro.extensions.plan.command:plan",
-            "Rank all layouts of a model on this many GPUs.",
+            "Rank the parallel layouts of a model on N GPUs.",
             "Change",
             paged=True,
         ),

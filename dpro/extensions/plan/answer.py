@@ -248,8 +248,8 @@ def _plan_document(
 def _trust(asked: AskedPlan) -> str:
     if not asked.measured:
         return (
-            "not calibrated: times are those of data sheets and of clusters that others measured; "
-            "--calibrate LAYOUT:MS takes a step that you measured"
+            "not calibrated: times are from data sheets and published measurements of other clusters; "
+            "give a measured step with --calibrate LAYOUT:MS"
         )
     return f"calibrated by {_rows_in_words(asked.measured)}"
 

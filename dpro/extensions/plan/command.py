@@ -57,60 +57,56 @@ class _Asked(NamedTuple):
     "config",
     metavar="CONFIG",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A Hugging Face config.json: what the model is made of, where no run shows it.",
+    help="Hugging Face config.json of the model, for planning without a run.",
 )
-@click.option(
-    "--gpus", type=click.IntRange(1, MAX_RANKS), help="How many GPUs the job has.  [default: as many as RUN]"
-)
-@click.option(
-    "--hosts-of", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs of each host."
-)
-@click.option("--device", help="What the GPUs are: a name of docs/devices.md's.  [default: H100; RUN's own]")
+@click.option("--gpus", type=click.IntRange(1, MAX_RANKS), help="Number of GPUs.  [default: as many as RUN]")
+@click.option("--hosts-of", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs per host.")
+@click.option("--device", help="GPU model, a name from docs/devices.md.  [default: H100; RUN's own]")
 @click.option(
     "--memory",
     type=NumberRange(0, 1e6, min_open=True),
-    help="GB of each GPU.  [default: by its data sheet]",
+    help="Memory per GPU, in GB.  [default: from its data sheet]",
 )
 @click.option(
-    "--sequence", type=click.IntRange(1, MAX_SIZE), help="Tokens of a sequence.  [default: 4096 at most]"
+    "--sequence", type=click.IntRange(1, MAX_SIZE), help="Tokens per sequence.  [default: 4096 at most]"
 )
 @click.option(
     "--global-batch",
     type=click.IntRange(1, MAX_SIZE),
-    help="Sequences of a step.  [default: 4 for each GPU; as many as in RUN]",
+    help="Sequences per step.  [default: 4 per GPU; as many as in RUN]",
 )
 @click.option(
     "--keep",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="What stays, as tp=8 or recompute=full, or as RUN has it: tp; again for more.",
+    help="Keep this fixed: tp=8 or recompute=full, or RUN's own value: tp; can be repeated.",
 )
 @click.option(
     "--schedule",
     "schedules",
     multiple=True,
     type=click.Choice([*SCHEDULES, "all"]),
-    help="Of pipelines; again for more.  [default: 1f1b and interleaved]",
+    help="Pipeline schedule; can be repeated.  [default: 1f1b and interleaved]",
 )
 @click.option(
     "--layout",
     default="",
     metavar="LAYOUT",
-    help="RUN's own layout, where it does not say it: dp=8,tp=2,micro_batch=1.",
+    help="Parallel layout of RUN, if not recorded: dp=8,tp=2,micro_batch=1.",
 )
 @click.option(
     "--calibrate",
     "rows",
     multiple=True,
     metavar="LAYOUT:MS",
-    help="A step that was measured, as dp=8,tp=4,pp=2,micro_batch=1:4210ms; again for more.",
+    help="Measured step time of a layout: dp=8,tp=4,pp=2,micro_batch=1:4210ms; can be repeated.",
 )
 @click.option(
     "--framework",
     type=click.Choice(["megatron", "megatron-deepspeed", "nanotron"]),
     default="megatron",
     show_default=True,
-    help="Whose kernels, overlap and partition of stages.",
+    help="Framework whose kernels, overlap and stage partitioning to assume.",
 )
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp8"]), default="bf16", show_default=True)
 @click.option(
@@ -118,11 +114,11 @@ class _Asked(NamedTuple):
     type=click.IntRange(1, 1_000_000),
     default=15,
     show_default=True,
-    help="How many layouts to show.",
+    help="Number of layouts to show.",
 )
 @json_option
 def plan(run: str | None, as_json: bool, **options: Any) -> None:
-    """Rank all ways of cutting a job over GPUs: throughput, step, memory, and why some do not fit.
+    """Rank the parallel layouts of a job: throughput, step time, memory, and why some do not fit.
 
     \b
     dpro plan RUN --gpus 256
@@ -133,12 +129,12 @@ def plan(run: str | None, as_json: bool, **options: Any) -> None:
     dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8:5230ms
 
     A layout is a choice of data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism,
-    model chunks on each stage (vpp), sequences of a micro-batch, ZeRO (zero) and recomputation
-    (recompute=none, selective, full). Of a RUN the layers are found in its operators, and what they took is
-    scaled to each layout; its own comes out at its measured step. Of a model alone layers are timed by data
-    sheets and measured kernels. Pipelines are replayed. Intervals are meant to hold 90%. One measured step
-    (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
-    is worth more than its times.
+    model chunks per stage (vpp), sequences per micro-batch, ZeRO (zero) and recomputation
+    (recompute=none, selective, full). With a RUN, dpro finds the layers among its operators and scales their
+    measured times to each layout; RUN's own layout reproduces its measured step. With a model only, layers
+    are timed from data sheets and measured kernels. Pipelines are replayed. Intervals aim at 90% coverage;
+    one measured step (--calibrate) narrows them. Without a run or a measured step, the plan says that it is
+    not calibrated: trust its order more than its times.
     """
     asked = _Asked(**options)
     rows = [_given_step(text) for text in asked.rows]
@@ -146,14 +142,16 @@ def plan(run: str | None, as_json: bool, **options: Any) -> None:
     model = _model(asked.config, asked.sequence, run)
     if run is not None:
         if asked.device or asked.framework != "megatron" or asked.precision != "bf16":
-            raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
+            raise UsageError(
+                "--device, --framework and --precision need --model without RUN: RUN has its own"
+            )
         document = _of_run(run, model, asked, kept, rows)
     elif model is None:
-        raise UsageError("give a RUN, or --model config.json")
+        raise UsageError("give RUN or --model config.json")
     elif asked.gpus is None:
-        raise UsageError("--gpus is needed: how many GPUs the job has")
+        raise UsageError("--gpus is required: the number of GPUs of the job")
     elif asked.layout:
-        raise UsageError("--layout is RUN's own: without a run --keep says what stays")
+        raise UsageError("--layout describes RUN: without a run, use --keep")
     else:
         document = _of_model(model, asked.gpus, asked, kept, rows)
     if as_json:

@@ -111,7 +111,7 @@ def parse_layout(text: str) -> dict[str, int]:
             raise UsageError(f"{part!r}: {key} is from {least} to {most:,}")
         layout[key] = number
     if not layout:
-        raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")
+        raise UsageError("the layout is empty: give one such as dp=8,tp=4,pp=2")
     return layout
 
 

@@ -175,7 +175,7 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     if degrees["pp"] - 1 not in by_stage and degrees["pp"] > 1:
         head, said = (
             NOTHING,
-            (*said, "no rank of the last stage was recorded: its output layer is not counted"),
+            (*said, "no rank of the last stage was recorded: the output layer is not counted"),
         )
     job = RecordedJob(
         model, machine, software, row, step_ms, 0.0, first, head, MeasuredSent(), on_gpu, cut_head, said
@@ -234,7 +234,7 @@ def _model(
             raise
         if "micro_batch" not in given.layout:
             raise Unanswerable(
-                "how many sequences a micro-batch has is not known: give --layout micro_batch="
+                "the sequences per micro-batch are unknown: give --layout micro_batch="
             ) from None
         return given.model, given.layout["micro_batch"], degrees["tp"] > 1
     model = given.model or shapes.model
@@ -254,7 +254,7 @@ def _machine(
     if works_on_gpu(graph):
         gpu = common_model(graph.run.manifest.gpus)
         if not gpu:
-            raise Unanswerable("which GPU the kernels ran on is not known: its data sheet is needed")
+            raise Unanswerable("the GPU model of the recording is unknown, and its data sheet is needed")
         machine = machine_of(gpu, given.per_host, given.memory_gb)
         machine = replace(machine, sheets=Sources())
     else:
@@ -411,7 +411,7 @@ def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
     try:
         within = footprint_of(run).within_step_bytes / GB
     except Unanswerable:
-        return replace(job, said=(*job.said, "memory is computed: `dpro record --memory` measures it"))
+        return replace(job, said=(*job.said, "memory is computed; use `dpro record --memory` to measure it"))
     parts = memory_of(job.model, job.layout, job.software).row(0, named=True)
     modelled = parts["activations"] + parts["logits"] + parts["gradients"]
     factor = float(np.clip(within / max(modelled, 1e-12), 1 / MAX_MEMORY_FACTOR, MAX_MEMORY_FACTOR))
@@ -474,7 +474,7 @@ def with_own_links(
         else:
             recorded = replace(machine, inside_gbps=gbps, inside_us=latency)
         return recorded, (f"links as {kind[0]} among {ranks} ranks show them: {gbps:.3g} GB/s",)
-    return machine, ("links by the data sheet: the run has no collectives of known size to show its own",)
+    return machine, ("link speeds are from the data sheet: the run has no collectives of known size",)
 
 
 def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
@@ -558,7 +558,7 @@ def micro_batches_of(graph: Graph, rank: int) -> int:
     count = round(int(received.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
     if not count:
         raise Unanswerable(
-            "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
+            "the number of micro-batches of the pipeline is unknown: give --layout micro_batches="
         )
     return count
 

@@ -24,16 +24,16 @@ EVERY = 10  # steps from one deep window of pretended ranks to the next
 OF_RECORD = (
     click.Option(
         ["--pretend-world"], type=click.IntRange(1, MAX_RANKS), metavar="N",
-        help="Run the command on this machine alone, as ranks of a job of N ranks that is not there: "
-        "collectives return at once, and `dpro replay RUN --network-table FILE` fills in what they take.",
+        help="Run the command only on this machine, as ranks of a simulated job of N ranks: "
+        "collectives return at once, and `dpro replay RUN --network-table FILE` fills in their durations.",
     ),
     click.Option(
         ["--pretend-ranks"], default="", metavar="RANKS",
-        help="Which ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
+        help="Ranks to run, one after the other: 0,8 or 0-3.  [default: 0]",
     ),
     click.Option(
         ["--pretend-per-host"], type=click.IntRange(1, MAX_RANKS), metavar="K",
-        help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
+        help="Ranks per host in the simulated job.  [default: 8, or N if smaller]",
     ),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ EXTENSION = Extension(
     commands={
         "scrub": Command(
             "dpro.extensions.scrub.command:scrub",
-            "Copy a run without the names of hosts, paths and modules.",
+            "Copy a run without names of hosts, paths and modules.",
             "Share",
         ),
     },

@@ -16,7 +16,7 @@ from dpro.cli.output import console, ensure_writable, json_option, print_json, w
 @click.argument("copy", metavar="COPY", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--names", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Keep new names and old ones, as JSON, to understand what is said of the copy.",
+    help="Write the mapping from new names to old ones as JSON, to interpret answers about the copy.",
 )  # fmt: skip
 @json_option
 def scrub(run: str, copy: Path, names: Path | None, as_json: bool) -> None:
@@ -24,11 +24,11 @@ def scrub(run: str, copy: Path, names: Path | None, as_json: bool) -> None:
 
     \b
     dpro scrub RUN COPY
-    dpro scrub RUN COPY --names names.json      and keep which name is which
+    dpro scrub RUN COPY --names names.json      also write the name mapping
 
-    The copy has new names for all that the job named, the same everywhere, and answers as RUN does. Operators
-    and kernels keep theirs, for what they do is known by it: look at those that are your own. Times, sizes,
-    versions, ids of hardware and of the scheduler's jobs stay.
+    The copy has consistent new names for everything that the job named, and gives the answers of RUN.
+    Operators and kernels keep their names, because dpro classifies them by name: review your own ones. Times,
+    sizes, versions, hardware ids and scheduler job ids stay unchanged.
     """
     from dpro.extensions.scrub.scrub import LEFT_OUT, ScrubDocument
     from dpro.extensions.scrub.scrub import scrub as write_copy

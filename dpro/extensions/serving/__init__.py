@@ -7,7 +7,7 @@ EXTENSION = Extension(
     commands={
         "serving": Command(
             "dpro.extensions.serving.command:serving",
-            "What a server's latency and throughput consist of.",
+            "Break down an inference server's latency and throughput.",
             "Answer",
             paged=True,
         ),

@@ -392,44 +392,45 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         _engine(max_requests="requests"),
         [count_key("requests", "at most")],
         "max-batch:requests=64",
-        "At most this many requests in a batch.",
+        "Limit the number of requests per batch.",
     ),
     "chunked-prefill": KnownChange(
         _chunked,
         [count_key("tokens", "at most; 0: no limit", 0), count_key("alone", "1: prompts first", 0, 0)],
         "chunked-prefill:tokens=512",
-        "An iteration holds this many tokens at most, parts of prompts beside decodes; with 0, prompts are "
-        "computed whole. With alone=1 decodes wait while there are prompts.",
+        "Limit the tokens per iteration, mixing prompt chunks and decodes; with 0, prompts are computed "
+        "whole. With alone=1, decodes wait while there are prompts.",
         "Sarathi-Serve (OSDI'24), DeepSpeed-FastGen",
     ),
     "arrivals": KnownChange(
-        _arrivals, [_factor("rate")], "arrivals:rate=2", "Requests come as often by this factor."
+        _arrivals, [_factor("rate")], "arrivals:rate=2", "Scale the request rate by this factor."
     ),
     "prompts": KnownChange(
         _longer("prompt_tokens"),
         [_factor("length")],
         "prompts:length=2",
-        "Prompts are longer by this factor.",
+        "Scale the length of prompts by this factor.",
     ),
     "outputs": KnownChange(
         _longer("output_tokens"),
         [_factor("length")],
         "outputs:length=0.5",
-        "Outputs are longer by this factor.",
+        "Scale the length of outputs by this factor.",
     ),
     "prefix": KnownChange(
         _prefix,
         [_share("share")],
         "prefix:share=0.5",
-        "This share of each prompt is found in the cache; that it is there is assumed.",
+        "Find this share of each prompt in the prefix cache, which is assumed to contain it.",
         "BatchLLM (MLSys'25)",
     ),
     "speculate": KnownChange(
         _speculate,
         [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
-        "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
-        "chance that one is right, `draft` what guessing takes, in shares of an iteration without tokens.",
+        "Draft this many tokens per request and verify them in one iteration; `acceptance` is the "
+        "probability that a token is right, `draft` the drafting cost, as a share of an iteration "
+        "without tokens.",
         "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
     "pools": KnownChange(
@@ -441,70 +442,75 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
             amount_key("kv", "bytes", 131072.0),
         ],
         "pools:prefill=1,decode=1,gbps=50",
-        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a token, go "
-        "over a link of `gbps` GB/s in between.",
+        "Prefill on some engines and decode on others; keys and values, `kv` bytes per token, are sent "
+        "over a link of `gbps` GB/s.",
         "Splitwise (ISCA'24)",
     ),
     "nano-batches": KnownChange(
         _nano_batches,
         [_share("overlap", 1.0)],
         "nano-batches:overlap=0.8",
-        "Attention and products of two halves of a batch run side by side: this share of the shorter is "
-        "hidden.",
+        "Overlap attention and matmuls of two halves of a batch: this share of the shorter one is hidden.",
         "NanoFlow (OSDI'25)",
     ),
     "faster": KnownChange(
         _faster,
         [_factor("compute", 1.0), _factor("memory", 1.0), _factor("host", 1.0)],
         "faster:compute=2,memory=1.4",
-        "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
+        (
+            "Use a device that computes and reads memory this much faster, or a faster host (CUDA graphs, "
+            "more GPUs)."
+        ),
     ),
     "kv-cache": KnownChange(
         _engine(kv_tokens="tokens"),
         [count_key("tokens", "that fit")],
         "kv-cache:tokens=80000",
-        "Memory for keys and values of this many tokens.",
+        "Set the KV cache to this many tokens.",
     ),
     "quantize": KnownChange(
         _quantized,
         [_bits("weights", "bits of a weight"), _bits("kv", "bits of a key or value")],
         "quantize:weights=4.25,kv=8",
-        "Weights, keys and values of 16 bits have this many, scales included, and are widened where they are "
-        "used; products take as long. What that does to answers is not predicted.",
+        "Quantize 16-bit weights, keys and values to this many bits, scales included; they are "
+        "dequantized at use, so matmuls take as long. The effect on answers is not predicted.",
         "SliM-LLM (ICML'25), LLM-PQ (PPoPP'24)",
     ),
     "replicas": KnownChange(
         _engine(replicas="count"),
         [count_key("count", "how many")],
         "replicas:count=2",
-        "This many engines, which take turns.",
+        "Use this many engines, round-robin.",
     ),
     "requests": KnownChange(
         _other_requests,
         [Key("file", str, "a log of requests", MISSING), count_key("count", "of requests; 0: all", 0, 0)],
         "requests:file=AzureLLMInferenceTrace_conv.csv,count=500",
-        "The first `count` requests of another log come instead, or all: their arrivals and lengths.",
+        (
+            "Replace the requests by the first `count` requests of another log, or by all: arrivals and "
+            "lengths."
+        ),
         "Azure's public traces: Splitwise (ISCA'24)",
     ),
     "tensor-parallel": KnownChange(
         _tensor_parallel,
         [count_key("degree", "GPUs")],
         "tensor-parallel:degree=4",
-        "Each layer is cut over this many GPUs; needs --model and --device. Parts of the cost change in "
-        "proportion to what data sheets and measured kernels say of the model.",
+        "Split each layer over this many GPUs; needs --model and --device. Parts of the cost scale as "
+        "data sheets and measured kernels predict for the model.",
     ),
     "device": KnownChange(
         _device,
         [Key("name", str, "of the GPU", MISSING)],
         "device:name=H200",
-        "Another GPU, likewise.",
+        "Use another GPU; needs --model and --device. Costs scale as for tensor-parallel.",
     ),
     "clients": KnownChange(
         _engine(clients="count"),
         [count_key("count", "how many")],
         "clients:count=64",
-        "This many clients send the requests, each its next one when the one before has ended; arrivals "
-        "are not kept.",
+        "Send the requests from this many clients, each after its previous one has ended; recorded "
+        "arrivals are ignored.",
     ),
 }
 

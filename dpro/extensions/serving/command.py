@@ -27,35 +27,50 @@ COUNT = click.IntRange(0, 1 << 40)
 
 @click.command()
 @click.argument("run", type=click.Path(), metavar="RUN")
-@click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
-@click.option("--ttft-ms", type=POSITIVE, help="Search: 99% of the first tokens come within this.")
-@click.option("--tpot-ms", type=POSITIVE, help="Search: 99% of requests have a token within this.")
 @click.option(
-    "--max-requests", type=COUNT, default=0, help="Requests in a batch, where the engine's log says."
+    "--edit",
+    "edits",
+    multiple=True,
+    metavar="CHANGE",
+    help="Change to predict; several are applied together.",
 )
-@click.option("--token-budget", type=COUNT, default=0, help="Tokens of an iteration, likewise.")
-@click.option("--kv-tokens", type=COUNT, default=0, help="Tokens of the KV cache, likewise.")
+@click.option("--ttft-ms", type=POSITIVE, help="Search: 99% of first tokens within this time.")
+@click.option(
+    "--tpot-ms", type=POSITIVE, help="Search: 99% of requests with a time per output token within this."
+)
+@click.option(
+    "--max-requests",
+    type=COUNT,
+    default=0,
+    help="Maximum requests per batch, if missing from the engine's log.",
+)
+@click.option(
+    "--token-budget", type=COUNT, default=0, help="Maximum tokens per iteration, if missing from the log."
+)
+@click.option("--kv-tokens", type=COUNT, default=0, help="Tokens in the KV cache, if missing from the log.")
 @click.option("--model", default="", help="The model's config.json, for another device or parallelism.")
-@click.option("--device", default="", help="The GPU it was recorded on, where the run does not say.")
-@click.option("--tp", type=click.IntRange(1, 4096), default=1, help="GPUs over which its layers were cut.")
+@click.option("--device", default="", help="GPU of the recording, if the run does not name it.")
+@click.option(
+    "--tp", type=click.IntRange(1, 4096), default=1, help="Tensor-parallel degree of the recorded server."
+)
 @json_option
 def serving(run: str, as_json: bool, **asked: Any) -> None:
-    """What a server's latency and throughput consist of, and what would help.
+    """Break down an inference server's latency and throughput, and predict what would help.
 
     \b
     dpro record -o RUN -- python serve.py                    transformers
     dpro import profile/ --requests log.jsonl -o RUN         vLLM, SGLang
     dpro serving RUN
 
-    Percentiles of the time to the first token (TTFT), of the time per output token (TPOT), of the queue and
-    of the whole latency; what requests waited for; what iterations of the engine spend their time on; and
-    what is slow, with its cost in ms per token and in tokens per second (docs/serving.md).
+    Prints percentiles of time to first token (TTFT), time per output token (TPOT), queueing time and total
+    latency; why requests waited; where engine iterations spend their time; and what is slow, with its cost in
+    ms per token and tokens per second (docs/serving.md).
 
     \b
     dpro serving RUN --edit chunked-prefill:tokens=512
-    dpro serving RUN --ttft-ms 500 --tpot-ms 50     what serves most requests
+    dpro serving RUN --ttft-ms 500 --tpot-ms 50     settings for most requests
 
-    Predictions serve the recorded requests again, by an engine that is fitted to them. CHANGE is one of
+    A prediction serves the recorded requests again, with an engine model fitted to the run. CHANGE is one of
     max-batch:requests=64, chunked-prefill:tokens=512, arrivals:rate=2, prompts:length=2, outputs:length=2,
     prefix:share=0.5, speculate:tokens=3,acceptance=0.7, pools:prefill=1,decode=1, nano-batches,
     faster:compute=2,memory=1.4, quantize:weights=4.25,kv=8, kv-cache:tokens=80000, replicas:count=2,

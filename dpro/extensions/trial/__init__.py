@@ -6,12 +6,12 @@ EXTENSION = Extension(
     commands={
         "try": Command(
             "dpro.extensions.trial.command:try_",
-            "Make a change to a job, and measure what was predicted.",
+            "Apply a change to a real job and check its prediction.",
             "Change",
         ),
         "ledger": Command(
             "dpro.extensions.trial.command:ledger",
-            "What was predicted and measured so far.",
+            "Compare past predictions with measurements.",
             "Change",
             paged=True,
         ),

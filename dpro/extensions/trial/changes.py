@@ -168,16 +168,16 @@ TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused, with what to do i
 OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
-        "gradient buckets of DDP of another size",
+        "change the size of DDP's gradient buckets",
         "ddp", [_amount("mb", MAX_TIMES, MISSING)], "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
     ),
     "ddp": ChangeRow(
-        "other settings of DDP",
+        "change other DDP settings",
         "ddp", _flags("gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
         "ddp:static_graph=true",
     ),
     "compress": ChangeRow(
-        "gradients are compressed before they are reduced",
+        "compress gradients before they are reduced",
         "reduction",
         [
             _word("to", "fp16", "bf16"), count_key("powersgd_rank", default=None), _amount("topk", 1),
@@ -186,73 +186,73 @@ CHANGES: dict[str, ChangeRow] = {
         "compress:to=bf16", _compression,
     ),
     "local-updates": ChangeRow(
-        "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
+        "train each rank on its own and average parameters every few steps (post-local SGD)",
         "reduction", [count_key("every", least=2)], "local-updates:every=4", uneven=True,
     ),
     "precision": ChangeRow(
-        "the model's forward pass runs under autocast",
+        "run the model's forward pass under autocast",
         "modules.precision", [_word("dtype", *TYPES), _amount(BUDGET, 1)], "precision:dtype=bf16", _autocast,
     ),
     "autocast": ChangeRow(
-        "the same",
+        "alias of precision",
         "modules.precision", [_word("dtype", *TYPES, default=MISSING)], "autocast:dtype=bf16", _autocast,
         edits=_precision,
     ),
     "compile": ChangeRow(
-        "the model is compiled",
+        "compile the model with torch.compile",
         "modules.compiling", [_word("mode", "default", "reduce-overhead", "max-autotune")],
         "compile", lambda values: {"mode": "default"} | values, alone=True, edits=_compiled,
     ),
     "cuda-graph": ChangeRow(
-        "what the model launches is captured as CUDA graphs, on GPUs",
+        "capture the model's launches as CUDA graphs, on GPUs",
         "modules.compiling", (), "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
     ),
     "recompute": ChangeRow(
-        "modules keep their inputs only, and backward computes the rest again",
+        "keep only the inputs of modules, and recompute the rest in backward",
         "modules.recompute", [_word("module", default=MISSING)], "recompute:module=layers.*",
     ),
     "prefetch": ChangeRow(
-        "FSDP2 gathers parameters some modules earlier",
+        "gather FSDP2 parameters some modules earlier",
         "modules.sharded", [count_key("ahead", default=1), _word("only", "forward", "backward")],
         "prefetch:ahead=1",
     ),
     "accumulate": ChangeRow(
-        "several passes of the loop become one optimizer step, gradients are reduced in the last",
+        "combine several passes of the loop into one optimizer step; the last one reduces gradients",
         "accumulate", [count_key("steps", least=2, default=2)], "accumulate:steps=2",
         samples=lambda values: values["steps"],
     ),
     "batch": ChangeRow(
-        "DataLoaders make larger batches",
+        "increase the batch size of DataLoaders",
         "data", [_amount("factor", 1024, 2.0, 1.01)], "batch:factor=2",
         samples=lambda values: values["factor"], passes=lambda values: values["factor"],
     ),
     "hide-input": ChangeRow(
-        "the batch before is returned again, so that none is waited for",
+        "return the previous batch again, so that the job never waits for input",
         "repeat", (), "hide-input", alone=True, keeps_loss=False,
     ),
     "no-sync": ChangeRow(
-        "item() returns what it did a step before, without waiting for the GPU",
+        "make item() return its value of the step before, without waiting for the GPU",
         "waits", (), "no-sync", alone=True,
     ),
     "no-comm": ChangeRow(
-        "DDP leaves gradients on each rank as they are",
+        "skip DDP's gradient reduction",
         "reduction", (), "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
     ),
     "algorithm": ChangeRow(
-        "NCCL runs its collectives by this algorithm (NCCL_ALGO), or protocol (NCCL_PROTO)",
+        "set the algorithm (NCCL_ALGO) or protocol (NCCL_PROTO) of NCCL's collectives",
         "environment", [_word("to", "ring", "tree"), _word("proto", *PROTOCOLS)],
         "algorithm:to=tree", _algorithm,
     ),
     "slow": ChangeRow(
-        "a rank sleeps at the beginning of each step",
+        "make a rank sleep at the beginning of each step",
         "host", [count_key("rank", least=0, default=None), _amount("ms", 60_000)], "slow:rank=1,ms=20", _late,
     ),
     "workers": ChangeRow(
-        "batches are loaded by that many worker processes",
+        "set the number of DataLoader worker processes",
         "data", [count_key("count", least=0)], "workers:count=2", _renamed(count="num_workers"),
     ),
     "dataloader": ChangeRow(
-        "batches are loaded otherwise, by more settings than the number of workers",
+        "change the number of workers and other DataLoader settings",
         "data",
         [
             count_key("workers", least=0, default=None), count_key("prefetch_factor", default=None),
@@ -261,25 +261,25 @@ CHANGES: dict[str, ChangeRow] = {
         "dataloader:workers=2", _renamed(workers="num_workers"), edits=_workers,
     ),
     "optimizer": ChangeRow(
-        "another implementation of the optimizer",
+        "use another implementation of the optimizer",
         "optimizers", [_word("impl", "fused", "foreach", "loop", default=MISSING)], "optimizer:impl=fused",
     ),
     "gc": ChangeRow(
-        "Python collects garbage only every few steps, or (0) never",
+        "run Python's garbage collection only every few steps, or never (0)",
         "host", [count_key("every", least=0, default=None)], "gc:every=100",
         lambda values: {"every": 0} | values, alone=True, uneven=True,
     ),
     "threads": ChangeRow(
-        "PyTorch uses that many threads",
+        "set the number of PyTorch's threads",
         "host", [count_key("n")], "threads:n=1", _renamed(n="num_threads"),
     ),
 }  # fmt: skip
 PROBE_SUMMARIES = {
-    f"compress:{PROBE}": "what each codec loses of the job's gradients, and takes; nothing is changed",
-    f"precision:{PROBE}": "what each weight loses with fewer bits, and what the loss makes of it",
+    f"compress:{PROBE}": "measure the error and time of each gradient codec, without a change",
+    f"precision:{PROBE}": "measure the error of weights with fewer bits, and its effect on the loss",
 }
 VARIABLE, VARIABLE_EXAMPLE = "env", "env:NCCL_ALGO=Tree"
-VARIABLE_SUMMARY = "a variable of the environment, of those that a recording keeps"
+VARIABLE_SUMMARY = "set an environment variable that recordings keep"
 
 
 def parse_change(text: str) -> Change:
@@ -332,7 +332,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
     names = [split_edit(change.text)[0] for change in changes]
     for name in names:
         if names.count(name) > 1 and name != VARIABLE:
-            raise UsageError(f"{name} is given twice: give its keys together, as in {name}:a=…,b=…")
+            raise UsageError(f"{name} is given twice: combine its keys, as in {name}:a=…,b=…")
     if sum(change.family == "reduction" for change in changes) > 1:
         raise UsageError(
             "compress, local-updates and no-comm exclude each other: DDP takes one communication hook"
@@ -343,7 +343,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
         if change.family == "environment":
             name, value = change.arguments["name"], change.arguments["value"]
             if environment.get(name) == value:
-                raise UsageError(f"{change.text}: {name} is {value} here already: nothing to change")
+                raise UsageError(f"{change.text}: {name} is {value} here already: there is nothing to change")
 
 
 def kind_of_edit(text: str) -> str:

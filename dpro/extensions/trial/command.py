@@ -108,39 +108,39 @@ class TrialPlan:
 )  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="N",
-    help="Recordings of the job as it is, and as many of the changed job, in turns.",
+    help="Number of recordings of the unchanged job and of the changed job, alternating.",
 )  # fmt: skip
 @click.option(
     "--pairs", type=click.IntRange(2, 1000), metavar="N",
-    help="Instead: at most this many of both, until it is decided whether the change helps, or known that "
-    "more would be needed.",
+    help="Instead of --repeats: record up to N pairs, and stop once the result is decided or would need "
+    "more pairs.",
 )  # fmt: skip
 @click.option(
     "--baseline", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
-    help="A recording of the job as it is, to predict from; it stands for the first one.",
+    help="Existing recording of the unchanged job, to predict from; it replaces the first recording.",
 )  # fmt: skip
 @click.option(
     "--skip-steps", "skip", type=click.IntRange(5, MAX_STEPS), default=10, show_default=True, metavar="S",
-    help="Steps at the beginning that are not measured.",
+    help="Steps at the beginning to exclude from the measurement.",
 )  # fmt: skip
 @click.option(
     "--window-steps", type=click.IntRange(2, MAX_WINDOW_STEPS), default=5, show_default=True, metavar="K",
-    help="Steps in a deep window: predictions are from them.",
+    help="Steps per deep window; predictions use these steps.",
 )  # fmt: skip
 @click.option(
     "--every",
     type=click.IntRange(2, MAX_STEPS),
     metavar="N",
-    help="Steps between deep windows, as in record.",
+    help="Start a deep window every N steps, as in `dpro record`.",
 )
-@click.option("-v", "--verbose", "show", is_flag=True, help="Show what the job prints, on stderr.")
+@click.option("-v", "--verbose", "show", is_flag=True, help="Show the job's output on stderr.")
 @json_option
 @click.pass_context
 def try_(
     ctx: click.Context, /, edits: tuple[str, ...], folder: Path | None, window_steps: int, every: int | None,
     as_json: bool, repeats: int, pairs: int | None, **rest: Any,
 ) -> None:  # fmt: skip
-    """Predict a change, make it to the real job, measure, and say how far off that was.
+    """Predict a change, apply it to the real job, measure it, and report the prediction error.
 
     \b
     dpro try bucket:mb=1 -- torchrun --nproc-per-node 2 train.py
@@ -149,23 +149,23 @@ def try_(
     dpro try accumulate:steps=2 --pairs 10 -- torchrun --nproc-per-node 2 train.py
     dpro try compress:probe -- torchrun --nproc-per-node 2 train.py
 
-    The script stays as it is: changes are made by what records it. Several EDITs are made together. Where
-    one cannot be made on some rank, the try fails and says why. The job runs twice per repeat, so let it be
-    a short one: a hundred steps, say. Its output goes into files beside the runs.
+    The script stays unmodified: the recorder applies the changes. Several EDITs are applied together. If one
+    cannot be applied on some rank, the trial fails and says why. The job runs twice per repeat, so keep it
+    short, for example a hundred steps. Its output goes to files next to the runs.
 
-    Nothing is judged by one pair, nor where the machine had more to do on one side. Else the result is added
-    to the ledger (`dpro ledger`), by which later intervals of the same kind of change are widened. The loss
-    of the changed job is compared with that of the job as it is.
+    A single pair gives no verdict, nor does a machine that was busier on one side. Otherwise the result goes
+    into the ledger (`dpro ledger`), which widens later intervals for this kind of change. The loss of the
+    changed job is compared with the loss of the unchanged job.
 
-    A probe changes nothing: it records the job once, and measures what a change would lose. By that a codec
-    for each bucket of gradients (compress:budget=0.05) is chosen, which needs no probe of its own before.
+    A probe changes nothing: it records the job once and measures the error that a change would introduce.
+    An EDIT with a budget (compress:budget=0.05) probes first, and chooses a codec for each gradient bucket.
     """
     from dpro.extensions.trial.changes import ensure_compatible, parse_change
     from dpro.extensions.trial.probes import ensure_probes_alone, options_of
 
     command = tuple(ctx.meta["job"])
     if not command:
-        raise UsageError("no job to try it on: dpro try EDIT... -- COMMAND...")
+        raise UsageError("no command given: dpro try EDIT... -- COMMAND...")
     changes = tuple(map(parse_change, edits))
     ensure_compatible(changes, os.environ)
     ensure_probes_alone(changes, rest["skip"])

@@ -12,12 +12,12 @@ EXTENSION = Extension(
     commands={
         "watch": Command(
             "dpro.extensions.watch.command:watch",
-            "Say what hangs or slows a job down while it runs.",
+            "Report hangs and slowdowns while a job runs.",
             "Operate",
         ),
         "recipe": Command(
             "dpro.extensions.watch.command:recipe",
-            "What other systems need to work with dpro watch.",
+            "Print scripts that connect dpro watch to other systems.",
             "Operate",
             paged=True,
         ),

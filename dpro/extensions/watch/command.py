@@ -53,7 +53,7 @@ def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
     def hide_value(_context: click.Context, _option: click.Parameter, value: str) -> str:
         os.environ.pop(variable, None)  # no business of the job, nor of helpers
         if value and not hide(value):
-            warn(f"the list of processes shows {what}: give it as {variable} instead")
+            warn(f"{what} is visible in the process list: use the environment variable {variable} instead")
         return value
 
     return hide_value
@@ -62,35 +62,33 @@ def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
 _OUTLETS = (
     click.Option(["--webhook"], metavar="URL", default="", envvar=WEBHOOK,
         callback=_out_of_sight(WEBHOOK, "the URL of --webhook"),
-        help="Post each finding there when it begins and ends: as JSON, or in words to Slack, Teams and "
-        f"others (extra `notify`); ${WEBHOOK} is the same.",
+        help="Post each finding to URL when it begins and ends: as JSON, or as text to Slack, Teams and "
+        f"others (extra `notify`). Can also be set by ${WEBHOOK}.",
     ),
     click.Option(["--metrics"], metavar="[HOST:]PORT", default="",
-        help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
+        help="Serve Prometheus metrics at /metrics; without HOST, only to this machine.",
     ),
     click.Option(["--on-finding", "on_finding"], metavar="CMD", default="", envvar=ON_FINDING,
         callback=_out_of_sight(ON_FINDING, "the command of --on-finding"),
-        help="Run this when a finding names one host; never where it may be another.",
+        help="Run CMD when a finding names exactly one host; never if it might be another host.",
     ),
-    click.Option(["--dry-run"], is_flag=True, help="Only say when CMD would be run."),
+    click.Option(["--dry-run"], is_flag=True, help="Only report when CMD would run."),
     click.Option(["--classes"], metavar="LIST", show_default=True,
         default="slow.compute,slow.nic,slow.link,hang.device,dead.rank",
-        help="Of findings for which CMD is run.",
+        help="Finding classes that run CMD.",
     ),
     click.Option(["--min-confidence"], type=NumberRange(0, 1), default=0.8, show_default=True,
-        help="Of a finding for which CMD is run.",
+        help="Minimum confidence of a finding that runs CMD.",
     ),
     click.Option(["--at-most"], metavar="N/TIME", default="1/1h", show_default=True,
-        help="How often CMD is run, over all runs: 2/1h, 1/30m, 3/d.",
+        help="Rate limit of CMD, across all runs: 2/1h, 1/30m, 3/d.",
     ),
 )  # fmt: skip
 
 
 # Of `dpro record`: the job is watched while it is recorded.
 OPTIONS_OF_RECORD = (
-    click.Option(
-        ["--watch"], is_flag=True, help="Say on stderr what hangs or slows the job down, while it does."
-    ),
+    click.Option(["--watch"], is_flag=True, help="Report hangs and slowdowns on stderr while the job runs."),
     *_OUTLETS,
 )
 
@@ -113,7 +111,7 @@ def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
 @click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @click.option(
     "--interval", "look_s", type=NumberRange(0.1, DAY_S), default=1.0, show_default=True, metavar="SECONDS",
-    help="Time from one look to the next.",
+    help="Time between two checks.",
 )  # fmt: skip
 @click.option("--alone", is_flag=True, hidden=True, help="Leave if another process watches the run.")
 @click.option(
@@ -136,25 +134,25 @@ def watch(
     history: bool,
     **hook_options: Any,
 ) -> None:
-    """Say what hangs or slows a job down while it runs.
+    """Report hangs and slowdowns while a job runs.
 
     \b
     dpro watch RUN                         on any machine that sees the folder
     dpro watch RUN --json                  one finding per line
-    dpro watch RUN --webhook https://…     and to a scheduler, as JSON
-    dpro watch RUN --webhook slack://…     and to a chat or a pager, in words
-    dpro watch RUN --metrics 9464          and to Prometheus on this machine
-    dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
+    dpro watch RUN --webhook https://…     also to a scheduler, as JSON
+    dpro watch RUN --webhook slack://…     also to a chat or a pager, as text
+    dpro watch RUN --metrics 9464          also to Prometheus on this machine
+    dpro watch RUN --metrics 0.0.0.0:9464  also to Prometheus on any machine
     dpro watch RUN --on-finding ./take-out.sh --dry-run
 
-    Each finding is reported when it begins and when it is over, and kept in RUN. Where the time of the job
-    has gone so far is said after each restart and once an hour (`dpro goodput RUN` says it at any time). The
-    job has to be recorded by `dpro record`; nothing more runs inside it. The command ends when the job does.
+    Each finding is reported when it begins and when it ends, and is kept in RUN. A summary of the job's
+    goodput follows each restart and every hour (`dpro goodput RUN` prints it at any time). The job must have
+    been started with `dpro record`; watching adds nothing to it. The command ends with the job.
 
-    The command of --on-finding is run for a finding that names one host: with the finding as JSON on its
+    --on-finding runs CMD for a finding that names one host. CMD gets the finding as JSON on its
     standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
-    environment. `dpro recipe` has such commands for Slurm, torchrun and Kubernetes. What was run, and why
-    not, is in findings/hook.jsonl of RUN.
+    environment. `dpro recipe` has such commands for Slurm, torchrun and Kubernetes. RUN/findings/hook.jsonl
+    logs each CMD that ran, and why others did not.
     """
     from dpro.detect.findings_log import OpenFindings, read_log
     from dpro.extensions.goodput.running import LifeWatch
@@ -459,7 +457,7 @@ def hook_rules(
 
     limit, chosen = parse_limit(at_most), parse_classes(classes)
     if not on_finding and dry_run:
-        raise UsageError("--dry-run: name a command with --on-finding")
+        raise UsageError("--dry-run needs a command: add --on-finding CMD")
     return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
 
 
@@ -481,13 +479,13 @@ def warn_of_hook(what: str) -> None:
 @click.command()
 @click.argument("name", required=False)
 def recipe(name: str | None) -> None:
-    """What other systems need to work with `dpro watch`: commands for --on-finding, settings for --metrics.
+    """Print scripts and settings for `dpro watch`: commands for --on-finding, settings for --metrics.
 
     \b
-    dpro recipe                     which there are
-    dpro recipe slurm               print one: what it does, and its settings
+    dpro recipe                     list all recipes
+    dpro recipe slurm               print one, with its purpose and settings
     dpro watch RUN --on-finding "$(dpro recipe slurm)"
-    dpro recipe slurm > out.sh      to change it; then --on-finding 'sh out.sh'
+    dpro recipe slurm > out.sh      to edit; then --on-finding 'sh out.sh'
     dpro recipe alerts > dpro-alerts.yml
     """
     recipes = _recipes()

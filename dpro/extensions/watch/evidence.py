@@ -42,8 +42,8 @@ STACKS_S = 3.0  # for the ranks to answer
 _STATES = {
     "T": "it is stopped (SIGSTOP)",
     "t": "it is stopped by a debugger",
-    "Z": "it has ended, and its parent has not noticed",
-    "D": "it waits in the kernel, for a disk, a file server or a device",
+    "Z": "it has ended, but its parent has not reaped it (zombie)",
+    "D": "it waits in the kernel for a disk, file server or device (state D)",
 }
 
 
@@ -122,7 +122,7 @@ def why_silent(process: RecordedProcess) -> str:
     """Return why a process may not have answered where its threads are, as far as this host shows."""
     host, pid = process.facts["host"], int(process.facts["pid"])
     if host != socket.gethostname():
-        held = "a thread keeps the interpreter's lock (GIL)"
+        held = "a thread holds the interpreter lock (GIL)"
         return f"it is stopped, or {held}: it runs on {host}, where no signal reaches it from here"
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

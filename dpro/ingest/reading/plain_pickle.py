@@ -147,7 +147,7 @@ class _Counter(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         self._left -= len(data)
         if self._left < 0:
-            raise pickle.UnpicklingError("it holds the same values over and over")
+            raise pickle.UnpicklingError("it repeats values excessively")
         return len(data)
 
 

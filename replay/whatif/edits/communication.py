@@ -45,7 +45,7 @@ from dpro.units import NS_PER_US, format_duration
 def require_communication(graph: Graph) -> None:
     """Refuse a run without communication."""
     if not (graph.nodes.kind == NodeKind.TRANSFER).any():
-        raise Unanswerable("the run holds no communication")
+        raise Unanswerable("the run has no communication")
 
 
 def transfers_along(graph: Graph, axis: str) -> Bools:
@@ -66,15 +66,15 @@ class NoCommunication(Edit):
 
     name = "no-comm"
     acts_on = "ranks"
-    summary = "no communication at all, or none along an axis: a bound"
+    summary = "remove all communication, or along one axis: an upper bound"
     example = "no-comm"
-    needs = "collectives; for axis= a layout that is known"
-    assumes = "nothing else changes; calls of collectives take no time, either"
-    source = "the graph without its rendezvous; no formula"
-    proof = "gradients of DDP left as they are, gloo"
+    needs = "collectives; for axis=, a known layout"
+    assumes = "nothing else changes; collective calls on the host take no time, either"
+    source = "the graph without rendezvous; no formula"
+    proof = "unreduced DDP gradients, gloo"
     is_advice = False
     effort = "none"
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
     doubt: float = 0.0
 
     @classmethod
@@ -114,7 +114,7 @@ class NoCommunication(Edit):
         return f"no communication along {self.axis}" if self.axis else "no communication at all"
 
     def how(self) -> str:
-        return "cannot be done: it bounds what any change to communication can gain"
+        return "not possible: bounds the gain of any change to communication"
 
 
 @dataclass(frozen=True)
@@ -123,23 +123,23 @@ class Network(Edit):
 
     name = "network"
     acts_on = "transfers"
-    summary = "another bandwidth and latency of the network"
+    summary = "change network bandwidth and latency"
     example = "network:bandwidth=2,latency=1"
     needs = (
-        "collectives; to separate latency from bandwidth, sizes that vary twofold or more; for axis= a "
-        "layout that is known"
+        "collectives; to separate latency from bandwidth, sizes that vary by a factor of two or more; "
+        "for axis=, a known layout"
     )
-    assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
+    assumes = "all groups share one network; if sizes do not vary, transfer time depends on bandwidth only"
     source = (
-        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers, "
-        "separated from waiting as by Lin et al., OSDI 2025, section 3.2"
+        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers, which are "
+        "separated from waiting as in Lin et al., OSDI 2025, section 3.2"
     )
     proof = "links of 200, 500 and 1000 Mbit/s, gloo"
     is_advice = False
     effort = "money"
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MAX_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
     doubt: float = 0.15
 
     @classmethod
@@ -177,7 +177,7 @@ class Network(Edit):
 
     def how(self) -> str:
         if self.bandwidth < 1 or self.latency > 1:
-            return "nothing to do: it shows what a slower network would cost"
+            return "not a remedy: shows the cost of a slower network"
         return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
 
 
@@ -187,19 +187,19 @@ class Delay(Edit):
 
     name = "delay"
     acts_on = "transfers"
-    summary = "added network latency: each transfer takes longer, whatever its size"
+    summary = "add network latency to each transfer, whatever its size"
     example = "delay:us=500"
     needs = "collectives"
     assumes = (
-        "large transfers take as much longer as small ones, where an algorithm that sends them in pieces may "
-        "hide a part of the latency"
+        "large and small transfers are delayed equally, although an algorithm that sends chunks may "
+        "hide part of the latency"
     )
-    source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
+    source = "Hockney 1994: time = latency + bytes / bandwidth, with added latency"
     proof = "1 ms each way, gloo"
     is_advice = False
     effort = "none"
-    us: float = key("what a small transfer takes longer, microseconds", least=0.0)
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
+    us: float = key("added latency per transfer, in microseconds", least=0.0)
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
     doubt: float = 0.5
 
     @classmethod
@@ -223,7 +223,7 @@ class Delay(Edit):
         return f"{which} takes {format_duration(self.us * NS_PER_US)} longer"
 
     def how(self) -> str:
-        return "nothing to do: it shows what hosts further apart would cost"
+        return "not a remedy: shows the cost of hosts that are further apart"
 
 
 def _side_by_side(graph: Graph, transfer: Bools) -> NDArray[np.bool_]:
@@ -257,15 +257,16 @@ class Algorithm(Edit):
 
     name = "algorithm"
     acts_on = "transfers"
-    summary = "collectives by ring, tree, halving, or first within hosts; or by another protocol"
+    summary = "change the algorithm of collectives (ring, tree, halving, hierarchical) or NCCL's protocol"
     example = "algorithm:to=tree"
     needs = (
-        "all-reduces, all-gathers or reduce-scatters whose sizes vary twofold or more; for hierarchical the "
-        "hosts of ranks, and a group within one host or inside_gbps=; for proto= a network table of both"
+        "all-reduces, all-gathers or reduce-scatters with sizes that vary by a factor of two or more; "
+        "for hierarchical, the hosts of ranks, and a group within one host or inside_gbps=; for proto=, "
+        "a network table with both protocols"
     )
     assumes = (
-        "a message and a byte cost the same in each algorithm, a host has one port to the others, and the "
-        "library's protocol and channels stay; of protocols, that they differ here as in the table"
+        "messages and bytes cost the same in each algorithm, a host has one port to the others, and the "
+        "library's protocol and channels stay unchanged; protocols differ as in the network table"
     )
     source = (
         "ring and halving: Thakur et al., IJHPCA 2005; tree, of all-reduces: Sanders et al., Parallel "
@@ -274,12 +275,12 @@ class Algorithm(Edit):
     )
     effort = "flag"
     to: str = key("which", "", choices=(*FLAT, HIERARCHICAL))
-    proto: str = key("which protocol of NCCL instead, by a network table", "", choices=PROTOCOLS)
-    now: str = key("which one ran, where the run does not say; ring without", "", choices=FLAT)
-    group: str = key("pattern for the process group; all without", "")
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
-    inside_gbps: float | None = key("bandwidth within a host, 1e9 bytes per second", None, least=1e-6)
-    inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
+    proto: str = key("NCCL protocol instead of an algorithm; needs a network table", "", choices=PROTOCOLS)
+    now: str = key("current algorithm, if not recorded; default: ring", "", choices=FLAT)
+    group: str = key("pattern for the process group; default: all", "")
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
+    inside_gbps: float | None = key("bandwidth within a host, in 1e9 bytes per second", None, least=1e-6)
+    inside_us: float | None = key("latency of a message within a host, in microseconds", None, least=0.0)
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
@@ -346,10 +347,10 @@ class Algorithm(Edit):
         if kind not in lines:
             raise Unanswerable(why_no_cost(graph, kind))
         if message.num_ranks < 2:
-            raise Unanswerable("how many ranks are in it is not known")
+            raise Unanswerable("the number of ranks in the group is unknown")
         if lines[kind].bandwidth_only:
             raise Unanswerable(
-                "sizes are too similar to separate the cost of a message from that of its bytes"
+                "sizes are too similar to separate the cost per message from the cost per byte"
             )
         if now == self.to:
             return np.ones(num_bytes.size)
@@ -402,18 +403,24 @@ class Algorithm(Edit):
             if kind in lines and len(_hosts_in(graph, message)) == 1:
                 spent = cost(message.op, self._ran(graph, message.op), message.num_ranks)
                 return link_of(lines[kind], spent, num_bytes)
-        raise Unanswerable("no group within one host shows what communication there costs: give inside_gbps=")
+        raise Unanswerable(
+            "no group within one host shows the cost of communication there: give inside_gbps="
+        )
 
     def describe(self) -> str:
         if self.proto:
             return f"collectives run by protocol {self.proto.upper()}"
-        return f"collectives run by {self.to}" if self.to in FLAT else "collectives run within hosts first"
+        return (
+            f"collectives run by {self.to}"
+            if self.to in FLAT
+            else "collectives run hierarchically, within hosts first"
+        )
 
     def how(self) -> str:
         if self.proto:
             return f"NCCL_PROTO={self.proto.upper() if self.proto != 'simple' else 'Simple'}"
         if self.to == HALVING:
-            return "a library that has it, as MPI and gloo do"
+            return "use a library that implements it, such as MPI or gloo"
         if self.to in FLAT:
             return f"NCCL_ALGO={self.to.capitalize()}"
         return "reduce-scatter, all-reduce and all-gather over a two-dimensional init_device_mesh"

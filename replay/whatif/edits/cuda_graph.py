@@ -55,16 +55,16 @@ class CudaGraph(CountedEdit):
     """What operators launch between two points that cannot be captured becomes one CUDA graph."""
 
     name = "cuda-graph"
-    summary = "operators that can be captured are launched as CUDA graphs"
+    summary = "launch capturable operators as CUDA graphs"
     example = "cuda-graph"
     needs = "launches"
     assumes = (
-        "shapes are static, and launching a graph costs what its first launch did; the interval goes to "
-        "2.2 us per kernel more, and to host code in no operator being captured, too"
+        "shapes are static, and launching a graph costs as much as its first launch; the interval "
+        "extends to 2.2 us more per kernel, and to capturing host code outside of operators, too"
     )
     source = (
-        "ours: between two calls that cannot be captured (they synchronise, copy between host and device or "
-        "load data) operators that launch GPU work take no CPU time from the first launch to the last"
+        "ours: between two calls that cannot be captured (synchronisation, copies between host and "
+        "device, data loading), launching operators take no CPU time from the first launch to the last"
     )
     effort = "line"
     selection: NodeSelection
@@ -148,7 +148,7 @@ class CudaGraph(CountedEdit):
             return (
                 "torch.compile(optimizer.step, mode='reduce-overhead'), or capturable=True and a graph of it"
             )
-        return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
+        return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables"
 
 
 def _awaits_optimizer(facts: RunFacts) -> bool:

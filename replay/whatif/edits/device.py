@@ -35,12 +35,12 @@ class Device(Edit):
     """Kernels take as long as on another GPU model."""
 
     name = "device"
-    summary = "the job's kernels on another GPU model"
+    summary = "run the job's kernels on another GPU model"
     example = "device:to=H200,ranks=0-3"
-    needs = "GPU kernels and a GPU that is known; with shapes (`--shapes`) the interval is narrower"
+    needs = "GPU kernels and a known GPU; shapes (`--shapes`) narrow the interval"
     assumes = (
-        "the host is as fast, kernels move and compute what they did, collectives and copies to and from the "
-        "host cost what they did, and the job fits into the other GPU's memory"
+        "host speed, work per kernel, and the cost of collectives and host copies stay unchanged, and "
+        "the job fits into the other GPU's memory"
     )
     source = (
         "products: ten fitted numbers per device, times the root of measured over predicted here "
@@ -48,8 +48,8 @@ class Device(Edit):
     )
     is_advice = False
     effort = "money"
-    to: str = key("a GPU model, as its maker calls it: H200, B200, MI300X")
-    ranks: str = key("which ranks move, as 0,2-3; all without", "")
+    to: str = key("GPU model by its vendor's name: H200, B200, MI300X")
+    ranks: str = key("ranks to move, such as 0,2-3; default: all", "")
     doubt: float = 0.1
 
     @classmethod
@@ -95,7 +95,7 @@ class Device(Edit):
         least, now, most = (f"{value * 1e3 / total:.2f}" for value in (low, us, high))
         lines.append(f"kernels take {now} of their time there ({least} to {most})")
         if (graph.nodes.kind == NodeKind.TRANSFER).any():
-            lines.append("collectives keep their measured cost: the other machine's links are not known")
+            lines.append("collectives keep their measured cost: the links of the other machine are unknown")
         return tuple(lines)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
@@ -110,7 +110,7 @@ class Device(Edit):
         return f"{f'ranks {self.ranks}' if self.ranks else 'all ranks'} on {self._model()}"
 
     def how(self) -> str:
-        return f"start the job on machines with {self._model()}"
+        return f"run the job on machines with {self._model()}"
 
     def _model(self) -> str:
         return self.to if self.to in GPUS else model_named(self.to)
@@ -128,9 +128,7 @@ class Device(Edit):
     def _predict(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
         kernels = (graph.nodes.kind == NodeKind.KERNEL) & _on_ranks(graph, self.ranks)
         if not kernels.any():
-            raise Unanswerable(
-                "no such GPU kernels in the run: how long CPU work takes on a GPU is not known"
-            )
+            raise Unanswerable("no such GPU kernels in the run: the duration of CPU work on a GPU is unknown")
         devices, to = _devices_of(graph), self._model()
         parts = []
         for device in sorted(set(devices.values()) - {to}):
@@ -161,14 +159,14 @@ def _sources(products: pl.DataFrame | None, *devices: str) -> Sources:
 
 
 _METHODS = {
-    "measured x table": "what was measured here and on that GPU",
-    "measured x trees": "what was measured here and what was learned of tables of that GPU",
-    "table": "what was measured on that GPU",
-    "trees": "what was learned of tables of that GPU",
-    "measured x fitted": "what was measured here and numbers fitted to both GPUs",
-    "measured x sheet": "what was measured here and the data sheet of a GPU that was never measured",
+    "measured x table": "measurements on this and on that GPU",
+    "measured x trees": "measurements on this GPU and a model learned from tables of that GPU",
+    "table": "measurements on that GPU",
+    "trees": "a model learned from tables of that GPU",
+    "measured x fitted": "measurements on this GPU and parameters fitted to both GPUs",
+    "measured x sheet": "measurements on this GPU and the data sheet of that GPU, which was never measured",
     "class": "the class of the kernel, without shapes",
-    "fitted": "numbers fitted to that GPU",
+    "fitted": "parameters fitted to that GPU",
     "sheet": "the data sheet of that GPU",
 }
 
@@ -219,7 +217,7 @@ def products_of(graph: Graph) -> pl.DataFrame:
         pl.col("kind") == "product"
     )
     if products.is_empty():
-        raise Unanswerable("no matrix product with shapes in the run: record with --shapes")
+        raise Unanswerable("no matmul with shapes in the run: record with --shapes")
     return products.select(list(PRODUCTS))
 
 

@@ -197,21 +197,21 @@ class Bucket(ReductionEdit):
     """DDP groups its gradients into buckets of another size."""
 
     name = "bucket"
-    summary = "gradient buckets of another size"
+    summary = "change the size of gradient buckets"
     example = "bucket:mb=1"
     needs = (
-        "reductions with their bytes, and autograd's spans, as torch.profiler and dpro record them; what "
-        "neither the job nor shapes say of gradients is inferred"
+        "reductions with their bytes, and autograd spans, recorded by torch.profiler and dpro; gradient "
+        "sizes missing from the job and its shapes are inferred"
     )
-    assumes = "gradients are ready in the same order, and bytes cost what they cost in the run"
+    assumes = "gradients become ready in the recorded order, and the cost per byte stays unchanged"
     source = (
         "a bucket closes once it holds the size or more, as DDP rebuilds them; re-bucketing as in dPRO (Hu "
         "et al., MLSys 2022); times from the run's own latency and bandwidth"
     )
     proof = "25 and 1 MB, gloo"
     effort = "line"
-    mb: float = key("size of a bucket, 2**20 bytes", least=0.0)
-    first_mb: float | None = key("size of the first one; as the others if not given", None, least=0.0)
+    mb: float = key("bucket size in 2**20 bytes", least=0.0)
+    first_mb: float | None = key("size of the first bucket; default: mb", None, least=0.0)
     doubt: float = 0.15
 
     @classmethod
@@ -262,8 +262,8 @@ def _require_buckets(graph: Graph) -> None:
     is_recorded = graph.run is not None and bool(graph.run.num_rows(BUCKETS))
     if graph.run is not None and not is_recorded and not kind_of_job(graph).ddp:
         raise Unanswerable(
-            "no DistributedDataParallel is in the recording: the job reduces its gradients itself, in pieces "
-            "of its own; `overlap` and `compress` are about any reductions"
+            "the recording has no DistributedDataParallel: the job reduces its gradients in its own "
+            "chunks; edits `overlap` and `compress` apply to any reductions"
         )
 
 
@@ -301,8 +301,8 @@ def require_bytes(reductions: GradientReductions) -> None:
     """
     if not reductions.are_bytes_known:
         raise Unanswerable(
-            "the run does not say how many bytes its reductions move: torch.profiler of PyTorch 2.1 or newer "
-            "notes them, and `dpro record`"
+            "the bytes of reductions were not recorded: use torch.profiler of PyTorch 2.1 or newer, or "
+            "`dpro record`"
         )
 
 
@@ -405,20 +405,20 @@ class Priority(ReductionEdit):
     """Reductions in pieces, of which that for the first layer of the next step goes first."""
 
     name = "priority"
-    summary = "gradients in pieces, those first that the next forward pass needs first"
+    summary = "reduce gradients in chunks, in the order in which the next forward pass needs them"
     example = "priority:mb=4"
-    needs = "what bucket needs, and sequence numbers of autograd, as torch.profiler and dpro record"
+    needs = "the needs of edit bucket, and autograd sequence numbers, recorded by torch.profiler and dpro"
     assumes = (
-        "each parameter is updated once its gradient is there, which takes what it does now, a piece that is "
-        "on its way is not interrupted, and a piece costs a call"
+        "each parameter is updated once its gradient is reduced, at today's cost, a chunk in flight is "
+        "not interrupted, and each chunk costs one call"
     )
     source = (
         "ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019): priority by layer, no "
         "barrier between steps; gradients cut as in dPRO (Hu et al., MLSys 2022)"
     )
-    proof = "layers by themselves, gloo"
+    proof = "separate layers, gloo"
     effort = "code"
-    mb: float = key("size of a piece, 2**20 bytes", least=1 / MAX_TIMES)
+    mb: float = key("chunk size in 2**20 bytes", least=1 / MAX_TIMES)
     doubt: float = 0.3
 
     @classmethod
@@ -436,8 +436,8 @@ class Priority(ReductionEdit):
         following = next_of_rank(reductions)
         if all(after < 0 for after in following):
             raise Unanswerable(
-                "no two steps follow each other in a window, so when gradients are needed is not seen: "
-                "`dpro record --window-steps 2`"
+                "no window has two consecutive steps, which would show when gradients are needed: `dpro "
+                "record --window-steps 2`"
             )
         kind = EdgeKind.EVENT if on_stream(reductions) else EdgeKind.SYNC
         pieces = self.wanted(reductions)
@@ -452,11 +452,12 @@ class Priority(ReductionEdit):
         return with_reductions(reductions, wanted)
 
     def describe(self) -> str:
-        return f"gradients in pieces of {self.mb:g} MB, those first that are needed first"
+        return f"priority-ordered {self.mb:g} MB gradient chunks"
 
     def how(self) -> str:
         return (
-            "BytePS (BYTEPS_PARTITION_BYTES), and an optimizer that updates a parameter when its layer runs"
+            "use BytePS (BYTEPS_PARTITION_BYTES), and an optimizer that updates a parameter when its "
+            "layer runs"
         )
 
 
@@ -529,15 +530,14 @@ class Compress(ReductionEdit):
     """Gradients are compressed, bucket by bucket, before they are reduced."""
 
     name = "compress"
-    summary = "compressed gradients: half precision, PowerSGD or the largest only"
+    summary = "compress gradients: half precision, PowerSGD or top-k"
     example = "compress:to=fp16"
     needs = (
-        "reductions of gradients without a communication hook, and autograd's spans; shapes of gradients for "
-        "PowerSGD"
+        "gradient reductions without a communication hook, and autograd spans; gradient shapes for PowerSGD"
     )
     assumes = (
-        "each pass over the gradients takes what copying them into buckets took, and arithmetic in half "
-        "precision is no slower"
+        "each pass over the gradients takes as long as copying them into buckets did, and "
+        "half-precision arithmetic is not slower"
     )
     source = (
         "PyTorch's fp16, bf16 and PowerSGD hooks (Vogels et al., NeurIPS 2019); the largest: k values and "
@@ -546,11 +546,11 @@ class Compress(ReductionEdit):
     )
     proof = "fp16, bf16 and PowerSGD of rank 2, gloo"
     effort = "line"
-    training = "less exact gradients: as many samples may teach less"
+    training = "less exact gradients, which may reduce sample efficiency"
     to: str = key("half precision", "", choices=tuple(HALF))
-    powersgd_rank: int | None = key("rank of PowerSGD's matrices", None, least=1)
-    topk: float | None = key("share of gradients that is sent", None, least=0.0, most=1.0)
-    budget: float | None = key("a codec for each bucket: what all may lose", None, least=0.0, most=1.0)
+    powersgd_rank: int | None = key("rank of the PowerSGD matrices", None, least=1)
+    topk: float | None = key("share of gradients to send", None, least=0.0, most=1.0)
+    budget: float | None = key("choose a codec per bucket: maximum total error", None, least=0.0, most=1.0)
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
@@ -573,7 +573,7 @@ class Compress(ReductionEdit):
     def changed(self, reductions: GradientReductions) -> Graph:
         """Shrink what each bucket moves and add what compressing costs."""
         if reductions.ratio < 1:
-            raise Unanswerable("gradients are compressed already")
+            raise Unanswerable("gradients are already compressed")
         if self.budget is not None:
             chosen = choose(reductions, self.budget)
             if all(choice.option.codec is None for choice in chosen):
@@ -617,11 +617,11 @@ class Compress(ReductionEdit):
 
     def describe(self) -> str:
         if self.budget is not None:
-            return f"gradients compressed bucket by bucket, {self.budget:.2%} of them lost"
+            return f"gradients compressed with a codec per bucket, at most {self.budget:.2%} error"
         if self.to:
             return f"gradients reduced in {HALF[self.to]}"
         if self.topk is not None:
-            return f"the largest {self.topk:.2%} of the gradients exchanged"
+            return f"only the largest {self.topk:.2%} of gradients exchanged"
         return f"gradients reduced by PowerSGD of rank {self.powersgd_rank}"
 
     def setting(self, reductions: GradientReductions) -> str:
@@ -635,8 +635,11 @@ class Compress(ReductionEdit):
         if self.to:
             return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:
-            return "a hook that gathers the largest gradients and keeps the others, as `dpro try` makes it"
+            return (
+                "use a hook that gathers the largest gradients and keeps the others, such as the "
+                "hook of `dpro try`"
+            )
         if self.budget is not None:
-            return f"a hook that takes the codec chosen for each bucket: dpro try {self} makes it"
+            return f"use a hook with the codec chosen for each bucket, as dpro try {self} does"
         state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
-        return f"model.register_comm_hook({state}, powerSGD_hook); look after accuracy"
+        return f"model.register_comm_hook({state}, powerSGD_hook); check accuracy"

@@ -39,9 +39,9 @@ _NO_PEER = "rank {} has no peer in the run that calls the same collectives"
 class RanksAt:
     """A rank, all ranks of a host, or those of a pipeline stage; one of them must be given."""
 
-    rank: int | None = key("which rank", None, least=0)
-    host: str = key("which host, a pattern", "")
-    stage: int | None = key("which pipeline stage; its peers are the others", None, least=0)
+    rank: int | None = key("rank number", None, least=0)
+    host: str = key("pattern for the host", "")
+    stage: int | None = key("pipeline stage; its peers are the other stages", None, least=0)
 
     def __post_init__(self) -> None:
         """Refuse ranks and stages below 0."""
@@ -76,11 +76,11 @@ class Heal(Edit):
     """A rank, all ranks of a host, or a pipeline stage take the median of their peers."""
 
     name = "heal"
-    summary = "a rank, host or stage is as fast as its peers"
+    summary = "make a rank, host or stage as fast as its peers"
     example = "heal:rank=1"
-    needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
-    assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
-    source = "ours: per phase between collectives the median over steps, against the median of the peers'"
+    needs = "ranks that call the same collectives; for host=, other hosts; for stage=, other stages"
+    assumes = "its peers do the same work (for stages: layers can be moved to achieve this)"
+    source = "ours: for each phase between collectives, the median over steps against the median of its peers"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
     acts_on = "peers"
     compares_ranks = True
@@ -98,7 +98,7 @@ class Heal(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Ranks that findings name or that decide most of the path; of stages, `balance` moves the work."""
         if not facts.deciding_ranks:
-            raise Unanswerable("the run has one rank, which has no peers")
+            raise Unanswerable("the run has only one rank, so there are no peers")
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
 
     def bound(self, facts: RunFacts) -> float:
@@ -135,8 +135,10 @@ class Heal(Edit):
 
     def how(self) -> str:
         if self.place.stage is not None:
-            return f"give stage {self.place.stage} fewer layers, or split it: as much work as the others have"
-        return f"`dpro diagnose` says what holds {self.place.describe()} up"
+            return (
+                f"give stage {self.place.stage} fewer layers, or split it, to match the work of other stages"
+            )
+        return f"run `dpro diagnose` to find what slows {self.place.describe()} down"
 
 
 @dataclass(frozen=True)

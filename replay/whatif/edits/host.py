@@ -32,11 +32,11 @@ class NoLaunch(Edit):
 
     name = "no-launch"
     acts_on = "ranks"
-    summary = "calls that launch GPU work take no time, and no other host work changes: a bound"
+    summary = "make GPU launch calls free, without other changes on the host: an upper bound"
     example = "no-launch"
-    needs = "launches, or delays of whole operations"
-    assumes = "Python and the dispatch of operators stay as they are"
-    source = "launching calls and launch latencies of 0"
+    needs = "launches, or the delays of an operation-level trace"
+    assumes = "Python and operator dispatch stay unchanged"
+    source = "zero duration for launch calls and zero launch latency"
     is_advice = False
     effort = "none"
     doubt: float = 0.2
@@ -72,12 +72,10 @@ class NoLaunch(Edit):
         )
 
     def describe(self) -> str:
-        return "launch calls are free (launch calls only)"
+        return "GPU launch calls are free"
 
     def how(self) -> str:
-        return (
-            "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
-        )
+        return "not possible by itself: bounds the gain of cheaper launch calls; see cuda-graph and free-host"
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,11 @@ class FreeHost(CountedEdit):
     """The host takes no time at all: only the GPU, the network and waits for them are left."""
 
     name = "free-host"
-    summary = "the host's CPU takes no time at all: a bound"
+    summary = "make the host's CPU free: an upper bound"
     example = "free-host"
-    needs = "GPU work that the host launches"
+    needs = "GPU work launched by the host"
     assumes = "nothing else changes"
-    source = "CPU durations, launching calls and launch latencies of 0"
+    source = "zero duration for CPU work and launch calls, and zero launch latency"
     is_advice = False
     effort = "none"
     doubt: float = 0.0
@@ -114,7 +112,7 @@ class FreeHost(CountedEdit):
         return "the host is free: no Python, dispatch, launches or data loading"
 
     def how(self) -> str:
-        return "cannot be done: it bounds what any change to the host can gain, CUDA graphs included"
+        return "not possible: bounds the gain of any change to the host, including CUDA graphs"
 
 
 def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
@@ -132,7 +130,7 @@ def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
     launch = graph.edges.kind == EdgeKind.LAUNCH
     calls = launching_calls(graph, launch)
     if not (calls.any() if counts is None else counts[LAUNCHES]):
-        raise NothingToChange("the run holds no GPU launches: what the CPU does is the job's own work")
+        raise NothingToChange("the run has no GPU launches: CPU work is the job's own compute")
     on_cpu = calls | is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
     lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
     return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
@@ -144,14 +142,14 @@ class Cpu(Edit):
 
     name = "cpu"
     acts_on = "ranks"
-    summary = "the host's CPU is faster"
+    summary = "use a faster host CPU"
     example = "cpu:factor=2"
-    needs = "CPU work, or launch delays of whole operations"
-    assumes = "all CPU work speeds up equally, and the GPU and the network do not"
+    needs = "CPU work, or the launch delays of an operation-level trace"
+    assumes = "all CPU work speeds up equally, and GPU and network stay unchanged"
     source = "CPU durations / factor"
     is_advice = False
     effort = "money"
-    factor: float = key("how many times as fast", 2.0, least=1 / MAX_TIMES)
+    factor: float = key("speedup of the CPU", 2.0, least=1 / MAX_TIMES)
     doubt: float = 0.1
 
     @classmethod
@@ -166,7 +164,7 @@ class Cpu(Edit):
         """Divide the durations of all CPU work."""
         mask = is_of(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
         if not mask.any():
-            raise NothingToChange("the run holds no CPU work: record with CPU activities")
+            raise NothingToChange("the run has no CPU work: record with CPU activities")
         return graph.with_durations(scaled(graph, mask, 1 / self.factor))
 
     def describe(self) -> str:
@@ -174,8 +172,8 @@ class Cpu(Edit):
 
     def how(self) -> str:
         if self.factor < 1:
-            return "nothing to do: it shows what a slower CPU would cost"
-        return "faster cores, ranks bound to cores of their own, OMP_NUM_THREADS, fewer Python calls per step"
+            return "not a remedy: shows the cost of a slower CPU"
+        return "faster cores, CPU pinning, OMP_NUM_THREADS, fewer Python calls per step"
 
 
 @dataclass(frozen=True)
@@ -184,20 +182,20 @@ class NoSync(Edit):
 
     name = "no-sync"
     acts_on = "ranks"
-    summary = "selected calls do not wait for the GPU"
+    summary = "stop selected calls from waiting for the GPU"
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"
-    assumes = "nothing on the host depends on what was waited for, or it is read some steps later"
-    source = "the edges from GPU work to the CPU in those calls are gone"
+    assumes = "the host does not need the awaited result, or reads it some steps later"
+    source = "the graph without the edges from GPU work to these CPU calls"
     effort = "code"
-    within: str = key("pattern for the call that waits, or any operator or range around it; all without", "")
+    within: str = key("pattern for the waiting call, or an operator or range around it; default: all", "")
     doubt: float = 0.1
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The calls in which the host waits longest for the GPU."""
         if not _waits_for_gpu(facts.graph).any():
-            raise NothingToChange("the CPU waits for the GPU in no call of the run")
+            raise NothingToChange("no call in the run makes the CPU wait for the GPU")
         waits = gpu_waits(facts.graph, facts.timeline.end).group_by("name").agg(pl.col("waited_ns").sum())
         longest = waits.filter(pl.col("waited_ns") > 0).sort(["waited_ns", "name"], descending=[True, False])
         return [cls(within=name) for name in longest["name"].head(MAX_WAITS)] or [cls()]
@@ -229,7 +227,7 @@ class NoSync(Edit):
     def _waits(self, graph: Graph) -> Bools:
         waits = _waits_for_gpu(graph)
         if not waits.any():
-            raise NothingToChange("the CPU waits for the GPU in no call of the run")
+            raise NothingToChange("no call in the run makes the CPU wait for the GPU")
         dropped = waits & _waiting_in(graph, self.within) if self.within else waits
         if not dropped.any():
             calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
@@ -242,8 +240,8 @@ class NoSync(Edit):
 
     def how(self) -> str:
         return (
-            "keep losses and metrics on the GPU and read them every N steps; copy with non_blocking=True "
-            "from pinned memory; leave out torch.cuda.synchronize()"
+            "keep losses and metrics on the GPU and read them every N steps; copy with "
+            "non_blocking=True from pinned memory; remove torch.cuda.synchronize()"
         )
 
 
@@ -307,7 +305,7 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
 def require_launches(graph: Graph) -> None:
     """Refuse a run whose host launches no GPU work."""
     if not num_launches(graph):
-        raise NothingToChange("the run holds no GPU launches")
+        raise NothingToChange("the run has no GPU launches")
 
 
 def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:

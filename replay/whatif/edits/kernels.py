@@ -52,17 +52,18 @@ class Optimizer(CountedEdit):
     """The optimizer updates all parameters in a few kernels (foreach) or in one pass (fused)."""
 
     name = "optimizer"
-    summary = "a foreach or fused optimizer instead of a loop over parameters"
+    summary = "replace the optimizer's loop over parameters by a foreach or fused implementation"
     example = "optimizer:impl=fused"
-    needs = "the range that torch.profiler and dpro record around `Optimizer.step`"
-    assumes = "updating is bound by memory, and one fused pass moves each tensor once"
+    needs = "the range around `Optimizer.step`, recorded by torch.profiler and dpro"
+    assumes = "the update is memory-bound, and one fused pass moves each tensor once"
     source = (
-        "tensors moved per parameter in torch's loops and by one pass: Adam 19 to 7, AdamW 21, SGD 8 to 5"
+        "tensors moved per parameter, by torch's loop and by one fused pass: Adam 19 to 7, AdamW 21, "
+        "SGD 8 to 5"
     )
     proof = "AdamW as a loop, foreach and fused, CPU"
     of_training = True
     effort = "flag"
-    impl: str = key("which implementation", "fused", choices=("fused", "foreach"))
+    impl: str = key("implementation", "fused", choices=("fused", "foreach"))
     doubt: float = 0.3
 
     @classmethod
@@ -89,7 +90,7 @@ class Optimizer(CountedEdit):
         if now == self.impl:
             return graph
         if now == "fused":
-            raise Unanswerable("the optimizer is fused: what a loop of operators would cost is unknown")
+            raise Unanswerable("the optimizer is fused: the cost of a loop of operators is unknown")
         operators, moved, fused = _loop_of(names)
         mask = in_modules(graph, f"{OPTIMIZER}*")
         ratio = fused / moved if self.impl == "fused" else 1.0
@@ -120,7 +121,9 @@ def _loop_of(names: list[str]) -> tuple[int, int, int]:
     loops = [name for name in LOOPS if name in optimizers]
     if len(loops) != 1 or len(optimizers) != 1:
         given = ", ".join(sorted(optimizers))
-        raise Unanswerable(f"what {given} moves is not known: there are {', '.join(LOOPS)}, one in a run")
+        raise Unanswerable(
+            f"the memory traffic of {given} is unknown: known are {', '.join(LOOPS)}, one per run"
+        )
     if loops == ["SGD"] and not any(name in ("aten::mul_", "aten::_foreach_mul_") for name in names):
         return PLAIN_SGD
     return LOOPS[loops[0]]
@@ -152,12 +155,12 @@ class Compile(Edit):
 
     name = "compile"
     acts_on = "ranks"
-    summary = "runs of pointwise kernels and reductions are fused, as torch.compile does"
+    summary = "fuse adjacent pointwise kernels and reductions, as torch.compile does"
     example = "compile"
     needs = "GPU kernels and their launches"
     assumes = (
-        "kernels that follow one another use each other's results, and guards cost nothing; matmuls and "
-        "attention stay kernels of their own, and the interval goes to where reductions do, too"
+        "adjacent kernels use each other's results, and guards cost nothing; matmuls and attention stay "
+        "separate kernels, and the interval extends to reductions staying separate, too"
     )
     source = (
         "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
@@ -182,9 +185,7 @@ class Compile(Edit):
         _require_uncompiled(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
-            raise NothingToChange(
-                "no two pointwise kernels or reductions follow one another: nothing to fuse"
-            )
+            raise NothingToChange("there are no adjacent pointwise kernels or reductions: nothing to fuse")
         return fused
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
@@ -201,16 +202,14 @@ class Compile(Edit):
 def _require_kernels(graph: Graph) -> None:
     """Refuse a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
-        raise NothingToChange(
-            "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
-        )
+        raise NothingToChange("the run has no GPU kernels: fusion on CPUs is not modelled")
 
 
 def _require_uncompiled(graph: Graph) -> None:
     """As `_require_kernels`; refuse a job whose kernels torch.compile has fused, too."""
     _require_kernels(graph)
     if kind_of_job(graph).compiled:
-        raise NothingToChange("torch.compile has fused kernels of this job already")
+        raise NothingToChange("the job already uses kernels fused by torch.compile")
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:
@@ -299,9 +298,9 @@ class Precision(Edit):
     """Matmuls and what is between them compute with fewer bits."""
 
     name = "precision"
-    summary = "autocast to bf16 or fp16, or fp8 matmuls; or a precision for each module"
+    summary = "use autocast to bf16 or fp16, fp8 matmuls, or a precision per module"
     example = "precision:dtype=bf16"
-    needs = "GPU kernels, operators with shapes (`--shapes`), and a GPU that is known; or speedup="
+    needs = "GPU kernels, operators with shapes (`--shapes`), and a known GPU; or speedup="
     assumes = (
         "matmuls reach the same share of their limit, each forward one casts both operands and each backward "
         "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
@@ -392,12 +391,12 @@ class Precision(Edit):
 
     def describe(self) -> str:
         if self.budget is not None:
-            return f"a precision for each module, down to {self.dtype}"
+            return f"a precision per module, down to {self.dtype}"
         return f"{'matmuls in fp8' if self.dtype == 'fp8' else 'autocast to ' + self.dtype}"
 
     def how(self) -> str:
         if self.budget is not None and self.dtype != "fp8":
-            return f"torch.autocast around the modules that were chosen: dpro try {self} makes it"
+            return f"use torch.autocast around the chosen modules, as dpro try {self} does"
         if self.dtype == "fp8":
             return "torchao.float8.convert_to_float8_training(model), or Transformer Engine's fp8_autocast"
         scaler = " and torch.amp.GradScaler" if self.dtype == "fp16" else ""

@@ -163,18 +163,20 @@ class Balance(Edit):
     """The same work, divided evenly over stages, or over the sequences of a step."""
 
     name = "balance"
-    summary = "stages, or the sequences of a step, have even work"
+    summary = "balance the work of pipeline stages, or of the sequences of a step"
     example = "balance:over=stages"
-    needs = "a trace of whole operations; of sequences else how many elements the batches of ranks have"
-    assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
+    needs = (
+        "an operation-level trace; for sequences, alternatively the number of elements in each rank's batches"
+    )
+    assumes = "any amount of work can be moved, and a slow rank within its stage stays slow"
     source = (
         "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean; tokens "
         "and zones of short and long sequences: Zeppelin (arXiv 2509.21841)"
     )
-    proof = "tokens of two ranks evened out, DDP on gloo"
+    proof = "balanced tokens of two ranks, DDP on gloo"
     effort = "code"
     of_operations = True
-    over: str = key("what is evened out", choices=("stages", "sequences"))
+    over: str = key("what to balance", choices=("stages", "sequences"))
     doubt: float = 0.2
 
     @classmethod
@@ -235,16 +237,18 @@ class Balance(Edit):
             for rank, times in slow.iter_rows()
         ]
         if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:
-            lines.append("each stage is one rank: a slow one cannot be distinguished from one with more work")
+            lines.append(
+                "each stage is one rank: a slow rank cannot be distinguished from a stage with more work"
+            )
         return tuple(lines)
 
     def describe(self) -> str:
-        return "all stages have as much work" if self.over == "stages" else "sequences are spread evenly"
+        return "all stages have equal work" if self.over == "stages" else "sequences are spread evenly"
 
     def how(self) -> str:
         if self.over == "stages":
             return "move layers between stages: fewer on the last, which has the loss"
-        return "sort or pack sequences so that micro-batches and ranks have even sums of squared lengths"
+        return "sort or pack sequences so that micro-batches and ranks have equal sums of squared lengths"
 
 
 def _by_tokens(graph: Graph) -> bool:
@@ -261,14 +265,13 @@ class Pipeline(Edit):
     """Another schedule, another number of micro-batches of the same batch or of chunks, or all of these."""
 
     name = "pipeline"
-    summary = "another pipeline schedule, number of micro-batches or of chunks"
+    summary = "change the pipeline schedule, or the number of micro-batches or model chunks"
     example = "pipeline:schedule=1f1b,micro_batches=16"
-    needs = "a trace of whole operations with more than one stage"
+    needs = "an operation-level trace with more than one stage"
     assumes = (
-        "work is proportional to the size of a micro-batch and spread evenly within a stage but for what the "
-        "first and last of several take longer (embedding, loss), messages are proportional, too, and never "
-        "in each other's way, memory suffices, and gradients of weights that are computed apart take half of "
-        "a backward, if the run does not say"
+        "work and messages scale with the micro-batch size, work is even within a stage except for the "
+        "extra time of the first and last stage (embedding, loss), messages never compete, memory "
+        "suffices, and separate weight gradients take half of a backward pass, unless recorded"
     )
     source = (
         "the published orders, replayed: GPipe, 1F1B, interleaved (PTD-P, SC 2021), ZB-H1 and ZB-V "
@@ -277,9 +280,11 @@ class Pipeline(Edit):
     proof = "GPipe, 1F1B, interleaved, ZB-H1, ZB-V, DualPipe, 8 and 4 micro-batches: sleeping layers, gloo"
     effort = "line"
     of_operations = True
-    schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
-    micro_batches: int | None = key("how many there are; as recorded without", None, least=1, most=65_536)
-    chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1, most=1024)
+    schedule: str = key("pipeline schedule", "1f1b", choices=tuple(SCHEDULES))
+    micro_batches: int | None = key(
+        "number of micro-batches; default: as recorded", None, least=1, most=65_536
+    )
+    chunks: int | None = key("model chunks per stage, for interleaved and gpipe", None, least=1, most=1024)
     doubt: float = 0.2
 
     @classmethod
@@ -415,14 +420,14 @@ def shape_of(rows: pl.DataFrame) -> PipelineShape:
     """
     stages, chunks = int(rows["stage"].to_numpy().max()) + 1, int(rows["chunk"].to_numpy().max()) + 1
     if stages < 2:
-        raise Unanswerable("the run has one stage: there is no pipeline")
+        raise Unanswerable("the run has only one stage: there is no pipeline")
     counts = rows.group_by("rank", "step", "kind", "chunk").agg(
         pieces=pl.len(), batches=pl.col("micro_batch").n_unique(), last=pl.col("micro_batch").max() + 1
     )
     shapes = set(counts.filter(pl.col("kind") != WEIGHTS).select("pieces", "batches", "last").iter_rows())
     per_rank = set(counts.group_by("rank", "step", "kind").len()["len"].to_list())
     if len(shapes) != 1 or len(set(next(iter(shapes)))) != 1 or per_rank != {chunks}:
-        raise Unanswerable("steps or ranks differ in how many forward and backward operations they have")
+        raise Unanswerable("steps or ranks differ in their number of forward and backward operations")
     return PipelineShape(stages, chunks, int(next(iter(shapes))[0]))
 
 
@@ -529,8 +534,8 @@ def _handed(graph: Graph) -> Handed:
     usable = [fit for fit in fits if fit is not None]
     if not usable:
         raise Unanswerable(
-            "how long ranks work does not follow how many elements their batches have: work is not uneven "
-            "because of its sequences"
+            "the work of ranks does not follow the number of elements in their batches: sequences do "
+            "not cause the imbalance"
         )
     return min(usable, key=lambda fit: fit[0])[1]
 
@@ -555,7 +560,9 @@ def _tokens_of(graph: Graph) -> pl.DataFrame:
     )
     uneven = tokens.group_by("step").agg(spread=pl.col("tokens").log().max() - pl.col("tokens").log().min())
     if not (uneven["spread"] > MIN_SPREAD).any():
-        raise Unanswerable("the batches of all ranks have as many elements in every step: nothing is uneven")
+        raise Unanswerable(
+            "the batches of all ranks have equal numbers of elements in every step: nothing is uneven"
+        )
     return tokens.select(pl.col("rank").cast(pl.Int64), pl.col("step").cast(pl.Int64), "tokens")
 
 
@@ -645,23 +652,22 @@ class Fill(Edit):
     """Pieces of another job's work where stages stand still for each other."""
 
     name = "fill"
-    summary = "pieces of another job's work in the bubbles of the pipeline"
+    summary = "fill pipeline bubbles with pieces of another job's work"
     example = "fill:ms=20,switch_ms=1,risk=0.1"
-    needs = "a trace of whole operations with more than one stage"
+    needs = "an operation-level trace with more than one stage"
     assumes = (
-        "a piece that was begun is not interrupted and takes what is said, memory suffices for it, and it "
-        "slows down no message"
+        "a piece runs to its end in the given time, memory suffices for it, and it slows down no message"
     )
     source = (
-        "PipeFill (arXiv 2410.07192): bubbles are planned for by their usual length, each costs a switch; "
-        "what the job loses where one is shorter is replayed"
+        "PipeFill (arXiv 2410.07192): the plan uses the usual bubble lengths, each bubble costs a "
+        "switch, and losses from shorter bubbles are replayed"
     )
     of_operations = True
     proof = "pieces of 20 ms in the bubbles of 1F1B: sleeping layers, gloo"
     effort = "code"
-    ms: float = key("of one piece of foreign work", least=0.001)
-    switch_ms: float = key("to switch to foreign work and back, once per bubble", 1.0, least=0.0)
-    risk: float = key("part of the steps with a bubble shorter than planned", 0.1, least=0.0, most=1.0)
+    ms: float = key("duration of one piece of foreign work, in ms", least=0.001)
+    switch_ms: float = key("time to switch to foreign work and back, in ms, once per bubble", 1.0, least=0.0)
+    risk: float = key("share of steps with a bubble shorter than planned", 0.1, least=0.0, most=1.0)
     doubt: float = 0.2
 
     @classmethod
@@ -697,12 +703,12 @@ class Fill(Edit):
         )
 
     def describe(self) -> str:
-        return f"foreign work in pieces of {self.ms:g} ms in the bubbles"
+        return f"{self.ms:g} ms pieces of foreign work in the bubbles"
 
     def how(self) -> str:
         return (
-            "run a second process at low priority that takes pieces when a stage begins to wait (a hook "
-            "before its receives), as PipeFill does"
+            "run a second process at low priority that starts pieces when a stage begins to wait (a "
+            "hook before its receives), as PipeFill does"
         )
 
 

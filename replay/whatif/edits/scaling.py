@@ -87,13 +87,13 @@ class DataParallelSize(Edit):
     """The job has another number of data-parallel ranks."""
 
     name = "data-parallel"
-    summary = "another number of data-parallel ranks, each with the same work"
+    summary = "change the number of data-parallel ranks, with constant work per rank"
     example = "data-parallel:ranks=16"
-    needs = "groups whose axes are known, or one group of all ranks, and transfers of known size in them"
+    needs = "groups with known axes, or one group of all ranks, and transfers of known size in them"
     assumes = (
-        "further ranks are like the recorded ones and on a like network, their noise is independent and "
-        "normal, and the batch of each rank stays: that of the job grows with it; where each rank updates a "
-        "shard, work of the update on the device goes with its size"
+        "additional ranks and their network are like the recorded ones, their noise is independent and "
+        "normal, and the batch per rank stays constant, so that the global batch grows; if each rank "
+        "updates a shard, the device work of the update scales with the shard"
     )
     source = (
         "a measured network table; else costs of ring, tree or halving (Thakur et al., IJHPCA 2005); waiting "
@@ -104,9 +104,9 @@ class DataParallelSize(Edit):
     is_advice = False
     of_training = True
     effort = "money"
-    training = "a batch that grows with the ranks: as many samples may teach less"
-    ranks: int = key("how many data-parallel ranks", least=1, most=MAX_RANKS)
-    now: str = key("which algorithm runs; ring without", "", choices=FLAT)
+    training = "the batch grows with the ranks, which may reduce sample efficiency"
+    ranks: int = key("number of data-parallel ranks", least=1, most=MAX_RANKS)
+    now: str = key("current algorithm; default: ring", "", choices=FLAT)
     doubt: float = 0.3
 
     @classmethod
@@ -241,13 +241,13 @@ class DataParallelSize(Edit):
             return ()
         if self.ranks <= replicas_of(graph) or len(hosts) < 2 or len(set(hosts.values())) > 1:
             return ()
-        return ("all ranks are on one host: what links to another cost is not in the run",)
+        return ("all ranks are on one host: the run does not show the cost of links between hosts",)
 
     def describe(self) -> str:
         return f"{self.ranks} data-parallel ranks"
 
     def how(self) -> str:
-        return f"torchrun with {self.ranks} processes in all; look after the learning rate"
+        return f"torchrun with {self.ranks} processes in total; check the learning rate"
 
 
 def replicas_of(graph: Graph) -> int:
@@ -269,7 +269,7 @@ def replicas_of(graph: Graph) -> int:
         raise Unanswerable(f"no group in the run is data-parallel: all communication is along {axes[0]}")
     (ranks,) = in_groups
     if ranks < 2:
-        raise Unanswerable("how many ranks are in the group is not known")
+        raise Unanswerable("the number of ranks in the group is unknown")
     return ranks
 
 
@@ -331,18 +331,16 @@ class Accumulate(Edit):
     """An optimizer step is several forward and backward passes; gradients are reduced in the last."""
 
     name = "accumulate"
-    summary = "gradients of several batches are added up before they are reduced and applied"
+    summary = "accumulate gradients over several batches before they are reduced and applied"
     example = "accumulate:steps=2"
-    needs = (
-        "reductions of gradients along a data-parallel axis that is known, in one process group, or group="
-    )
-    assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
-    source = "the step, preceded by copies of itself without these reductions and without its optimizer"
+    needs = "gradient reductions along a known data-parallel axis, in one process group, or group="
+    assumes = "each pass is like the recorded one, and all reductions of the group are gradient reductions"
+    source = "the step, preceded by copies of itself without these reductions and without the optimizer"
     proof = "2 passes, DDP and FSDP2 on gloo; also beside tensor parallelism"
     of_training = True
     effort = "code"
-    training = "a larger batch for each update: as many samples may teach less"
-    steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
+    training = "a larger batch per update, which may reduce sample efficiency"
+    steps: int = key("passes per optimizer step; the predicted step contains them all", 2, least=1)
     group: str = key("pattern for the process group that reduces gradients", "")
     doubt: float = 0.1
 
@@ -395,7 +393,7 @@ def refuse_operations(graph: Graph) -> None:
         Unanswerable: it is one.
     """
     if not (is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
-        raise Unanswerable("the run consists of whole operations, whose steps have micro-batches already")
+        raise Unanswerable("in an operation-level trace, steps already have micro-batches")
 
 
 def _gradient_reductions(graph: Graph, group: str) -> Bools:
@@ -411,9 +409,7 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
         fits[:-1] &= _of_replicas(graph, fits[:-1])
     reduces: Bools = fits[graph.nodes.message] & (graph.nodes.kind == NodeKind.TRANSFER)
     if not reduces.any():
-        raise Unanswerable(
-            "the run holds no reduction of gradients" + (f" in group {group!r}" if group else "")
-        )
+        raise Unanswerable("the run has no gradient reduction" + (f" in group {group!r}" if group else ""))
     groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[reduces])})
     if len(groups) > 1 and not group and not _along(graph, fits[:-1]):
         raise Unanswerable(
@@ -460,13 +456,15 @@ class Recompute(Edit):
     """Blocks keep their inputs only: backward does the forward pass of each block again before its own."""
 
     name = "recompute"
-    summary = "activations of modules are computed again in backward"
+    summary = "recompute the activations of modules in backward"
     example = "recompute:module=layers.*"
     needs = (
         "modules (`dpro record --modules`, or torch.profiler with stacks), and backward operators with "
         "sequence numbers"
     )
-    assumes = "the second forward pass takes what the first took, and one block at a time holds activations"
+    assumes = (
+        "the second forward pass takes as long as the first, and only one block at a time holds activations"
+    )
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
@@ -474,14 +472,14 @@ class Recompute(Edit):
     of_training = True
     effort = "code"
     memory = "frees"
-    module: str = key("pattern for the modules, of which the outermost that fit are the blocks")
+    module: str = key("pattern for modules; the outermost matching ones are the checkpointed blocks")
     doubt: float = 0.1
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         patterns = sorted(blocks_of_run(facts.graph.run))
         if not patterns:
-            raise Unanswerable("no modules in the run: `dpro record --modules` names them")
+            raise Unanswerable("no modules in the run: record with `dpro record --modules`")
         return [cls(pattern) for pattern in patterns]
 
     def bound(self, facts: RunFacts) -> float:
@@ -496,7 +494,7 @@ class Recompute(Edit):
         return changed
 
     def describe(self) -> str:
-        return f"{self.module} is computed again in backward"
+        return f"{self.module} is recomputed in backward"
 
     def how(self) -> str:
         return "torch.utils.checkpoint.checkpoint(block, …, use_reentrant=False) around each block"
@@ -510,34 +508,32 @@ class Batch(Edit):
     """Each step has a larger batch: more work on the device, as many launches, gradients of the same size."""
 
     name = "batch"
-    summary = "a larger batch per step, where memory allows"
+    summary = "increase the batch size, if memory allows"
     example = "batch:factor=2"
-    needs = (
-        "work in steps; whether there is room for it says what the allocator gave out (`dpro record "
-        "--memory`), and how much memory there is"
-    )
+    needs = "work in steps; for the memory check, allocations (`dpro record --memory`) and the memory size"
     assumes = (
-        "work in forward and backward and reading a batch take as many times as long, all else what it does; "
-        "what a step allocates grows as much; all-to-alls, messages between two ranks and what a forward "
-        "pass reduces move activations, all other communication gradients or parameters"
+        "forward, backward, batch loading and a step's allocations scale with the batch, and all else "
+        "stays unchanged; all-to-alls, point-to-point messages and reductions in forward move "
+        "activations, all other communication moves gradients or parameters"
     )
     source = (
-        "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
-        "since larger kernels use a GPU better; activations by the cost of this many bytes"
+        "ours: duration * factor for GPU work outside the optimizer (on CPUs: for operators), an upper "
+        "bound, since larger kernels use a GPU better; transfers of activations by the cost of their "
+        "bytes"
     )
     proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
     memory = "takes"
-    training = "a larger batch: as many samples may teach less"
-    factor: float = key("multiple of the batch", 2.0, least=1.0)
-    memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not say", None, least=0.0)
+    training = "a larger batch, which may reduce sample efficiency"
+    factor: float = key("multiple of the batch size", 2.0, least=1.0)
+    memory_gb: float | None = key("free memory in 1e9 bytes, if not recorded", None, least=0.0)
     doubt: float = 0.3
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Two and four times as much; those without memory are tried where others make room for them."""
         if footprint_of(facts.graph.run).free_bytes is None:
-            raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
+            raise Unanswerable("the memory size was not recorded: give the free memory with memory_gb=")
         return [cls(2.0), cls(4.0)]
 
     def bound(self, facts: RunFacts) -> float:
@@ -575,15 +571,18 @@ class Batch(Edit):
         step = f"a step has {self.factor:g} times the samples: divide by that to compare the time of one"
         room = self._room(graph)
         if room is None:
-            return step, "whether there is memory for it the run does not say: give what is free, memory_gb="
+            return step, (
+                "the memory size was not recorded, so the fit is unknown: give the free memory "
+                "with memory_gb="
+            )
         now, then = (format_bytes(step_bytes_of(graph, room[0]) * times) for times in (1, self.factor))
         return step, f"a step allocates {now} now, {then} then"
 
     def describe(self) -> str:
-        return f"batches of {self.factor:g} times the size"
+        return f"batches {self.factor:g} times as large"
 
     def how(self) -> str:
-        return f"DataLoader(batch_size={self.factor:g} times as much); look after the learning rate"
+        return f"DataLoader(batch_size={self.factor:g} times as large); check the learning rate"
 
 
 def with_larger_batch(graph: Graph, factor: float) -> Graph:

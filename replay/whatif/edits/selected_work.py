@@ -42,16 +42,16 @@ class Scale(Edit):
 
     name = "scale"
     acts_on = "ranks"
-    summary = "selected work takes a multiple of its time"
+    summary = "scale the duration of selected work"
     example = "scale:name=aten::mm,factor=0.5"
-    needs = "work that fits the selection"
+    needs = "work that matches the selection"
     assumes = "nothing else changes"
     source = "duration * factor"
     proof = "layers twice as fast, gloo; a sleep, 4 V100"
     is_advice = False
     effort = "code"
     selection: NodeSelection
-    factor: float = key("multiple of the time that it takes", 0.5, least=0)
+    factor: float = key("multiple of its recorded duration", 0.5, least=0)
     doubt: float = 0.05
 
     @classmethod
@@ -77,8 +77,8 @@ class Scale(Edit):
 
     def how(self) -> str:
         if self.factor > 1:
-            return "nothing to do: it shows what slower work would cost"
-        return "a faster implementation of the selected work"
+            return "not a remedy: shows the cost of slower work"
+        return "use a faster implementation of the selected work"
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Remove(Edit):
 
     name = "remove"
     acts_on = "ranks"
-    summary = "selected work is not done, nor what it calls and launches"
+    summary = "remove selected work, and everything it calls and launches"
     example = "remove:name=*dropout*"
-    needs = "work that fits the selection"
-    assumes = "nothing else needs its result"
-    source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
+    needs = "work that matches the selection"
+    assumes = "nothing else depends on its result"
+    source = "zero duration for the work and for calls that launch nothing else; no rendezvous"
     is_advice = False
     effort = "code"
     selection: NodeSelection
@@ -126,10 +126,10 @@ class Remove(Edit):
         return self.selection.ranks(graph)
 
     def describe(self) -> str:
-        return f"{self.selection.describe()} is not done"
+        return f"{self.selection.describe()} is removed"
 
     def how(self) -> str:
-        return "leave the work out of the model or the loop"
+        return "remove the work from the model or the loop"
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,17 @@ class Replace(Edit):
 
     name = "replace"
     acts_on = "ranks"
-    summary = "selected spans take a given time each"
+    summary = "set the duration of selected spans"
     example = "replace:name=*softmax*,us=12.5"
-    needs = "work that fits the selection"
-    assumes = "the replacement was measured on the same hardware, and nothing else changes"
-    source = "a given duration"
+    needs = "work that matches the selection"
+    assumes = "the replacement was measured on this hardware, and nothing else changes"
+    source = "the given duration"
     is_advice = False
     effort = "code"
     selection: NodeSelection
-    us: float = key("how long each span takes by itself, microseconds", least=0, most=MAX_TIMES * MAX_TIMES)
+    us: float = key(
+        "duration of each span, without its children, in microseconds", least=0, most=MAX_TIMES * MAX_TIMES
+    )
     doubt: float = 0.05
 
     @classmethod
@@ -177,7 +179,7 @@ class Replace(Edit):
         return f"{self.selection.describe()} takes {format_duration(self.us * NS_PER_US)} each time"
 
     def how(self) -> str:
-        return "put the other implementation in, whose time was measured by itself"
+        return "use the other implementation, whose duration was measured separately"
 
 
 def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
@@ -270,17 +272,17 @@ class Slow(Edit):
 
     name = "slow"
     acts_on = "ranks"
-    summary = "a rank, host or stage becomes a straggler"
+    summary = "turn a rank, host or stage into a straggler"
     example = "slow:rank=2,factor=1.3"
-    needs = "the ranks"
-    assumes = "all its work slows down equally, and the network does not"
-    source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
+    needs = "the given ranks in the run"
+    assumes = "all its work slows down equally, and the network stays as fast"
+    source = "duration * factor for CPU and GPU work; ms added at the beginning of each step"
     proof = "a rank that sleeps: DDP, FSDP2 and tensor parallelism on gloo; 4 V100"
     is_advice = False
     effort = "none"
     place: RanksAt
-    factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
-    ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
+    factor: float | None = key("multiple of the duration of its CPU and GPU work", None, least=0)
+    ms: float | None = key("delay at the beginning of each step, in ms", None, least=0)
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
@@ -316,7 +318,7 @@ class Slow(Edit):
         return f"{self.place.describe()} {' and '.join(by)}"
 
     def how(self) -> str:
-        return "nothing to do: it shows what such a straggler would cost"
+        return "not a remedy: shows the cost of such a straggler"
 
 
 def first_work(graph: Graph, ranks: list[int]) -> Ints:
@@ -337,15 +339,17 @@ class Drop(Edit):
     """Leave a rank, or all ranks of a data-parallel replica, out of the job."""
 
     name = "drop"
-    summary = "a rank or replica is left out, and no other waits for it"
+    summary = "leave out a rank or replica, so that no other rank waits for it"
     example = "drop:rank=3"
-    needs = "other ranks, and no shard of the model on those that go (tensor parallelism, FSDP, experts)"
-    assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"
-    source = "the rank's work is 0, and its edges to the others' rendezvous are gone"
+    needs = "other ranks, and no model shard on the dropped ranks (tensor parallelism, FSDP, experts)"
+    assumes = (
+        "work and transfers of the other ranks stay unchanged, so that the batch shrinks by the dropped share"
+    )
+    source = "zero duration for the rank's work, and no edges to the rendezvous of other ranks"
     effort = "flag"
-    training = "a smaller batch: the learning rate may have to follow"
-    rank: int | None = key("which rank", None, least=0)
-    dp: int | None = key("which data-parallel replica, with all its stages", None, least=0)
+    training = "a smaller batch, which may need another learning rate"
+    rank: int | None = key("rank number", None, least=0)
+    dp: int | None = key("data-parallel replica, with all its stages", None, least=0)
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
@@ -359,7 +363,7 @@ class Drop(Edit):
         """The ranks that findings name, else the one that decides most; of a pipeline the whole replica."""
         ranks = list(facts.suspects) or facts.deciding_ranks[:1]
         if not ranks:
-            raise Unanswerable("no other rank is in the run")
+            raise Unanswerable("the run has no other rank")
         if facts.graph.places:
             return [cls(dp=dp) for dp in sorted({facts.graph.places[rank].dp for rank in ranks})]
         return [cls(rank) for rank in ranks]
@@ -387,7 +391,7 @@ class Drop(Edit):
         if not gone.any():
             raise Unanswerable(absent(graph, self._what()))
         if not kept.any():
-            raise Unanswerable("no other rank is in the run")
+            raise Unanswerable("the run has no other rank")
         handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]
         if handed.any():
             raise Unanswerable(
@@ -411,7 +415,7 @@ class Drop(Edit):
         return f"{self._what()} is left out"
 
     def how(self) -> str:
-        return "start the job without it, with a batch or learning rate for this many ranks"
+        return "start the job without it, with batch size or learning rate adjusted to the number of ranks"
 
 
 def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -54,24 +54,26 @@ class Split(ChunkedEdit):
     """A matmul and its collective run in chunks, the one beside the other."""
 
     name = "split"
-    summary = "a matmul and the collective that feeds or drains it in chunks that overlap"
+    summary = "split a matmul and its adjacent collective into overlapping chunks"
     example = "split:op=reduce_scatter,chunks=4"
-    needs = "collectives that work waits for, next to a matmul, of sizes that show what they cost"
+    needs = (
+        "collectives next to a matmul that waits for them or feeds them, with sizes that reveal their cost"
+    )
     assumes = (
-        "rows can be cut up, chunks are equal, and work beside a collective is slowed down as the run shows "
-        "it, or else as others measured (1.19 times, 1.4 at most)"
+        "rows can be split, chunks are equal, and work overlapping a collective slows down as in the "
+        "run, or else by published factors (1.19, at most 1.4)"
     )
     source = (
-        "Flux (Chang et al., arXiv 2406.06858), asynchronous tensor parallelism of PyTorch; a chunk of a "
-        "collective by the run's own curve, a chunk of a matmul by its shape where that is known"
+        "Flux (Chang et al., arXiv 2406.06858), asynchronous tensor parallelism of PyTorch; chunks of a "
+        "collective from the run's own cost curve, chunks of a matmul from its shape, if known"
     )
-    proof = "rows and columns of layers in 4 chunks, gloo"
+    proof = "row- and column-parallel layers in 4 chunks, gloo"
     effort = "code"
-    op: str = key("pattern for the operation of collectives; all without", "")
-    chunks: int = key("into how many each is cut", 4, least=1, most=1024)
-    work: str = key("pattern for the work that is cut; matmuls without", "")
-    group: str = key("pattern for the process group; all without", "")
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
+    op: str = key("pattern for the collective operation; default: all", "")
+    chunks: int = key("number of chunks", 4, least=1, most=1024)
+    work: str = key("pattern for the work to split; default: matmuls", "")
+    group: str = key("pattern for the process group; default: all", "")
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
     doubt: float = 0.3
 
     @classmethod
@@ -135,7 +137,7 @@ class Split(ChunkedEdit):
 
     def describe(self) -> str:
         what = f"{self.op or 'collectives'} next to {self.work or 'matmuls'}"
-        return f"{what} in {self.chunks} chunks that overlap"
+        return f"{what} in {self.chunks} overlapping chunks"
 
     def how(self) -> str:
         return (
@@ -177,26 +179,27 @@ class MoePipeline(ChunkedEdit):
     """Tokens go to their experts, are computed and come back in chunks."""
 
     name = "moe-pipeline"
-    summary = "all-to-all, experts and all-to-all of a mixture of experts in chunks that overlap"
+    summary = "overlap the all-to-alls and experts of a mixture of experts, in chunks"
     example = "moe-pipeline:chunks=2"
     needs = (
-        "an all-to-all, work that waits for it, and an all-to-all of as many bytes that takes it back; or "
-        "kernels that dispatch and combine, as DeepEP's"
+        "an all-to-all, work that waits for it, and a return all-to-all of equal size; or dispatch and "
+        "combine kernels such as DeepEP's"
     )
     assumes = (
-        "chunks have equal numbers of tokens for each expert, links within and between hosts are not in each "
-        "other's way, and work beside a collective is slowed down as the run shows it, or else as others "
-        "measured (1.19 times, 1.4 at most)"
+        "chunks have equal numbers of tokens per expert, links within and between hosts do not compete, "
+        "and work overlapping a collective slows down as in the run, or else by published factors "
+        "(1.19, at most 1.4)"
     )
     source = (
-        "Tutel (Hwang et al., MLSys 2023), FSMoE (Pan et al., arXiv 2501.10714): chunks of a stage follow "
-        "each other, all of one exchange before those of the next in its group; times by the run's own curves"
+        "Tutel (Hwang et al., MLSys 2023), FSMoE (Pan et al., arXiv 2501.10714): chunks of a stage run "
+        "in order, and an exchange finishes all its chunks before the next in its group; times from the "
+        "run's own cost curves"
     )
     proof = "4 chunks, all-to-all on gloo"
     effort = "code"
-    chunks: int = key("into how many the tokens of a layer are cut", 2, least=1, most=1024)
-    group: str = key("pattern for the process group of the all-to-alls; all without", "")
-    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
+    chunks: int = key("number of chunks for the tokens of a layer", 2, least=1, most=1024)
+    group: str = key("pattern for the process group of the all-to-alls; default: all", "")
+    axis: str = key("only along this parallelism axis; default: all", "", choices=AXES)
     doubt: float = 0.3
 
     @classmethod
@@ -206,10 +209,8 @@ class MoePipeline(ChunkedEdit):
 
     def why_none(self, graph: Graph) -> str:
         if any(message.op in EXCHANGES for message in graph.messages):
-            return (
-                "no all-to-all in the run is followed by work and an all-to-all that takes as many bytes back"
-            )
-        return "the run holds no all-to-all: no tokens are exchanged between experts"
+            return "no all-to-all in the run is followed by work and a return all-to-all of equal size"
+        return "the run has no all-to-all: experts exchange no tokens"
 
     def find(self, graph: Graph) -> list[Segment]:
         if not any(message.op in EXCHANGES for message in graph.messages):
@@ -243,10 +244,10 @@ class MoePipeline(ChunkedEdit):
         )
 
     def describe(self) -> str:
-        return f"exchanges of tokens and their experts in {self.chunks} chunks that overlap"
+        return f"token exchanges and experts in {self.chunks} overlapping chunks"
 
     def how(self) -> str:
         return (
             f"Tutel: moe_layer(…, a2a_ffn_overlap_degree={self.chunks}); or by hand: all_to_all_single with "
-            "async_op=True per chunk, the next one on its way while the experts compute"
+            "async_op=True per chunk, the next one in flight while the experts compute"
         )

@@ -57,12 +57,12 @@ class StageLayers(Edit):
     """Other numbers of layers on the stages, in the recorded order of work."""
 
     name = "stages"
-    summary = "other numbers of layers on the stages of a pipeline, or branches side by side"
+    summary = "change the number of layers per pipeline stage, or run branches side by side"
     example = "stages:layers=9/8/8/7,now=8/8/8/8"
-    needs = "a trace of whole operations with more than one stage, and how many layers each has"
+    needs = "an operation-level trace with more than one stage, and the number of layers per stage"
     assumes = (
-        "layers of a stage take equally long, and what the first and last of several stages take longer "
-        "(embedding, loss) stays there; messages are as large at every layer"
+        "layers of a stage take equally long, the extra time of the first and last stage (embedding, "
+        "loss) stays there, and messages have the same size at every layer"
     )
     source = (
         "contiguous partition of the run's own times, exact by dynamic programming (PipeDream, SOSP 2019); "
@@ -71,10 +71,10 @@ class StageLayers(Edit):
     of_operations = True
     proof = "2/2/2/2 and 3/2/2/1 layers, and two branches: sleeping layers, gloo"
     effort = "code"
-    layers: str = key("of each stage, such as 9/8/8/7; without, balanced by their times", "")
-    now: str = key("layers of each stage as recorded; without, as many on each", "")
-    branches: str = key("stages of each branch that are to work side by side, such as 1-2/3", "")
-    memory_gb: float | None = key("of each rank, 1e9 bytes, where the run does not say", None, least=0.0)
+    layers: str = key("layers of each stage, such as 9/8/8/7; default: balanced by layer times", "")
+    now: str = key("layers of each stage as recorded; default: equal numbers", "")
+    branches: str = key("stages of each branch to run side by side, such as 1-2/3", "")
+    memory_gb: float | None = key("memory per rank in 1e9 bytes, if not recorded", None, least=0.0)
     doubt: float = 0.2
 
     @classmethod
@@ -108,7 +108,7 @@ class StageLayers(Edit):
         line = f"layers of stages: {_text(now)} now, {_text(layers)} then"
         most = self._most(graph, rows, now)
         if most is None:
-            return (line, "memory was not recorded and is no constraint here: record with `--memory`")
+            return (line, "memory was not recorded and is ignored here: record with `--memory`")
         return (line, f"there is memory for {_text(np.minimum(most, now.sum()))} layers")
 
     def _made(self, graph: Graph, ends_stay: bool) -> Graph:
@@ -147,7 +147,7 @@ class StageLayers(Edit):
         messages = handed_on(graph, rows)
         if messages is None:
             raise Unanswerable(
-                "no messages between stages were recorded: whether branches need each other is not known"
+                "no messages between stages were recorded: dependencies between branches are unknown"
             )
         for (one, other), count in sorted(messages.items()):
             membership = [[stage in branch for branch in branches] for stage in (one, other)]
@@ -217,8 +217,9 @@ class StageLayers(Edit):
 
     def how(self) -> str:
         return (
-            "build each PipelineStage of these layers; Megatron-core: --pipeline-model-parallel-layout, or "
-            "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
+            "build each PipelineStage from these layers; Megatron-core: "
+            "--pipeline-model-parallel-layout, or --decoder-first-pipeline-num-layers and "
+            "--decoder-last-pipeline-num-layers"
         )
 
 
@@ -265,7 +266,7 @@ def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
     for flag, value in pairwise(part for word in command for part in word.split("=", 1)):
         if flag in LAYERS_FLAGS and whole_number(value) >= 0:
             return _evenly(whole_number(value), shape)
-    raise Unanswerable("the run does not say how many layers each stage has: give now=, such as now=8/8/8/8")
+    raise Unanswerable("the layers per stage were not recorded: give now=, such as now=8/8/8/8")
 
 
 # Layers in a row, divided over the stages of a pipeline so that the slowest is as fast as can be.
@@ -353,19 +354,19 @@ class Skip(Edit):
     """A partial pipeline: stages are skipped in turn, each by as many micro-batches."""
 
     name = "skip"
-    summary = "each micro-batch skips some stages of the pipeline, in turn"
+    summary = "let each micro-batch skip some pipeline stages, in turn"
     example = "skip:share=0.25"
-    needs = "a trace of whole operations with four stages or more, of one chunk each"
+    needs = "an operation-level trace with at least four stages of one chunk each"
     assumes = (
-        "a stage passes on what it was given where a micro-batch skips the next, messages are never in each "
-        "other's way, and only the first and the last stage cannot be skipped"
+        "a stage forwards its output past the stage that a micro-batch skips, messages never compete, "
+        "and only the first and last stage cannot be skipped"
     )
-    source = "SkipPipe (arXiv 2502.19913): paths that share stages evenly and do not collide, replayed"
+    source = "SkipPipe (arXiv 2502.19913): replay of paths that share stages evenly and do not collide"
     of_operations = True
     proof = "one of four stages skipped in turn: sleeping layers, gloo"
     effort = "code"
-    training = "a sample teaches fewer layers at a time: what that does to the loss is not known from a run"
-    share: float = key("of the stages that each micro-batch skips, rounded", least=0.0, most=1.0)
+    training = "each sample trains fewer layers; a run does not show the effect on the loss"
+    share: float = key("share of stages that each micro-batch skips, rounded", least=0.0, most=1.0)
     doubt: float = 0.2
 
     @classmethod
@@ -429,10 +430,10 @@ class Skip(Edit):
         return count
 
     def describe(self) -> str:
-        return f"micro-batches that skip {self.share:.0%} of the stages"
+        return f"micro-batches skip {self.share:.0%} of the stages"
 
     def how(self) -> str:
-        return "send past the stages that a micro-batch skips (paths: see notes), as SkipPipe does"
+        return "send past the skipped stages (see notes for the paths), as SkipPipe does"
 
 
 def _shape(rows: pl.DataFrame) -> PipelineShape:

@@ -44,21 +44,21 @@ class Prefetch(Edit):
     """All-gathers of FSDP are issued earlier, and awaited only where their result is used."""
 
     name = "prefetch"
-    summary = "FSDP gathers parameters some layers earlier"
+    summary = "gather FSDP parameters some layers earlier"
     example = "prefetch:ahead=1"
-    needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
+    needs = "a job with FSDP2, with its ranges, recorded by torch.profiler and dpro"
     assumes = (
-        "there is memory for this many layers more, what a rank moves shares its link, and copying takes "
-        "what it did"
+        "memory suffices for this many more layers, a rank's transfers share its link, and copy times "
+        "stay unchanged"
     )
     source = (
-        "FSDP (Zhao et al., VLDB 2023), prefetching forward and backward: the order of calls, the waits of "
-        "copies; collectives of a group move in the order in which they are called"
+        "FSDP (Zhao et al., VLDB 2023), forward and backward prefetching: the order of calls, and the "
+        "waits of copies; collectives of a group run in call order"
     )
     proof = "1 and 2 layers ahead, FSDP2 on gloo"
     effort = "line"
-    ahead: int = key("how many all-gathers earlier than now each is issued", 1, least=0)
-    only: str = key("in which pass; both without", "", choices=("forward", "backward"))
+    ahead: int = key("number of all-gathers by which each is issued earlier", 1, least=0)
+    only: str = key("only in this pass; default: both", "", choices=("forward", "backward"))
     doubt: float = 0.2
 
     @classmethod
@@ -241,19 +241,20 @@ class LocalUpdates(ReductionEdit):
     """Ranks train by themselves and average their parameters every k steps (local SGD)."""
 
     name = "local-updates"
-    summary = "ranks train by themselves and average parameters every k steps"
+    summary = "train ranks independently, and average parameters every k steps"
     example = "local-updates:every=4"
-    needs = "reductions of gradients, and autograd's spans, as torch.profiler and dpro record them"
-    assumes = "parameters are averaged all at once after the update, and ranks do not drift apart in between"
+    needs = "gradient reductions and autograd spans, recorded by torch.profiler and dpro"
+    assumes = "all parameters are averaged at once after the update, and ranks do not drift apart in between"
     source = (
-        "post-local SGD (Lin et al., ICLR 2020) as PyTorch's PeriodicModelAverager does it: 1/k of an "
-        "averaging in each step, which is right for the mean step; with overlap CO2 (Sun et al., ICLR 2024)"
+        "post-local SGD (Lin et al., ICLR 2020) as in PyTorch's PeriodicModelAverager: 1/k of an "
+        "averaging in each step, which is exact for the mean step; with overlap, CO2 (Sun et al., ICLR "
+        "2024)"
     )
     proof = "every 4 steps, gloo"
     effort = "code"
-    training = "ranks that drift apart between averages: as many samples may teach less"
-    every: int = key("steps from one averaging to the next", 4, least=1)
-    overlap: str = key("yes: steps go on while parameters are averaged", "", choices=("yes",))
+    training = "ranks drift apart between averages, which may reduce sample efficiency"
+    every: int = key("steps between averages", 4, least=1)
+    overlap: str = key("yes: train on while parameters are averaged", "", choices=("yes",))
     doubt: float = 0.15
 
     @classmethod
@@ -303,18 +304,18 @@ class LocalUpdates(ReductionEdit):
         )
 
     def describe(self) -> str:
-        beside = ", beside the steps" if self.overlap else ""
-        return f"parameters averaged every {self.every} steps instead of gradients in each{beside}"
+        beside = ", overlapping the steps" if self.overlap else ""
+        return f"parameters averaged every {self.every} steps, instead of gradients every step{beside}"
 
     def how(self) -> str:
         if self.overlap:
             return (
                 f"all-reduce a copy of the parameters with async_op=True every {self.every} steps, and apply "
-                "the average as an outer step once it has come, as CO2 does; look after accuracy"
+                "the average as an outer step once it is complete, as CO2 does; check accuracy"
             )
         return (
             "post_localSGD_hook without gradient all-reduce, and PostLocalSGDOptimizer(optimizer, "
-            f"PeriodicModelAverager(period={self.every})); look after accuracy"
+            f"PeriodicModelAverager(period={self.every})); check accuracy"
         )
 
 
@@ -323,15 +324,15 @@ class Overlap(ReductionEdit):
     """Gradients are reduced after backward, or during the next step."""
 
     name = "overlap"
-    summary = "gradients reduced after backward (off), or during the next step (full)"
+    summary = "reduce gradients after backward (off), or during the next step (full)"
     example = "overlap:mode=full"
-    needs = "reductions of gradients, and autograd's spans, as torch.profiler and dpro record them"
-    assumes = "with full overlap, that the update may use the gradients of the step before"
-    source = "ours; full overlap with gradients one step old as in Pipe-SGD (Li et al., NeurIPS 2018)"
+    needs = "gradient reductions and autograd spans, recorded by torch.profiler and dpro"
+    assumes = "with full overlap, the update can use the gradients of the step before"
+    source = "ours; full overlap uses gradients one step old, as in Pipe-SGD (Li et al., NeurIPS 2018)"
     proof = "after backward and a step late, gloo"
     effort = "code"
-    training = "gradients that are one step old: as many samples may teach less"
-    mode: str = key("off: none, full: a step later", choices=("off", "full"))
+    training = "gradients are one step old, which may reduce sample efficiency"
+    mode: str = key("off: after backward; full: during the next step", choices=("off", "full"))
     doubt: float = 0.15
 
     @classmethod
@@ -350,12 +351,14 @@ class Overlap(ReductionEdit):
         return [[replace(bucket, called_after=buckets[-1].last) for bucket in buckets] for buckets in plain]
 
     def describe(self) -> str:
-        return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"
+        return (
+            "gradients reduced after backward" if self.mode == "off" else "gradients awaited one step later"
+        )
 
     def setting(self, reductions: GradientReductions) -> str:
         return of_no_overlap(framework_of(reductions.graph.run)) if self.mode == "off" else NOT_THERE
 
     def how(self) -> str:
         if self.mode == "off":
-            return "nothing to do: it shows what overlap gains; DDP does that with one bucket for all"
-        return "an optimizer that applies gradients one step late; look after accuracy"
+            return "not a remedy: shows the gain of overlap; DDP with one bucket for all gradients does this"
+        return "use an optimizer that applies gradients one step late; check accuracy"

@@ -25,7 +25,7 @@ from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
-NO_PAUSES = "no garbage collection of 1 ms or more fell into a deep window"
+NO_PAUSES = "no deep window has a garbage collection of 1 ms or more"
 MAX_WORKERS = 16  # of each rank that are worth trying
 MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
 
@@ -36,11 +36,11 @@ class HideInput(Edit):
 
     name = "hide-input"
     acts_on = "ranks"
-    summary = "the step never waits for its DataLoader"
+    summary = "never wait for the DataLoader"
     example = "hide-input"
-    needs = "the DataLoader's annotation, which torch.profiler and dpro record"
-    assumes = "there are free cores for the workers and a source that can keep up"
-    source = "time inside the DataLoader's `__next__` of 0"
+    needs = "the DataLoader annotation, recorded by torch.profiler and dpro"
+    assumes = "there are free cores for workers, and the data source keeps up"
+    source = "zero time in the DataLoader's `__next__`"
     proof = "slower input, gloo"
     effort = "line"
     doubt: float = 0.1
@@ -69,19 +69,18 @@ class Workers(Edit):
     """Each rank's DataLoader has this many worker processes; 0 loads in the training process."""
 
     name = "workers"
-    summary = "the DataLoader has this many workers"
+    summary = "set the number of DataLoader workers"
     example = "workers:count=4"
-    needs = (
-        "a DataLoader without workers, whose `__next__` shows what a batch takes, or one whose workers "
-        "cannot keep up, which shows it, too"
+    needs = "the loading time of a batch, which shows without workers, or with workers that cannot keep up"
+    assumes = (
+        "each worker has its own core and its share of the data source, and passing a batch on costs nothing"
     )
-    assumes = "each worker has a core and its share of the source, and handing a batch over costs nothing"
     source = (
-        "wait per step = max(0, time of a batch / workers - step with its input ready): workers are a queue"
+        "wait per step = max(0, time per batch / workers - step without input wait), for workers as a queue"
     )
     proof = "0 to 1, 2 and 4 workers, CPU"
     effort = "flag"
-    count: int = key("how many workers each rank has", least=0)
+    count: int = key("workers per rank", least=0)
     doubt: float = 0.25
 
     @classmethod
@@ -90,7 +89,7 @@ class Workers(Edit):
         graph = facts.graph
         loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
-            raise Unanswerable("no whole step in the run: record at least two steps")
+            raise Unanswerable("no complete step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         batch, rest = _batch_and_rest(graph, loading, _per_step(graph, loading, ranks, steps.size))
         enough = int(np.ceil(batch / np.maximum(rest, 1.0)).max())
@@ -103,7 +102,7 @@ class Workers(Edit):
         """Scale each rank's time in `__next__` to what it would wait."""
         loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
-            raise Unanswerable("no whole step in the run: record at least two steps")
+            raise Unanswerable("no complete step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
         batch, rest = _batch_and_rest(graph, loading, now)
@@ -132,7 +131,7 @@ def loading_of(graph: Graph) -> NDArray[np.bool_]:
     loading = NodeSelection(within=DATA_LOADING).mask(graph)
     if not loading.any():
         raise NothingToChange(
-            "no DataLoader was seen: no span of the run is within enumerate(DataLoader), as PyTorch calls it"
+            "the run has no DataLoader: no span is inside PyTorch's range enumerate(DataLoader)"
         )
     return loading
 
@@ -164,7 +163,7 @@ def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tu
     step = _mean_step(graph)
     if workers == 0 or float(now.max()) < MIN_WAIT * step:
         raise Unanswerable(
-            "the DataLoader has workers, and what a batch takes them is unknown: record some steps with "
+            "the DataLoader has workers, and their time per batch is unknown: record some steps with "
             "num_workers=0, or steps in which the loop waits for them"
         )
     return np.where(now >= MIN_WAIT * step, workers * step, 0.0), step - now
@@ -184,14 +183,17 @@ class Garbage(Edit):
     """Python's garbage collector does not run by itself; planned, it runs at one step on all ranks."""
 
     name = "gc"
-    summary = "no automatic garbage collection, or one at the same step on all ranks"
+    summary = "turn off automatic garbage collection, or collect at the same step on all ranks"
     example = "gc:every=100"
-    needs = "pauses of 1 ms or more in deep windows, as `dpro record` notes, or operations named gc"
-    assumes = "a planned collection takes what the longest took, and memory does not run out in between"
+    needs = "pauses of 1 ms or more in deep windows recorded by `dpro record`, or operations named gc"
+    assumes = (
+        "a planned collection takes as long as the longest recorded one, and memory suffices "
+        "between collections"
+    )
     source = "planned garbage collection, as in Lin et al., OSDI 2025"
-    proof = "a GPT whose steps make 10,000 objects, CPU"
+    proof = "a GPT that creates 10,000 objects per step, CPU"
     effort = "line"
-    every: int = key("collect once per this many steps; 0 is never", 0, least=0)
+    every: int = key("steps between collections; 0 means never", 0, least=0)
     doubt: float = 0.2
 
     @classmethod
@@ -216,13 +218,15 @@ class Garbage(Edit):
 
     def describe(self) -> str:
         return (
-            f"garbage is collected every {self.every} steps on all ranks" if self.every else "no collections"
+            f"garbage is collected every {self.every} steps on all ranks"
+            if self.every
+            else "no garbage collection"
         )
 
     def how(self) -> str:
         if self.every:
             return f"gc.disable(), and gc.collect() after every {self.every} steps on all ranks"
-        return "gc.disable() or gc.freeze() after setup, where the loop makes no cycles"
+        return "gc.disable() or gc.freeze() after setup, if the loop creates no reference cycles"
 
 
 def paused_ns(graph: Graph) -> Ints:

@@ -41,18 +41,22 @@ class NodeSelection:
     name: str = key("pattern for the name of a span, such as `aten::mm` or `*gemm*`", "")
     within: str = key("pattern for the innermost annotation around CPU work, or `micro-batch 3`", "")
     module: str = key(
-        "pattern for a module or any other range: all inside it, its backward pass, the GPU work of both", ""
+        (
+            "pattern for a module or another range: all work inside it, its backward pass, and the GPU work "
+            "of both"
+        ),
+        "",
     )
-    kind: str = key("which kind of work", "", choices=tuple(KINDS))
+    kind: str = key("kind of work", "", choices=tuple(KINDS))
     rank: int | None = key("a rank", None)
     host: str = key("pattern for the name of a host", "")
     stage: int | None = key("a pipeline stage", None)
     dp: int | None = key("a data-parallel rank", None)
-    stream: int | None = key("a GPU stream, or stream of an operation-level trace", None)
+    stream: int | None = key("a GPU stream, or a stream of an operation-level trace", None)
     step: int | None = key("a step", None)
-    op: str = key("pattern for the operation of collectives, such as `all_reduce`", "")
-    group: str = key("pattern for the name of the process group of collectives", "")
-    axis: str = key("axis of parallelism of collectives", "", choices=AXES)
+    op: str = key("pattern for the collective operation, such as `all_reduce`", "")
+    group: str = key("pattern for the name of the collectives' process group", "")
+    axis: str = key("parallelism axis of collectives", "", choices=AXES)
 
     def __post_init__(self) -> None:
         """Refuse a kind that does not exist."""
@@ -173,7 +177,7 @@ def ranks_at(
         ranks = [candidate for candidate in ranks if fitting([hosts.get(candidate, "")], host)[0]]
     if stage is not None or dp is not None:
         if not graph.places:
-            raise Unanswerable("the run does not say which stage and data-parallel rank its ranks are")
+            raise Unanswerable("the stage and data-parallel rank of the ranks were not recorded")
         places = {candidate: graph.places[candidate] for candidate in ranks if candidate in graph.places}
         ranks = [
             candidate
@@ -198,7 +202,7 @@ def hosts_of(graph: Graph) -> dict[int, str]:
     workers = graph.run.table(WORKERS) if graph.run is not None else WORKERS.empty()
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     if not hosts:
-        raise Unanswerable("the run does not say which hosts its ranks are on")
+        raise Unanswerable("the hosts of the ranks were not recorded")
     return hosts
 
 
@@ -211,7 +215,7 @@ def _on_stream(graph: Graph, stream: int) -> Bools:
 def _of_collectives(graph: Graph, op: str, group: str, axis: str) -> Bools:
     """[N] transfers of an operation, a group and an axis."""
     if not graph.messages:
-        raise Unanswerable("the run does not say which collectives it holds")
+        raise Unanswerable("the collectives of the run were not recorded")
     fits = np.append(messages_fitting(graph, op, group, axis), False)  # the last: nodes without a message
     of_messages: Bools = fits[graph.nodes.message]
     return of_messages
@@ -261,7 +265,7 @@ def messages_along(graph: Graph, axis: str) -> Bools:
         names = ", ".join(sorted(set(axes) - {""}))
         raise Unanswerable(
             f"no communication in the run is known to be along {axis}: "
-            + (f"it is along {names}" if names else "the axes of its groups are not known")
+            + (f"it is along {names}" if names else "the axes of its groups are unknown")
         )
     return fits
 

@@ -43,7 +43,7 @@ def test_stacks_are_listed_by_rank(replies, tmp_path):
         "rank 0",
         "  MainThread",
         "    job.py:7 main",
-        "rank 2 (its interpreter is held by a call in C)",
+        "rank 2 (a C call holds its interpreter lock)",
         "rank 1: did not answer",
     ]
 
@@ -64,7 +64,7 @@ def test_a_switch_names_the_step_from_which_it_counts(replies, tmp_path):
     replies(Answers({0: {"rank": 0, "from_step": 31}}, []))
     printed = json.loads(dpro("attach", tmp_path, "--off", "--json").stdout)
     assert msgspec.convert(printed, SwitchDocument).from_step == 31
-    assert dpro("attach", tmp_path, "--off").stdout == "it counts from step 31 on\n"
+    assert dpro("attach", tmp_path, "--off").stdout == "takes effect at step 31\n"
 
 
 def test_a_reply_of_another_shape_is_one_line(replies, tmp_path):

@@ -58,4 +58,4 @@ def test_many_runs_have_a_line_each_with_step_limit_and_what_to_do_first():
 @pytest.mark.parametrize("given", [[HEALTHY], [HEALTHY, HEALTHY, HEALTHY, "--fail-on", "3%"]])
 def test_one_run_and_an_allowance_for_many_are_refused(given):
     done = CliRunner().invoke(diff, given)
-    assert "give two runs, or more without" in str(done.exception)
+    assert "give two runs; --steps" in str(done.exception)

@@ -53,7 +53,7 @@ def test_usage_that_click_refuses_is_one_line():
 def test_no_command_at_all_is_answered_by_the_help():
     done = dpro()
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Find out what a distributed training job is doing" in done.stderr
+    assert "Find what limits a distributed training job" in done.stderr
 
 
 def test_a_plan_of_a_batch_that_is_a_large_prime_ends(tmp_path):

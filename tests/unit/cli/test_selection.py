@@ -220,4 +220,4 @@ def test_what_is_not_in_the_run_is_refused_with_what_is(job, tmp_path):
     assert f"A: --ranks 7 selects nothing; {there}" in refused(diff, job, job, "--ranks", "7")
     assert "ranks wait for each other" in refused(whatif, job, "--ranks", "0")
     assert "--sensitivity" in refused(whatif, job, "--steps", "1", "--sensitivity")
-    assert "names none" in refused(report, job, "--ranks", ",")
+    assert "is empty" in refused(report, job, "--ranks", ",")

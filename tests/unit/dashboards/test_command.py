@@ -42,7 +42,7 @@ def test_there_is_a_token_unless_it_is_declined_which_is_warned_of(monkeypatch, 
     result = CliRunner().invoke(dashboard, [str(repository / "sample_traces" / "healthy"), *options])
     assert result.exit_code == 0, result.output
     assert [token is not None for token in asked] == [has]
-    assert ("other users of this machine" in result.stderr) == (not has)
+    assert ("including users of this machine" in result.stderr) == (not has)
 
 
 def test_a_port_that_is_taken_is_refused_before_the_run_is_opened(tmp_path):

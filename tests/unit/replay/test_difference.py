@@ -115,7 +115,7 @@ def test_run_without_a_whole_step_cannot_be_compared(tmp_path):
     run.op("work", 0, 100)
     run.step(0, 500, 600)
     graph = run.build(tmp_path / "r").graph
-    with pytest.raises(Unanswerable, match="whole step"):
+    with pytest.raises(Unanswerable, match="complete step"):
         explain(graph, graph)
 
 

@@ -204,7 +204,7 @@ def test_a_sampler_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "sample_until_ended", lambda *arguments: time.sleep(600))
     launch = launched(tmp_path)
     sampler.start(launch).stop()
-    assert "had to be killed" in log(launch)
+    assert "did not exit and was killed" in log(launch)
 
 
 def test_a_process_may_get_another_rank_and_end(tmp_path, job):

@@ -82,5 +82,5 @@ def test_job_without_checkpoints_says_so_once(tmp_path):
     attempts = [written(20.0 * number) for number in range(4)]
     run = job(tmp_path, [attempt.ended(end + 1, code=1) for attempt, end in attempts])
     assert life_of([run]).notes == [
-        "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
+        "no checkpoint save was observed: each attempt is assumed to have begun at step 0"
     ]

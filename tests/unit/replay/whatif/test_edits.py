@@ -252,7 +252,7 @@ def test_a_launch_latency_that_was_negative_is_not_made_longer(tmp_path):
     ("job", "edit", "reason"),
     [
         ("cpu", NoLaunch(), "no GPU launches"),
-        ("gpu", HideInput(), "no DataLoader was seen"),
+        ("gpu", HideInput(), "the run has no DataLoader"),
         ("gpu", Scale(NodeSelection(name="aten::conv2d"), 0.5), "nothing in the run fits name=aten::conv2d"),
     ],
 )
@@ -393,7 +393,7 @@ def test_without_a_whole_step_nothing_is_predicted(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
     run.step(0, 500, 600)  # lies after everything that was recorded
-    with pytest.raises(Unanswerable, match="whole step"):
+    with pytest.raises(Unanswerable, match="complete step"):
         baseline_steps(run.build(tmp_path / "r").graph)
 
 

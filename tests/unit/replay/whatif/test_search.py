@@ -219,7 +219,7 @@ def test_run_without_a_whole_step_has_no_curves(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
     run.step(0, 500, 600)
-    with pytest.raises(Unanswerable, match="whole step"):
+    with pytest.raises(Unanswerable, match="complete step"):
         sensitivity(run.build(tmp_path / "r").graph)
 
 

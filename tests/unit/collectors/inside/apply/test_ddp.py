@@ -60,7 +60,7 @@ def test_a_setting_that_the_script_has_itself_is_no_change(job):
 
 def test_a_job_without_ddp_is_not_changed_and_says_so(job):
     job.change("bucket:mb=1")
-    assert "wrapped no module" in job.refused()
+    assert "wraps no module" in job.refused()
 
 
 def test_arguments_that_ddp_does_not_know_are_its_own_complaint(job):

@@ -125,8 +125,8 @@ def test_batches_have_so_many_times_as_many_samples(job):
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        (lambda: DataLoader(numbers(4), batch_size=None), "the data set makes the batches"),
-        (lambda: DataLoader(numbers(4), batch_sampler=[[0, 1]]), "a batch_sampler makes the batches"),
+        (lambda: DataLoader(numbers(4), batch_size=None), "the dataset creates the batches"),
+        (lambda: DataLoader(numbers(4), batch_sampler=[[0, 1]]), "a batch_sampler creates the batches"),
         (lambda: DataLoader(numbers(4), batch_size=3), "no whole number of samples"),
     ],
 )

@@ -73,7 +73,7 @@ def test_gradients_of_every_bucket_are_measured_and_training_is_the_same(job, gr
 def test_without_ddp_there_is_nothing_to_measure(job):
     job.change("compress:probe")
     job.steps(*range(1, 9))
-    assert "no module with DistributedDataParallel" in job.refused()
+    assert "no module in DistributedDataParallel" in job.refused()
 
 
 def test_a_codec_that_fails_ends_the_probe_and_not_the_job(job, group, monkeypatch):

@@ -131,7 +131,7 @@ def test_where_a_run_does_not_say_what_memory_there_is_only_the_time_of_a_batch_
         changed = edit.apply(graph)
         assert changed.nodes.duration.tolist() == with_larger_batch(graph, 2.0).nodes.duration.tolist()
         assert changed.step_bytes is None
-        assert "whether there is memory for it the run does not say" in edit.notes(graph)[1]
+        assert "the memory size was not recorded, so the fit is unknown" in edit.notes(graph)[1]
         with pytest.raises(Unanswerable, match="memory"):  # a search does not advise what may not fit
             type(edit).candidates(facts_of(graph))
 

@@ -141,7 +141,7 @@ def test_waits_that_are_not_there_are_refused_with_the_nearest_call(jobs):
         changed(jobs["bound"], "no-sync:within=aten::mm")
     with pytest.raises(Unanswerable, match="did you mean 'cudaStreamSynchronize'"):
         changed(jobs["bound"], "no-sync:within=cudaStreamSynchronise")
-    with pytest.raises(Unanswerable, match="in no call"):
+    with pytest.raises(Unanswerable, match="no call in the run"):
         changed(jobs["cpu"], "no-sync")
 
 
@@ -231,7 +231,7 @@ def test_a_planned_collection_costs_all_ranks_at_once(tmp_path):
 
 def test_operations_that_collect_garbage_are_known_by_name(tmp_path):
     graph = build_graph(written(Job(num_steps=2).run(), tmp_path)).graph
-    with pytest.raises(Unanswerable, match="no garbage collection"):
+    with pytest.raises(Unanswerable, match="a garbage collection of 1 ms or more"):
         changed(graph, "gc")
 
 

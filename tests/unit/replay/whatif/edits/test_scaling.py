@@ -108,7 +108,7 @@ def test_jobs_without_reductions_and_whole_operations_are_refused(tmp_path):
     run.step(0, 0, 10)
     with pytest.raises(Unanswerable, match="no reduction of gradients"):
         changed(run.build(tmp_path / "a").graph, "accumulate")
-    with pytest.raises(Unanswerable, match="micro-batches already"):
+    with pytest.raises(Unanswerable, match="already have micro-batches"):
         changed(build_graph(written(Job().run(), tmp_path / "b")).graph, "accumulate")
     with pytest.raises(UsageError, match="steps must be 1 or more"):
         parse_edit("accumulate:steps=0")

@@ -144,7 +144,7 @@ def test_bounds_say_that_they_are_and_what_is_free():
     launches, host = parse_edit("no-launch"), parse_edit("free-host")
     assert not launches.is_advice
     assert not host.is_advice
-    assert "launch calls only" in launches.describe()
+    assert "GPU launch calls" in launches.describe()
     assert "cannot be done" in launches.how()
 
 

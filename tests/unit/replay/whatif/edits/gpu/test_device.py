@@ -73,7 +73,7 @@ def test_shares_of_kernel_time_are_reported_by_method(tmp_path):
     notes = parse_edit("device:to=B200").notes(graph)
     assert notes[0] == "78% of kernel time is predicted by the class of the kernel, without shapes"
     assert notes[1].startswith(
-        "22% of kernel time is predicted by what was measured here and the data sheet of a GPU"
+        "22% of kernel time is predicted by measurements on this GPU and the data sheet of that GPU"
     )
 
 
@@ -134,7 +134,7 @@ def test_a_trace_on_the_other_device_says_what_products_take_there(tmp_path):
     assert set(found["device"]) == {"B200"}
     informed = dataclasses.replace(graph, products=found)
     notes = parse_edit("device:to=B200").notes(informed)
-    assert any("what was measured here and on that GPU" in note for note in notes), notes
+    assert any("measurements on this and on that GPU" in note for note in notes), notes
     assert moved(informed, "device:to=B200") != moved(graph, "device:to=B200")
     with pytest.raises(Unanswerable, match="--shapes"):
         products_of(graph_of(matmuls(JOB, shaped=False), tmp_path / "u"))

@@ -236,4 +236,4 @@ def test_uneven_stages_are_evened_beside_a_slow_worker_that_stays_as_slow(tmp_pa
 def test_with_one_rank_per_stage_a_slow_worker_is_said_to_look_like_a_stage(tmp_path):
     graph = _graph(Job(2, 1, 3, forward=lambda stage, dp: 5.0 + 10 * stage), tmp_path / "one")
     (note,) = parse_edit("balance:over=stages").notes(graph)
-    assert "cannot be distinguished from one with more work" in note
+    assert "cannot be distinguished from a stage with more work" in note

@@ -87,8 +87,8 @@ def test_only_sequences_are_tried_on_a_job_without_whole_operations(tmp_path):
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (handed_job((0,)), "as many elements in every step: nothing is uneven"),
-        (handed_job(power=0.0), "does not follow how many elements"),
+        (handed_job((0,)), "equal numbers of elements in every step: nothing is uneven"),
+        (handed_job(power=0.0), "does not follow the number of elements"),
         (handed_job(counted=False), "does not consist of whole operations"),
     ],
 )

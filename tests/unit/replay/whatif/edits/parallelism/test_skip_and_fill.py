@@ -54,7 +54,7 @@ def test_what_is_skipped_is_said_and_so_is_what_it_does_to_the_training(tmp_path
         "stages 1 are skipped by 2 micro-batches of 4: 0, 2",
         "stages 2 are skipped by 2 micro-batches of 4: 1, 3",
     )
-    assert "not known from a run" in edit.training
+    assert "does not show the effect on the loss" in edit.training
     # Each of the inner stages has half of its work left; the first has all.
     work = computes(edit.apply(graph)).group_by("stage").len().sort("stage")["len"].to_list()
     assert work == [8, 4, 4, 8]

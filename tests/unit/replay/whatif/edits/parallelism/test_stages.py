@@ -62,7 +62,7 @@ def test_balanced_stages_leave_layers_to_the_stage_without_the_loss(tmp_path):
     (line, memory) = edit.notes(graph)
     assert line.startswith("layers of stages: 4/4/4/4 now, ")
     assert line.endswith("/2 then")
-    assert "no constraint" in memory
+    assert "is ignored here" in memory
     work = computes(edit.apply(graph)).filter((pl.col("kind") == "forward") & (pl.col("step") == 0))
     assert work.group_by("rank").agg(pl.col("ns").mean())["ns"].max() == 20 * MS
 
