@@ -42,10 +42,10 @@ class Cached:
                 except DproError as error:
                     value = error
                 self.values[name], self._inputs[name] = value, inputs
-            known: T = self.values[name]
-        if isinstance(known, DproError):
-            raise known
-        return known
+            result: T = self.values[name]
+        if isinstance(result, DproError):
+            raise result
+        return result
 
 
 class cached(Generic[C, T]):  # noqa: N801, used like `property`

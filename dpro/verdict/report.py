@@ -170,12 +170,12 @@ def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
 def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
     """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
     try:
-        found = search_once(analysis)
+        result = search_once(analysis)
         base_ns = analysis.baseline_ns
     except DproError:
         return Gains([], []), "", []
-    helpful = what_helps(found.predictions)
-    return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in found.refused]
+    helpful = what_helps(result.predictions)
+    return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in result.refused]
 
 
 def _breakdown(analysis: Analysis) -> list[ReportTable]:
