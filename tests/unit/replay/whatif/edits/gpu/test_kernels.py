@@ -108,7 +108,7 @@ def test_torch_compile_makes_one_kernel_of_these_and_leaves_products_alone():
 
 def test_what_is_compiled_already_stays_as_it_is(tmp_path):
     graph = pointwise([(COMPILED, 90), (COMPILED, 90), (GEMM, 50)], 1).build(tmp_path / "r").graph
-    with pytest.raises(Unanswerable, match="already uses kernels fused by torch.compile"):
+    with pytest.raises(Unanswerable, match="already uses kernels fused by"):
         changed(graph, "compile")
 
 
