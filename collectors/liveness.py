@@ -70,7 +70,7 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
             if _launched_lives(recording) or (recording not in locked and waited_s > ORPHANS_S):
                 raise InputError(
                     f"{run}: still being recorded{_so_far(recording)}; read it when the job has ended, "
-                    f"or a copy of what there is now: dpro attach {run} -o COPY"
+                    f"or copy the recording so far: dpro attach {run} -o COPY"
                 )
         if waited_s > timeout_s and locked:
             raise InputError(_slow(run, locked[0]))
@@ -84,8 +84,8 @@ def unseen(recording: Launch) -> list[str]:
     host = recording.facts()["host"]
     changed = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(_changed_s(recording)))
     return [
-        f"made on {socket.gethostname()}, where the processes of {host} cannot be seen: if they still ran, "
-        f"what they did after {changed} UTC is not recorded"
+        f"finished on {socket.gethostname()}, which cannot see the processes of {host}: if they were still "
+        f"running, their work after {changed} UTC is missing"
     ]
 
 
@@ -106,8 +106,8 @@ def _refuse_if_it_may_run(run: str | os.PathLike[str], recording: Launch) -> Non
     if quiet_s < QUIET_S:
         host = recording.facts()["host"]
         raise InputError(
-            f"{run}: may still be recorded on {host}, for it changed {quiet_s:.0f} s ago and processes there "
-            f"cannot be seen from here; read it there, or {QUIET_S:.0f} s after its last change"
+            f"{run}: may still be recorded on {host}: it changed {quiet_s:.0f} s ago, and processes there "
+            f"are not visible from here; read it there, or {QUIET_S:.0f} s after its last change"
         )
 
 
@@ -143,7 +143,6 @@ def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
         facts = recording.facts()
         if lives(facts) is None:
             return (
-                f"{run}: still being recorded on {facts['host']}, or about to be whole; read it when the job "
-                "has ended"
+                f"{run}: still being recorded or finished on {facts['host']}; read it when the job has ended"
             )
     return f"{run}: its tables are still being written; try again in a minute"

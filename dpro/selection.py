@@ -162,7 +162,7 @@ def parse_rank_choice(text: str) -> RankChoice:
     if "=" not in text:
         return RankChoice(parse_ranges(text, "ranks"))
     places: list[tuple[str, list[str]]] = []
-    why = UsageError(f"ranks {quoted(text)} are not understood: 0,2-3, or tp=0, or dp=0-3,pp=1")
+    why = UsageError(f"ranks {quoted(text)} are invalid: give for instance 0,2-3, or tp=0, or dp=0-3,pp=1")
     for part in text.split(","):
         axis, equals, numbers = map(str.strip, part.partition("="))
         if equals and axis.isalnum() and axis not in dict(places):
@@ -231,8 +231,10 @@ def _ends(text: str, what: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     given = [part.strip() for part in (first, last if dash else first)]
     if not all(part.isdecimal() and len(part) <= _DIGITS for part in given):
-        raise UsageError(f"{what} {quoted(text)} are not understood: 3, 3-8 or 3,5,7-9, numbers from 0 on")
+        raise UsageError(
+            f"{what} {quoted(text)} are invalid: give for instance 3, 3-8 or 3,5,7-9, with numbers from 0"
+        )
     ends = int(given[0]), int(given[1])
     if ends[0] > ends[1]:
-        raise UsageError(f"{what} {quoted(text)} are not understood: the first comes before the last")
+        raise UsageError(f"{what} {quoted(text)} are invalid: a range begins with its smaller number")
     return ends

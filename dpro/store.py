@@ -233,10 +233,10 @@ def why_no_run(folder: Path) -> str:
     """What a folder without a manifest is, and what to do."""
     if holds_tables(folder):
         return (
-            f"holds tables but no {MANIFEST}: a recording that was not finished, copied without its hidden "
-            "folders .recording and .raw; copy it with them, and any command that reads it finishes it"
+            f"has tables but no {MANIFEST}: an unfinished recording, copied without its hidden "
+            "folders .recording and .raw; copy it with them, and any command that reads it will finish it"
         )
-    return f"not a run directory (no {MANIFEST}); `dpro record` or `dpro import` makes one"
+    return f"not a run directory (no {MANIFEST}); create one with `dpro record` or `dpro import`"
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -336,8 +336,8 @@ def _needs_newer(version: int, created_by: object) -> str:
     """
     writer = re.search(r"\bdpro\b[a-z ]*(\d+(?:\.\d+)+)", str(created_by)[:100])
     needs = f"dpro {writer[1]} or newer" if writer else "a newer dpro"
-    this = f"this is dpro {__version__}, which reads up to format {FORMAT_VERSION}"
-    return f"is a run of format {version}, which {needs} reads; {this}"
+    this = f"this is dpro {__version__}, which supports formats up to {FORMAT_VERSION}"
+    return f"has run format {version}, which needs {needs}; {this}"
 
 
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
@@ -419,7 +419,9 @@ def _row_count(parts: list[Path]) -> int:
         count = int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
     if count > _most_rows(parts):
         stored = format_bytes(sum(part.stat().st_size for part in parts))
-        raise InputError(f"{parts[0]}: says that it holds {count:,} rows in {stored}, as no table does")
+        raise InputError(
+            f"{parts[0]}: claims {count:,} rows in {stored}, which is implausible; copy the run again"
+        )
     return count
 
 

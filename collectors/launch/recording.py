@@ -291,8 +291,8 @@ def keep_others_out(run: Path, private: Path) -> None:
     mode = run.stat().st_mode
     if private.stat().st_mode & OTHERS_WRITE or (mode & OTHERS_WRITE and not mode & stat.S_ISVTX):
         raise UsageError(
-            f"{run}: its file system keeps no permissions, so that others could change what the job reads "
-            "there; name a folder elsewhere with -o"
+            f"{run}: its file system does not support permissions, so other users could change files that "
+            "the job loads; choose another folder with -o"
         )
 
 
@@ -311,7 +311,7 @@ def _ensure_plain(folder: Path) -> None:
             with suppress(FileNotFoundError):  # of a process that still ends
                 if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)):
                     raise InputError(
-                        f"{entry.path}: is a link or no plain file, which no recording has; remove it"
+                        f"{entry.path}: is a link or special file, which a recording never has; remove it"
                     )
                 if entry.stat(follow_symlinks=False).st_uid != owner:
                     raise InputError(_foreign(Path(entry.path), entry.stat(follow_symlinks=False).st_uid))
@@ -321,8 +321,8 @@ def _ensure_plain(folder: Path) -> None:
 
 def _foreign(path: Path, owner: int) -> str:
     return (
-        f"{path}: belongs to {_name(owner)}, and this is {_name(os.geteuid())}: only its owner records there "
-        "or finishes a recording; work as that user, or on a copy of your own"
+        f"{path}: belongs to {_name(owner)}, not to {_name(os.geteuid())}: only its owner can record there "
+        "or finish a recording; run dpro as that user, or use your own copy"
     )
 
 

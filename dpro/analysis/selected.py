@@ -167,7 +167,7 @@ def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
     """
     chosen = parse_rank_choice(ranks)
     if ranks and not chosen:
-        raise UsageError("ranks names none: give some, as 3, 3-8, 3,5,7-9, or tp=0")
+        raise UsageError("ranks is empty: give for instance 3, 3-8, 3,5,7-9, or tp=0")
     return selection_of(parse_selection(steps).steps, chosen, *runs)
 
 

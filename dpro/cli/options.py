@@ -23,5 +23,5 @@ class NumberRange(click.FloatRange):
         """The number of a text."""
         number = float(super().convert(value, param, ctx))
         if number != number:
-            self.fail(f"{value} is no number", param, ctx)
+            self.fail(f"{value} is not a number", param, ctx)
         return number

@@ -64,9 +64,7 @@ def put_hosts(run: Run, hosts: pl.DataFrame) -> Run:
     recorded = run.table(WORKERS)
     says_itself = (recorded["host"] != "").any() or run.manifest.hosts
     if says_itself and run.manifest.sources.get(WORKERS.name) != SOURCE:
-        raise UsageError(
-            f"{run.label} says itself on which hosts its ranks were: --hosts is for runs that do not"
-        )
+        raise UsageError(f"{run.label} already has the hosts of its ranks: --hosts is for runs without them")
     ranks = run.manifest.ranks
     if absent := sorted(set(ranks) - set(hosts["rank"].to_list())):
         raise UsageError(f"--hosts has no host of ranks {few(absent, 8)}")

@@ -249,7 +249,7 @@ def _unpack_those_that_go_forward_only(tasks: Sequence[ImportTask]) -> None:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-DIED = "the process that read it died, perhaps for lack of memory; try with fewer --jobs"
+DIED = "the process that read it died, perhaps for lack of memory; try fewer --jobs"
 
 
 def run_tasks(

@@ -138,7 +138,7 @@ def test_the_demo_without_torch_says_so_and_explains_a_run_that_ships(monkeypatc
     monkeypatch.setitem(sys.modules, "torch", None)
     done = CliRunner().invoke(cli, ["demo"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stdout.startswith("PyTorch is not installed here")
+    assert done.stdout.startswith("PyTorch is not installed")
     for part in (
         "What was recorded",
         "What is wrong",

@@ -136,7 +136,7 @@ def test_runs_and_edits_are_listed(answers, served):
         ("no such run", "no such file or folder"),
         ("no memory", "--memory"),
         ("no such steps", "selects nothing; steps recorded in depth: 5-7"),
-        ("no steps", "steps 'x' are not understood"),
+        ("no steps", "steps 'x' are invalid"),
         ("no such edit", "did you mean 'heal'?"),
         ("no run", "missing required field `run`"),
         ("unknown argument", "unknown field `ruin`"),

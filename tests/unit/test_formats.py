@@ -67,15 +67,15 @@ def test_a_run_of_a_later_format_says_which_dpro_it_needs(job, created_by):
     with pytest.raises(InputError) as caught:
         open_run(job)
     assert str(caught.value) == (
-        f"{job}: is a run of format {later}, which dpro 0.2.0 or newer reads; "
-        f"this is dpro {__version__}, which reads up to format {FORMAT_VERSION}"
+        f"{job}: has run format {later}, which needs dpro 0.2.0 or newer; "
+        f"this is dpro {__version__}, which supports formats up to {FORMAT_VERSION}"
     )
 
 
 @pytest.mark.parametrize("created_by", [None, "", 7, {"dpro": 1}, "dpro watch", "x" * 10_000, "\n\n1.2"])
 def test_a_later_format_of_an_unknown_writer_needs_a_newer_dpro(job, created_by):
     changed(job, format_version=1_000, created_by=created_by)
-    with pytest.raises(InputError, match=r": is a run of format 1000, which a newer dpro reads; this is"):
+    with pytest.raises(InputError, match=r": has run format 1000, which needs a newer dpro; this is"):
         open_run(job)
 
 
@@ -87,7 +87,7 @@ def test_commands_refuse_a_later_format_in_one_line(job, command):
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert "which dpro 0.2.0 or newer reads" in line
+    assert "which needs dpro 0.2.0 or newer" in line
 
 
 @pytest.mark.parametrize("version", [0, -1, True, None, "2", 2.5, [2], 1e999])

@@ -29,7 +29,7 @@ def test_what_is_written_is_what_is_read(numbers):
 
 @pytest.mark.parametrize("text", ["x", "5-3", "1;2", "0-99999999999", "5-", "-5", "1--2", "٣x", "1\x1b[2J"])
 def test_what_is_no_list_is_named_on_one_line(text):
-    with pytest.raises(UsageError, match=r"ranks .* are not understood") as error:
+    with pytest.raises(UsageError, match=r"ranks .* are invalid") as error:
         parse_ranges(text, "ranks")
     assert "\x1b" not in str(error.value)
     assert "\n" not in str(error.value)
@@ -52,7 +52,7 @@ def test_ranks_are_chosen_by_number_or_by_place(text, choice):
 
 @pytest.mark.parametrize("text", ["tp=", "=0", "0,tp=1", "tp=0,tp=1", "tp=x", "tp=3-1", "tp==0", "\x1b=0"])
 def test_places_that_are_not_understood_are_named_on_one_line(text):
-    with pytest.raises(UsageError, match=r"ranks .* are not understood") as error:
+    with pytest.raises(UsageError, match=r"ranks .* are invalid") as error:
         parse_rank_choice(text)
     assert "\x1b" not in str(error.value)
 

@@ -152,7 +152,10 @@ def test_the_manifest_says_which_ranks_are_missing(tmp_path):
     [
         ("{", "not a run manifest"),
         ("{}", "not a run manifest"),
-        (f'{{"format_version": {FORMAT_VERSION + 1}, "world_size": 1, "ranks": []}}', "a newer dpro reads"),
+        (
+            f'{{"format_version": {FORMAT_VERSION + 1}, "world_size": 1, "ranks": []}}',
+            "which needs a newer dpro",
+        ),
     ],
 )
 def test_a_manifest_that_is_not_one_is_one_line(tmp_path, content, what):
@@ -294,7 +297,7 @@ def test_a_part_that_holds_more_rows_than_its_bytes_can_is_refused(tmp_path, mon
     assert run.rows()["steps"] == 200_001
     monkeypatch.setattr("dpro.store.MIN_ROWS", 1000)
     for read in (lambda: run.table(STEPS), lambda: run.table(STEPS, ["step"]), run.rows):
-        with pytest.raises(InputError, match=r"rank00001.parquet: says that it holds 200,000 rows in"):
+        with pytest.raises(InputError, match=r"rank00001.parquet: claims 200,000 rows in"):
             read()
 
 

@@ -72,10 +72,10 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
                 )
             _add(cables, (here, int(port[1])), (port[2], int(port[3])), speed)
     if not cables:
-        raise InputError(f"{path}: no link is in it: is it what `ibnetdiscover` prints?")
+        raise InputError(f"{path}: no link found: is it the output of `ibnetdiscover`?")
     unknown = next((end for pair in cables for end in pair if end not in described), None)
     if unknown:
-        raise InputError(f"{path}: {unknown} is linked, and no part describes it: is the text whole?")
+        raise InputError(f"{path}: {unknown} is linked but not described: is the file complete?")
     topology = _topology(_with_own_names(described), cables, host)
     try:
         check(topology)
@@ -217,7 +217,7 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
         if "blockname" in pairs:
             raise InputError(f"{path}:{number}: blocks say nothing of cables: a tree of switches is needed")
         if "switchname" not in pairs:
-            raise InputError(f"{path}:{number}: begins with no SwitchName: {line[:60]!r}")
+            raise InputError(f"{path}:{number}: does not begin with SwitchName: {line[:60]!r}")
         try:
             below = [expand(pairs.get(key, "")) for key in ("nodes", "switches")]
         except UsageError as error:
@@ -228,7 +228,7 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
     for name, (_, lower) in switches.items():
         for switch in lower:
             if switch not in switches:
-                raise InputError(f"{path}: {switch!r}, below switch {name!r}, is described by no line")
+                raise InputError(f"{path}: {switch!r}, below switch {name!r}, is not described by any line")
     if not any(hosts for hosts, _ in switches.values()):
         raise InputError(f"{path}: no switch has hosts (Nodes=…)")
     return _of_tree(path, switches, gbit, host)

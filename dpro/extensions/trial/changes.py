@@ -338,7 +338,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
             "compress, local-updates and no-comm exclude each other: DDP takes one communication hook"
         )
     if "accumulate" in names and {"local-updates", "no-comm"} & {*names}:
-        raise UsageError("accumulate has nothing to add to local-updates and no-comm, which reduce nothing")
+        raise UsageError("accumulate excludes local-updates and no-comm, which reduce no gradients")
     for change in changes:
         if change.family == "environment":
             name, value = change.arguments["name"], change.arguments["value"]
@@ -365,7 +365,7 @@ def _variable(text: str, rest: str) -> Change:
         raise UsageError(f"{VARIABLE} needs a variable and its value, as in {VARIABLE_EXAMPLE}")
     if not kept({name: value}) or name.endswith("RANK") or name.startswith("SLURM_"):
         raise UsageError(
-            f"{text}: not a variable that a recording keeps: those of CUDA, NCCL, gloo, OpenMP, PyTorch, …"
+            f"{text}: recordings do not keep this variable; use one of CUDA, NCCL, gloo, OpenMP, PyTorch, …"
         )
     return Change(text, f"{VARIABLE}:{name}", "environment", {"name": name, "value": value})
 
@@ -375,7 +375,9 @@ def _unknown(name: str) -> str:
 
     names = [*CHANGES, VARIABLE]
     if name in EDITS:
-        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(names)}"
+        return (
+            f"{name} can be predicted (dpro whatif), but not applied to a job; available: {', '.join(names)}"
+        )
     return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"
 
 

@@ -253,9 +253,9 @@ def _first_baseline(plan: TrialPlan) -> Run:
     run = open_quietly(plan.baseline)
     for made in run.manifest.applied:
         if not changes_nothing(made.edit):
-            raise InputError(f"{plan.baseline}: is of a job that was changed: {made.edit}")
+            raise InputError(f"{plan.baseline}: its job was changed: {made.edit}")
     if run.manifest.command != masked_command(plan.command):
-        warn(f"{plan.baseline} is of another command: {' '.join(run.manifest.command)}")
+        warn(f"{plan.baseline} has another command: {' '.join(run.manifest.command)}")
     return run
 
 
@@ -594,9 +594,9 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def ledger(as_json: bool) -> None:
-    """List predicted against measured, per kind of change, of everything that `dpro try` has measured.
+    """Compare predictions with measurements, per kind of change, for all trials of `dpro try`.
 
-    By these errors intervals of later predictions of the same kind are widened, once there are three of it.
+    These errors widen the intervals of later predictions, once there are three trials of a kind of change.
     """
     from dpro.extensions.trial.documents import ledger_document
     from dpro.extensions.trial.ledger import read
@@ -618,7 +618,7 @@ def _print_ledger(document: LedgerDocument) -> None:
     if not document.kinds:
         out.print(f"Nothing was tried yet ({document.path}): dpro try EDIT... -- COMMAND...")
     if document.damaged:
-        out.print(f"{document.damaged} damaged lines of {document.path} are passed over.")
+        out.print(f"{document.damaged} damaged lines of {document.path} are skipped.")
 
 
 def _title(kind: KindDocument) -> str:

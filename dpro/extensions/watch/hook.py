@@ -130,7 +130,7 @@ def parse_classes(text: str) -> tuple[str, ...]:
     classes = tuple(word.strip() for word in text.split(","))
     for class_ in classes:
         if class_ not in CLASSES:
-            raise UsageError(f"--classes: {class_!r} is none of {', '.join(CLASSES)}")
+            raise UsageError(f"--classes: {class_!r} is not one of {', '.join(CLASSES)}")
     return classes
 
 

@@ -49,7 +49,7 @@ def test_a_map_may_say_which_gpu_a_rank_has_and_is_corrected_by_another(tmp_path
 
 def test_a_run_that_says_where_its_ranks_were_is_left_as_it_is(tmp_path):
     run = run_of(tmp_path / "run", host="n1")
-    with pytest.raises(UsageError, match="says itself on which hosts"):
+    with pytest.raises(UsageError, match="already has the hosts of its ranks"):
         put_hosts(run, table_of(tmp_path, "rank,host\n0,a\n1,a\n2,b\n3,b\n"))
     assert {host for _, host, _, _ in workers_of(run)} == {"n1"}
 

@@ -75,7 +75,7 @@ def test_insides_of_hosts(tmp_path, made, text, code, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (PRINTED.replace("[1]", f"[{'9' * 5000}]"), "no link is in it"),
+        (PRINTED.replace("[1]", f"[{'9' * 5000}]"), "no link found"),
         (PRINTED.replace("4xHDR", f"{'9' * 400}xHDR"), "no speed of the link"),
         (PRINTED.replace("4xHDR", f"4xHDR{' ' * LONG}x"), "no speed of the link"),
     ],
@@ -95,7 +95,7 @@ def test_switches_of_slurm(tmp_path):
     path = tmp_path / "topology.conf"
     text = f"SwitchName=s Nodes=n[1-{'9' * 5000}]"
     assert "is no number and no range" in _line(path, text, "--slurm", path, "--gbit", "400")
-    assert "begins with no SwitchName" in _line(path, "a" * LONG, "--slurm", path, "--gbit", "400")
+    assert "does not begin with SwitchName" in _line(path, "a" * LONG, "--slurm", path, "--gbit", "400")
 
 
 def test_a_file_without_an_end_is_not_read_for_ever():

@@ -94,7 +94,7 @@ def test_run_whose_job_lives_cannot_be_read_yet(alive):
 
 def test_recording_of_another_host_is_said_to_be_there(alive):
     alive.marker.write_text(json.dumps(ELSEWHERE))
-    with pytest.raises(InputError, match="still being recorded on far-away"):
+    with pytest.raises(InputError, match="still being recorded or finished on far-away"):
         wait_until_finished(alive.run, timeout_s=0.1)
 
 
@@ -122,12 +122,12 @@ def test_run_whose_processes_cannot_be_seen_is_over_when_it_has_not_changed_for_
     (recording.raw / "host-7").mkdir(parents=True)
     changing = recording.raw / "host-7" / "records.bin"
     changing.touch()
-    with pytest.raises(InputError, match=r"may still be recorded on far-away, for it changed \d s ago"):
+    with pytest.raises(InputError, match=r"may still be recorded on far-away: it changed \d s ago"):
         wait_until_finished(recording.run)
     for path in (recording.marker, changing, changing.parent):
         os.utime(path, (0, 86400))
     assert wait_until_finished(recording.run) == [recording]
-    assert "what they did after 1970-01-02 00:00:00 UTC is not recorded" in unseen(recording)[0]
+    assert "their work after 1970-01-02 00:00:00 UTC is missing" in unseen(recording)[0]
 
 
 def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):

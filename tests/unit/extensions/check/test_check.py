@@ -152,7 +152,7 @@ def test_hosts_are_named_once_and_suspects_are_among_them(tmp_path) -> None:
     assert "not among the hosts" in refused(dpro("check", "--hosts", "a", "--suspect", "b"), 2)
     assert "name a folder" in refused(dpro("check", "--hosts", "a", "--only", "disk"), 2)
     assert "no finding" in refused(dpro("check", "--finding", __file__), 1)
-    assert "nan is no number" in refused(dpro("check", "--hosts", "a", "--timeout", "nan"), 2)
+    assert "nan is not a number" in refused(dpro("check", "--hosts", "a", "--timeout", "nan"), 2)
 
 
 @pytest.mark.parametrize(

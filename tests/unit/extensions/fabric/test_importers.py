@@ -199,8 +199,8 @@ def inside(path: Path) -> object:
         (inside, _system().replace('dev="0"', 'dev="x"', 1), "no number"),
         (inside, _system().replace('dev="0"', 'dev="nan"', 1), "no number"),
         (slurm, "BlockName=b Nodes=a", ":1: blocks"),
-        (slurm, "NodeName=a", "no SwitchName"),
-        (slurm, "SwitchName=a Switches=b", "described by no line"),
+        (slurm, "NodeName=a", "does not begin with SwitchName"),
+        (slurm, "SwitchName=a Switches=b", "is not described by any line"),
         (slurm, "SwitchName=a Switches=a", "no switch has hosts"),
         (
             slurm,
@@ -209,9 +209,9 @@ def inside(path: Path) -> object:
         ),
         (slurm, "SwitchName=a Nodes=n[1-", ":1: 'n[1-': brackets"),
         (slurm, "SwitchName=a Nodes=x\nSwitchName=a Nodes=y", "twice"),
-        (infiniband, "", "no link"),
+        (infiniband, "", "no link found"),
         (infiniband, _fabric().replace("4xNDR", ""), "no speed"),
-        (infiniband, _fabric().partition("\nca")[0], "is the text whole?"),
+        (infiniband, _fabric().partition("\nca")[0], "is the file complete?"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(

@@ -344,7 +344,7 @@ def test_search_by_the_failures_of_the_job_itself(tmp_path):
 def test_command_refuses_numbers_that_are_not_finite(tmp_path, option):
     path = written_job(tmp_path).path
     line = refused(dpro("goodput", path, "--preset", "bloom", option, "nan"), 2)
-    assert f"'{option}': nan is no number" in line
+    assert f"'{option}': nan is not a number" in line
 
 
 def test_run_without_workers_is_one_host(tmp_path):

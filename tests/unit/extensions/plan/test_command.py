@@ -100,7 +100,7 @@ def test_where_nothing_fits_the_plan_says_what_comes_nearest(config: str) -> Non
         (("--keep", "zero=9"), "zero is from 0 to 3"),
         (("--keep", "recompute=some"), "recompute is one of none, selective, full"),
         (("--calibrate", "dp=8,recompute=9:5ms"), "recompute is from 0 to 2"),
-        (("--memory", "nan"), "'--memory': nan is no number"),
+        (("--memory", "nan"), "'--memory': nan is not a number"),
         (("--device", "Z9000"), "no data sheet"),
         (("--device", "A100", "--precision", "fp8"), "does not multiply"),
         (("--calibrate", "dp=8"), "give a layout and its step"),

@@ -58,10 +58,10 @@ def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
         ("slow:rank=1,factor=2", "no key 'factor'"),
         ("compress:module=layers.*", "module needs to="),
         ("optimizer:impl=fuse", "did you mean 'fused'"),
-        ("heal:rank=1", "can be predicted (dpro whatif), but not made to a job"),
+        ("heal:rank=1", "can be predicted (dpro whatif), but not applied to a job"),
         ("env:NCCL_ALGO", "needs a variable and its value"),
-        ("env:MY_TOKEN=1", "not a variable that a recording keeps"),
-        ("env:RANK=1", "not a variable that a recording keeps"),
+        ("env:MY_TOKEN=1", "recordings do not keep this variable"),
+        ("env:RANK=1", "recordings do not keep this variable"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_what_would_be_right(text, message):
@@ -154,7 +154,7 @@ def test_an_edit_that_cannot_be_tried_has_no_kind():
     [
         (["bucket:mb=1", "bucket:mb=2"], "bucket is given twice"),
         (["compress:to=fp16", "local-updates:every=4"], "exclude each other"),
-        (["accumulate:steps=2", "no-comm"], "nothing to add"),
+        (["accumulate:steps=2", "no-comm"], "accumulate excludes"),
         (["env:NCCL_ALGO=Tree"], "NCCL_ALGO is Tree here already"),
     ],
 )

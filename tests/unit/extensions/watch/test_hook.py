@@ -127,7 +127,7 @@ def test_classes_that_no_finding_with_a_host_has_are_refused(tmp_path, text) -> 
         end = ["--", "true"] if command[0] == "record" else []
         found = dpro(*command, "--classes", text, *end)
         assert (found.returncode, found.stdout) == (2, "")
-        assert "is none of slow.compute, slow.host, slow.nic" in found.stderr
+        assert "is not one of slow.compute, slow.host, slow.nic" in found.stderr
 
 
 def test_a_recording_hands_its_rules_to_the_watcher(monkeypatch) -> None:

@@ -40,7 +40,7 @@ def test_ranks_whose_neighbours_are_near_meet_nowhere(ring):
 def test_ranks_that_stay_change_nothing(ring):
     same = "place:hosts=node0/node2/node1/node3"
     assert _lasts_us(ring, same) == {3000}
-    assert "no other order" in parse_edit(same).notes(ring)[0]
+    assert "no order of hosts" in parse_edit(same).notes(ring)[0]
 
 
 def test_a_bad_order_costs_what_a_good_one_gains(tmp_path):

@@ -106,7 +106,7 @@ def test_ranks_that_are_not_there_are_refused(jobs, tmp_path):
             changed(jobs["even"], edit)
     with pytest.raises(Unanswerable, match="host nowhere is not in the run"):
         changed(jobs["even"], "heal:host=nowhere")
-    with pytest.raises(Unanswerable, match="which stage"):
+    with pytest.raises(Unanswerable, match="the stage and data-parallel rank"):
         changed(cpu_job().build(tmp_path / "r").graph, "heal:stage=1")
 
 

@@ -88,7 +88,7 @@ def test_a_group_is_selected_by_its_name_and_by_its_label_as_it_is_and_as_it_was
 
 
 def test_what_a_run_does_not_say_of_hosts_is_refused(gpu):
-    with pytest.raises(Unanswerable, match="which hosts"):
+    with pytest.raises(Unanswerable, match="the hosts of the ranks"):
         NodeSelection(host="node").mask(gpu)
 
 

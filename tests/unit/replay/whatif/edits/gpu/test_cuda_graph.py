@@ -145,7 +145,7 @@ def test_bounds_say_that_they_are_and_what_is_free():
     assert not launches.is_advice
     assert not host.is_advice
     assert "GPU launch calls" in launches.describe()
-    assert "cannot be done" in launches.how()
+    assert "not possible" in launches.how()
 
 
 @pytest.mark.slow
