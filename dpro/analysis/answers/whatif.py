@@ -403,9 +403,8 @@ def search_of_all(
     analysis = _looked_at(analysis, ())
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
-    search = partial(
-        _explored_elsewhere if elsewhere else explored, analysis, budget, progress, trust, baseline
-    )
+    explorer = _explored_elsewhere if elsewhere else explored
+    search = partial(explorer, analysis, budget, progress, trust, baseline)
     result = searched(analysis, selection, budget, search)
     return dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
 
@@ -537,9 +536,8 @@ def _explored_elsewhere(
 
     try:
         with process_pool(1) as pool:
-            return pool.submit(
-                _explored_run, analysis.run, budget, analysis.suspects, trust, baseline
-            ).result()
+            found = pool.submit(_explored_run, analysis.run, budget, analysis.suspects, trust, baseline)
+            return found.result()
     except BrokenProcessPool as error:
         why = "the process that searched for what would help was killed, perhaps for want of memory"
         raise DproError(f"{analysis.run.label}: {why}") from error
