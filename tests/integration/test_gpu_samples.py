@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.analysis.answers.whatif import search_once
+from dpro.analysis.mean_step import mean_step_of
 from dpro.analysis.selected import read_selection, select
 from dpro.cli.analysis import analyse
 from dpro.detect.hang.evidence import MIN_SURE
@@ -58,7 +59,7 @@ def test_a_host_that_runs_ahead_of_its_gpu_does_not_limit_the_job(sample):
     # The host enqueues a step in 4.1 ms; kernels take 4.9 of the 5.1 ms of each, up to 49 ms later.
     assert verdict.limit.kind == COMPUTE
     assert verdict.shares["compute"] == pytest.approx(0.9, abs=0.03)
-    assert analysis.mean_step.gpu_busy == pytest.approx(0.92, abs=0.03)
+    assert mean_step_of(analysis).gpu_busy == pytest.approx(0.92, abs=0.03)
 
 
 def test_hosts_that_limit_a_changed_job_take_what_they_do_outside_deep_windows(sample):
