@@ -280,7 +280,7 @@ def page_of_report(given: Mapping[str, Any]) -> ReportPage | None:
     """
     from dpro.cli.report import ReportPage
 
-    if given["html"] is None:
+    if given.get("html") is None:
         return None
     with needs_extra("dashboard"):
         from dpro.dashboards.loaded import Loaded

@@ -177,12 +177,12 @@ def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_
     [
         (["run", "--steps", "1"], 1, b"run: no such run"),
         ([str(Path(__file__).parent), "--steps", "1"], 1, b"is not being recorded"),
-        (["--pid", str(os.getpid()), "--stacks"], 1, b"was not started by `dpro record`"),
+        (["--pid", str(os.getpid()), "--stacks"], 1, b"not started by `dpro record`"),
         (["--pid", str(MAX_PID), "--stacks"], 1, b"none on this host"),
         (["--pid", str(MAX_PID + 1), "--stacks"], 2, b"is not in the range"),
-        (["run"], 2, b"says what to do"),
+        (["run"], 2, b"give one of --steps"),
         (["--stacks"], 2, b"name the job"),
-        (["run", "--stacks", "--off"], 2, b"says what to do"),
+        (["run", "--stacks", "--off"], 2, b"give one of --steps"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, arguments, code, what):

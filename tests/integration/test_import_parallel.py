@@ -153,7 +153,7 @@ def test_the_command_says_which_shards_are_still_out(source, tmp_path):
     assert document["missing_shards"] == [0, 2]
     assert document["complete"] is False
     said = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    assert "2 shards are still out: 0, 2" in said
+    assert "2 shards are missing: 0, 2" in said
 
 
 def test_a_shard_that_failed_is_run_again_and_reads_only_what_is_missing(

@@ -264,7 +264,7 @@ def test_what_is_not_a_change_is_refused_before_anything_runs(tmp_path):
 def test_without_a_job_there_is_nothing_to_try(tmp_path):
     done = complete([*TRY, "gc"], tmp_path)
     assert done.returncode == 2
-    assert b"no job to try it on" in done.stderr
+    assert b"no command given" in done.stderr
 
 
 # Changes to communication, on two ranks that could differ.

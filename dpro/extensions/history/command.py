@@ -25,7 +25,7 @@ def add_history(diagnosis: Diagnosis, run: Run, given: Mapping[str, Any]) -> Dia
     from dpro.extensions.history.database import with_history
     from dpro.store import MANIFEST
 
-    if not (given["history"] and diagnosis.findings and run.source is None):
+    if not (given.get("history", True) and diagnosis.findings and run.source is None):
         return diagnosis
     hosts = dict(diagnosis.workers.select("rank", "host").iter_rows())
     ended_ns = (run.path / MANIFEST).stat().st_mtime_ns

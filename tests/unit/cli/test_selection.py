@@ -104,7 +104,7 @@ def test_places_that_no_rank_has_are_refused_with_the_layout(grid, two_steps):
         "--ranks pp=0: there is no axis 'pp': 4 ranks = dp 2 x tp 2"
     )
     assert "nothing recorded says how the ranks are laid out" in refused(report, two_steps, "--ranks", "tp=0")
-    assert "not understood" in str(CliRunner().invoke(report, [grid, "--ranks", "tp="]).exception)
+    assert "are invalid" in str(CliRunner().invoke(report, [grid, "--ranks", "tp="]).exception)
 
 
 def test_work_outside_of_steps_counts_where_all_steps_are_selected(two_steps):

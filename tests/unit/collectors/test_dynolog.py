@@ -46,5 +46,5 @@ def test_a_job_that_names_no_folder_asks_at_an_address_that_ends_as_a_text_in_c_
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         with suppress(OSError):  # where a daemon of this machine has it
             other.bind("\0dynolog\0")
-        with pytest.raises(InputError, match=r"^dynolog: another daemon listens there"):
+        with pytest.raises(InputError, match=r"^dynolog: another daemon already listens"):
             dynolog.profile(1, 3, tmp_path, 1.0)

@@ -178,7 +178,7 @@ def test_a_section_of_another_view_is_left_alone(app):
 
 
 def test_a_link_that_makes_no_sense_is_answered_in_words(app):
-    assert "not understood" in ask(app, "verdict-run", "?steps=abc")
+    assert "are invalid" in ask(app, "verdict-run", "?steps=abc")
     with pytest.raises(UsageError, match="no view 'nowhere'"):
         view_of(Link(view="nowhere"))
 

@@ -258,7 +258,7 @@ def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("as_another")
 def test_recording_of_another_user_is_not_finished(run):
     before = contents(run)
-    with pytest.raises(InputError, match=rf"belongs to .*, and this is user {OTHER}: only its owner"):
+    with pytest.raises(InputError, match=rf"belongs to .*, not to user {OTHER}: only its owner"):
         ensure_finished(run)
     assert contents(run) == before
 
@@ -473,7 +473,7 @@ def test_root_neither_finishes_nor_records_into_what_another_user_made(shared):
         (shared / "empty").mkdir()
 
     assert became(OTHER, theirs) == ""
-    with pytest.raises(InputError, match=f"belongs to user {OTHER}, and this is root"):
+    with pytest.raises(InputError, match=f"belongs to user {OTHER}, not to root"):
         ensure_finished(shared / "run")
     with pytest.raises(UsageError, match=f"belongs to user {OTHER}"):
         claim(shared / "empty")

@@ -336,7 +336,7 @@ def test_a_dump_that_would_grow_without_end_as_text_is_refused(tmp_path, where):
     nested: list[Any] = []
     for _ in range(100):
         nested = [nested, nested]
-    with pytest.raises(InputError, match=r"_dump_1.*over and over"):
+    with pytest.raises(InputError, match=r"_dump_1.*repeats values excessively"):
         row_of(GATHER | {where: nested}, tmp_path)
 
 
