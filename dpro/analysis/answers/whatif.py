@@ -536,8 +536,8 @@ def _explored_elsewhere(
 
     try:
         with process_pool(1) as pool:
-            found = pool.submit(_explored_run, analysis.run, budget, analysis.suspects, trust, baseline)
-            return found.result()
+            search = pool.submit(_explored_run, analysis.run, budget, analysis.suspects, trust, baseline)
+            return search.result()
     except BrokenProcessPool as error:
         why = "the process that searched for what would help was killed, perhaps for want of memory"
         raise DproError(f"{analysis.run.label}: {why}") from error
