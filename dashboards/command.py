@@ -103,8 +103,6 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
 
 
 def _lives(path: str) -> bool:
-    from dpro.remote import is_url
-
     return not is_url(path) and is_live(Path(path))
 
 

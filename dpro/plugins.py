@@ -22,6 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpro.errors import DproError, first_line
+
 GROUP = "dpro.extensions"
 
 
@@ -89,9 +91,9 @@ def installed() -> Installed:
     for entry in entries():
         try:
             extension = load(entry.place)
-            wrong = "" if isinstance(extension, Extension) else "it is no dpro.plugins.Extension"
+            wrong = "" if isinstance(extension, Extension) else "it is not a dpro.plugins.Extension"
         except Exception as error:  # whatever another distribution's code raises
-            wrong = f"{type(error).__name__}: {error}".partition("\n")[0]
+            wrong = f"{type(error).__name__}: {first_line(error)}"
         if entry.name in usable:
             wrong = "there is another of that name"
         if wrong:
@@ -106,11 +108,7 @@ def installed() -> Installed:
 
 def commands() -> dict[str, Command]:
     """The commands of all extensions, by name."""
-    return {
-        name: command
-        for extension in installed().extensions.values()
-        for name, command in extension.commands.items()
-    }
+    return _brought("commands")
 
 
 def places(kind: str) -> dict[str, str]:
@@ -119,24 +117,46 @@ def places(kind: str) -> dict[str, str]:
     Args:
         kind: a field of `Extension` whose values are places, such as `views`.
     """
+    return _brought(kind)
+
+
+def _brought(kind: str) -> dict[str, Any]:
+    """What a field of all extensions holds, by name."""
     return {
-        name: place
+        name: value
         for extension in installed().extensions.values()
-        for name, place in getattr(extension, kind).items()
+        for name, value in getattr(extension, kind).items()
     }
 
 
 def options_of(command: str) -> list[Any]:
     """The click options that extensions add to a command of the core."""
-    added = (extension.options.get(command) for extension in installed().extensions.values())
-    return [option for place in added if place for option in load(place)]
+    return [option for options in _of_each("options", command) for option in options]
 
 
 def hooks_of(occasion: str) -> Iterator[Any]:
     """The functions of extensions that are called on an occasion, in the order of the extensions' names."""
-    for extension in installed().extensions.values():
-        if occasion in extension.hooks:
-            yield load(extension.hooks[occasion])
+    return _of_each("hooks", occasion)
+
+
+def _of_each(kind: str, name: str) -> Iterator[Any]:
+    """What each extension that brings something of a kind under a name brings, loaded.
+
+    Raises:
+        DproError: another distribution's cannot be loaded.
+    """
+    for extension, declared in installed().extensions.items():
+        place = getattr(declared, kind).get(name)
+        if place is None:
+            continue
+        try:
+            value = load(place)
+        except Exception as error:  # whatever another distribution's code raises
+            if place.startswith("dpro."):
+                raise
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise DproError(f"extension {extension} ({place}) cannot be loaded: {why}") from error
+        yield value
 
 
 def extended(occasion: str, value: Any, *others: Any) -> Any:
@@ -177,7 +197,7 @@ def entries() -> list[Entry]:
 
 
 def _read_entries(file: str) -> list[Entry]:
-    """The entry points of the group in one file; none where there is no such file, or it cannot be read."""
+    """The entry points of the group in one file; none where it cannot be read."""
     try:
         with open(file, encoding="utf-8") as lines:
             text = lines.read()

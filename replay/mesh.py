@@ -502,7 +502,7 @@ def parse_axes(text: str) -> dict[str, int]:
     """A layout as `--layout` takes it: `tp=8`, or `dp=4,tp=2`.
 
     Raises:
-        UsageError: an axis is not known, or a size is no number, or out of bounds.
+        UsageError: an axis is not known, or a size is not a number or out of bounds.
     """
     layout = {}
     for part in filter(None, text.split(",")):

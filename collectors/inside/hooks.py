@@ -37,9 +37,10 @@ def install(launch: str) -> None:
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()
     of_extensions = list(_probes_of_extensions(recorder))
-    for probe in of_extensions:
-        if getattr(probe, "FIRST", False):
-            recorder.call(probe.install, recorder)
+    first = [probe for probe in of_extensions if getattr(probe, "FIRST", False)]
+    later = [probe for probe in of_extensions if probe not in first]
+    for probe in first:
+        recorder.call(probe.install, recorder)
     _install_optimizers(recorder)
     _install_scaler(recorder)
     if dist.is_available():
@@ -48,11 +49,10 @@ def install(launch: str) -> None:
     # what a window found is saved before what ends with it.
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
-        inference, model_calls, mesh, pipelining, megatron, deepspeed, *of_extensions, windows,
+        inference, model_calls, mesh, pipelining, megatron, deepspeed, *later, windows,
         stalls, flight, buckets, wall, peers, memory, exits, stacks,
     ):  # fmt: skip
-        if not getattr(probe, "FIRST", False):
-            recorder.call(probe.install, recorder)
+        recorder.call(probe.install, recorder)
     _install_backward(recorder)
     keep_compiler_out()
     keep_library()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpro import plugins
+from dpro.errors import DproError
 from dpro.plugins import Command, Extension, installed, load
 from tests.sources import ROOT, modules
 
@@ -54,7 +55,7 @@ def test_extensions_are_found_by_name_and_a_distribution_counts_once(install):
 
 @pytest.mark.parametrize(
     ("declared", "what"),
-    [("1 / 0", "ZeroDivisionError: division by zero"), ("'text'", "it is no dpro.plugins.Extension")],
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("'text'", "it is not a dpro.plugins.Extension")],
 )
 def test_an_extension_that_is_broken_is_one_line(install, declared, what):
     install("broken", declared)
@@ -78,6 +79,17 @@ def test_values_pass_through_all_extensions_in_the_order_of_their_names(install,
     install("first", "Extension(hooks={'summed': 'a:add'})")
     assert plugins.extended("summed", 1, 10) == 22
     assert plugins.extended("never", 1, 10) == 1
+
+
+def test_a_hook_or_option_that_cannot_be_loaded_is_one_line_that_names_its_extension(install):
+    declared = "Extension(hooks={'summed': 'nowhere_at_all:add'}, options={'record': 'nowhere_at_all:O'})"
+    install("unloadable", declared)
+    for ask in (lambda: list(plugins.hooks_of("summed")), lambda: plugins.options_of("record")):
+        with pytest.raises(DproError) as caught:
+            ask()
+        why = "ModuleNotFoundError: No module named 'nowhere_at_all'"
+        assert str(caught.value).startswith("extension unloadable (nowhere_at_all:")
+        assert str(caught.value).endswith(f"cannot be loaded: {why}")
 
 
 def test_extensions_of_a_checkout_that_is_not_installed_are_those_of_its_project_file(monkeypatch):

@@ -527,7 +527,7 @@ def _explored_in(
 def _explored_elsewhere(
     analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
-    """As of `explored`, in another process.
+    """Explore in another process, which gives back its memory when it ends.
 
     Raises:
         DproError: the process was killed.

@@ -65,7 +65,7 @@ def pretend_ranks(request: Request, given: Mapping[str, Any]) -> None:
 
 
 def _refused(why: str) -> list[click.Option]:
-    """The same options where ranks cannot be pretended, and why."""
+    """Hidden options for a command that cannot pretend ranks: given one, it says why."""
 
     def refuse(_: click.Context, option: click.Parameter, given: str | None) -> None:
         if given is not None:
