@@ -6,6 +6,7 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     accuracy/       predictions beside real changes, real twins, kinds of edges
     diagnosis/      findings beside the injected truth: slow jobs, real jobs, hangs, whole operations
     gpu, gpu_stages/    what only a GPU can answer, in stages of minutes
+    gpu_pairs       predictions beside what others' GPU jobs became, by traces from before and after a change
     watch/          `dpro watch` beside real jobs, and beside the recorder's code for many ranks
     devices         times of operations, models and jobs on devices, beside measured ones (device_checks/)
     questions       what people ask of real traces, put to the tools of `dpro mcp`

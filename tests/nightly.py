@@ -78,6 +78,7 @@ STAGES = (
     _benchmark("reality", 6, "--json"),
     _benchmark("serving", 4, "--json"),
     _benchmark("verdicts", 4, "--json"),
+    _benchmark("gpu_pairs", 4, "--json"),
     _benchmark("questions", 4, "--json"),
     _benchmark("advised", 8, "--rounds", "3", "--json"),
     _benchmark("goodput", 10, "--campaigns", "2", "--minutes", "1", "--json"),

@@ -43,6 +43,7 @@ TINY = {
     "diagnosis.operations": ["--cases", "1", "--json"],
     "goodput": ["--campaigns", "2", "--minutes", "0.5", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
+    "gpu_pairs": ["--pairs", "pairs.json", "--json"],
     "questions": ["--traces", "none", "--verdicts", "none.json", "--json"],
     "serving": ["--data", ".", "--json"],
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
@@ -70,6 +71,7 @@ CHECKS = {
     "diagnosis.jobs",
     "diagnosis.operations",
     "goodput",
+    "gpu_pairs",
     "serving",
 }  # of truth: with a bar that holds or not
 PARTS = (
@@ -243,6 +245,8 @@ def test_a_benchmark_runs(name, tmp_path):
     ]
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     collectives().write_parquet(tmp_path / "collectives.parquet")
+    sides = {"before": [{"file": SAMPLE}], "after": [{"file": SAMPLE}]}
+    (tmp_path / "pairs.json").write_text(json.dumps([{"name": "same", "edits": ["gc"], **sides}]))
     done = subprocess.run(
         [*program(name), *TINY[name]],
         cwd=tmp_path,
