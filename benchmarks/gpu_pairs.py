@@ -94,12 +94,12 @@ def compare_step(prediction: Prediction, before: float | None, after: float | No
     if not before or not after:
         return None
     samples = prediction.samples
-    gain = before - after / samples
-    low, high = (ms(end) for end in (prediction.gain_low_ns, prediction.gain_high_ns))
+    gain = before / after * samples
+    low, high = (prediction.speedup_at(end) for end in (prediction.gain_low_ns, prediction.gain_high_ns))
     return {
         "error_pct": 100 * (ms(prediction.predicted_ns) / after - 1),
         "step_held": ms(prediction.low_ns) <= after <= ms(prediction.high_ns),
-        "gain_ms": gain,
+        "gain": gain,
         "gain_held": low <= gain <= high,
         **signs(before, after / samples, before - ms(prediction.gain_ns), None),
     }

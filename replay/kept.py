@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from dpro.arrays import Ints
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.graph import Graph, once
 from dpro.store import Run
@@ -62,10 +63,16 @@ def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
         return ()
 
 
-def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
-    """The same graph, facts about which are kept beside its file."""
+def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None) -> Graph:
+    """The same graph, facts about which are kept beside its file.
+
+    Args:
+        duration: [N] ns, how long nodes last in the graph that facts are asked of, where that is another:
+            a fact has one file.
+    """
+    nodes = graph.nodes if duration is None else replace(graph.nodes, duration=duration)
     tuples = (graph.names, graph.lanes, graph.messages)
-    columns = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
+    columns = (*nodes.columns, *graph.edges.columns, *tuples, graph.network)
     tables = () if graph.run is None else tables_written(graph.run)
     facts = KeptFacts(graph_file, columns, tables)
     return replace(graph, facts={**graph.facts, KEPT_FACTS: ((), facts)})

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import Matching, match_collectives
@@ -47,6 +47,15 @@ from dpro.replay.construction.lags import LagFacts, Lags, facts_of, pooled, star
 from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
+from dpro.replay.construction.recording_cost import (
+    BY_HOSTS,
+    BY_STEPS,
+    Cell,
+    Observed,
+    cpu_work,
+    host_paces_of,
+    observed,
+)
 from dpro.replay.graph import (
     GPU_KINDS,
     NO_SPAN,
@@ -348,6 +357,8 @@ class PooledOfRank:
         origin_ns: when the first node of any rank began.
         positions: where in its steps its collectives stand.
         on_gpu: whether any rank has work on a GPU.
+        has_shapes: whether shapes of arguments were recorded.
+        scales: as of `Pooled`, by window.
     """
 
     rank: int
@@ -355,6 +366,8 @@ class PooledOfRank:
     origin_ns: int
     positions: Positions
     on_gpu: bool
+    has_shapes: bool
+    scales: Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -369,6 +382,9 @@ class Pooled:
         steps_known: whether the run says where steps begin.
         on_gpu: whether any rank has work on a GPU.
         num_nodes, num_edges: how many all ranks have, without those of rendezvous.
+        has_shapes: whether shapes of arguments were recorded.
+        scales: by rank and window how many times the prior of `recording_cost` is taken out of their work;
+            where there are none, ranks are as recorded.
     """
 
     lags: Lags
@@ -379,11 +395,14 @@ class Pooled:
     on_gpu: bool
     num_nodes: int
     num_edges: int
+    has_shapes: bool = False
+    scales: Mapping[Cell, float] = dataclasses.field(default_factory=dict)
 
     def of(self, rank: int) -> PooledOfRank:
         """What one rank needs."""
         positions = self.positions.get(rank, {})
-        return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu)
+        scales = {window: scale for (of_rank, window), scale in self.scales.items() if of_rank == rank}
+        return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu, self.has_shapes, scales)
 
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
@@ -439,7 +458,7 @@ def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
 
 
 def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
-    """A rank's graph, with lags, phases, and times from the run's origin."""
+    """A rank's graph, with lags, phases, and times from the run's origin; without what recording cost it."""
     graph = bare.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
     for calls in bare.calls:
@@ -451,7 +470,56 @@ def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
     edges, nodes = with_lags(
         started_work(graph.edges, nodes, on_worker(graph.lanes)), of_all.lags, graph.names
     )
-    return dataclasses.replace(graph, nodes=nodes, edges=edges, origin_ns=of_all.origin_ns)
+    whole = dataclasses.replace(graph, nodes=nodes, edges=edges, origin_ns=of_all.origin_ns)
+    if not of_all.scales:
+        return whole
+    work = cpu_work(whole, of_all.has_shapes)
+    scales = np.array([of_all.scales.get(window, 0.0) for _, window in work.cells])
+    return whole.with_durations(work.without(whole, scales))
+
+
+@dataclass(frozen=True)
+class ObservedRank:
+    """What a rank shows of what recording cost.
+
+    Attributes:
+        seen: its share.
+        at: [scales, cells] ns, how long its hosts need for a step at each of `SCALES`; None where steps are
+            asked instead.
+        skeletons: of the rank at each of `SCALES`; none where hosts are asked, or nothing.
+    """
+
+    seen: Observed
+    at: Floats | None
+    skeletons: tuple[RankSkeleton, ...]
+
+
+def observe_rank(folder: Path, of_all: PooledOfRank, source: str) -> ObservedRank | None:
+    """What the rank that `build_rank` has kept shows of what recording cost; None where it shows nothing.
+
+    Args:
+        of_all: without `scales`.
+        source: what it is compared with, as `dpro.replay.construction.recording_cost` has it.
+
+    Raises:
+        OSError: it is not there.
+    """
+    bare = load_rank(rank_file(folder, of_all.rank))
+    graph = with_pooled_lags(bare, of_all)
+    if not (graph.nodes.kind == NodeKind.CPU).any():
+        return None
+    work = cpu_work(graph, of_all.has_shapes)
+    durations = work.at_scales(graph)
+    seen = observed(work, durations)
+    if source == BY_HOSTS:
+        paces = [host_paces_of(graph.with_durations(duration), work.cells) for duration in durations]
+        return ObservedRank(seen, np.stack(paces), ())
+    if source != BY_STEPS:
+        return ObservedRank(seen, None, ())
+    cut = cut_of(of_all.rank, bare, graph)
+    skeletons = skeletons_of(graph, cut, duration=np.stack(durations, axis=1))
+    kept = (_kept(of_all.rank, bare, graph, cut, skeletons, number) for number in range(len(durations)))
+    return ObservedRank(seen, None, tuple(kept))
 
 
 def skeleton_of(rank: int, bare: BareRank, graph: Graph) -> RankSkeleton:

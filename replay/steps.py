@@ -51,7 +51,7 @@ from dpro.replay.intervals import Intervals, Times, covered, union
 from dpro.schema import COUNTERS, GPU_WORK_KINDS, STEPS
 from dpro.schema.members import num_members
 from dpro.store import Run
-from dpro.timed import disturbed, with_times
+from dpro.timed import disturbed, hosts_ahead, with_times
 
 FACTS = {  # counter of a step -> column
     "step_data_wait_ns": "data_wait_ns",
@@ -312,6 +312,20 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     )
 
 
+def device_step_ns(steps: pl.DataFrame) -> float | None:
+    """Ns of the typical step outside windows of a job whose hosts all run ahead of their devices.
+
+    Returns:
+        None where a host waits for its device in most steps, or no device timed them.
+    """
+    timed = with_times(steps)
+    ahead = hosts_ahead(timed)
+    if ahead.is_empty() or ahead.height < timed["rank"].n_unique():
+        return None
+    series = step_series(timed)
+    return None if series is None or series.recorded else series.typical_ns
+
+
 def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
     """The steps that recording did not slow down; all, where there are no such steps."""
     outside = steps.sort("rank", "step").filter(~disturbed(steps))
@@ -421,8 +435,8 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     for key, inside in spans.partition_by("rank", "window", as_dict=True).items():
         if key in stretches:
             begin = min(_ints(stretches[key], "start_ns").min(), _ints(inside, "start_ns").min())
-            activity = _gpu_activity(inside, int(begin)) if key[0] in on_gpu else _cpu_activity(inside)
-            parts.append(_split(stretches[key], activity))
+            activity = gpu_activity(inside, int(begin)) if key[0] in on_gpu else _cpu_activity(inside)
+            parts.append(split_steps(stretches[key], activity))
     return pl.concat(parts).sort("step", "rank", "duration_ns")
 
 
@@ -555,7 +569,7 @@ def within_stretches(
     return rows[inside.filter(pl.col("time") < pl.col("end"))["row"].sort()]
 
 
-def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
+def gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
     """The GPU's view; before its first span it has been idle since `begin_ns`."""
     gpu = spans.filter(IS_GPU).sort("start_ns", "span_id")
     launches = _launches(spans).select("correlation", "launched_ns")
@@ -594,7 +608,7 @@ def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
     }
 
 
-def _split(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
+def split_steps(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
     """Split stretches; |communication without compute| = |both together| - |compute|, and so on."""
     starts, ends = _ints(stretches, "start_ns"), _ints(stretches, "end_ns")
     duration = ends - starts

@@ -96,9 +96,9 @@ class TinyRun:
         row = {"rank": rank, "window": 0, "kind": kind, "device": 0, "start_ns": round(start * US)}
         self.rows[SYNCS.name].append(row | more)
 
-    def step(self, number: int, start: float, end: float, rank: int = 0) -> None:
+    def step(self, number: int, start: float, end: float, rank: int = 0, **more: Any) -> None:
         row = {"rank": rank, "step": number, "window": 0, "start_ns": round(start * US)}
-        self.rows[STEPS.name].append(row | {"duration_ns": round((end - start) * US)})
+        self.rows[STEPS.name].append(row | {"duration_ns": round((end - start) * US)} | more)
 
     def worker(self, rank: int, host: str, **more: Any) -> None:
         self.rows[WORKERS.name].append({"rank": rank, "host": host} | more)

@@ -198,7 +198,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
         for gain in helpful.within_noise
     ]
     folded = [html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps"), html.Ul(within)]
-    note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
+    note = f"The usual step takes {format_duration(loaded.baseline_ns)} as the job runs."
     if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
         note += " A speed-up is of samples per second: a longer step may work on more of them."
     poor = loaded.trust.grade == "poor"

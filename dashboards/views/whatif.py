@@ -71,7 +71,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
     figure.update_xaxes(
         title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{tick:g}" for tick in ticks]
     )
-    figure.update_yaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
+    figure.update_yaxes(title_text=f"usual step, {unit}", rangemode="tozero")
     return styled(figure, theme, height=300)
 
 
@@ -170,7 +170,7 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
         error_x=error | {"color": colour("ink", theme), "thickness": 1.5},
         hovertemplate=f"%{{y}}: %{{x:.4g}} {unit}<extra></extra>",
     )
-    figure.update_xaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
+    figure.update_xaxes(title_text=f"usual step, {unit}", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, theme, height=170)
 
@@ -216,9 +216,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
     now = format_duration(base_ms * NS_PER_MS)
     if not edits:
-        return message(
-            f"The mean step in deep windows takes {now} (replayed). Type an edit, or click one below."
-        )
+        return message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
     (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
     figures = facts(
         [

@@ -191,20 +191,17 @@ class Analysis(Cached):
 
     @cached
     def timeline(self) -> Timeline:
-        """The replay that shows what decides: without waits that only look like late launches.
+        """The replay of the job as it runs, from which all is predicted and judged."""
+        from dpro.replay.timeline import replay, replayed
 
-        Those would stand in for what was waited for. Only runs of whole operations have them.
-        """
-        from dpro.replay.timeline import replay
-
-        return replay(self.built.predictive) if self.built.of_operations else self.replayed
+        return replay(self.built.predictive) if self.built.of_operations else replayed(self.built.predictive)
 
     @cached
     def outline_timeline(self) -> Timeline:
         """`timeline`; of a large run the replay of the condensed graph."""
         from dpro.replay.timeline import replay
 
-        return self.timeline if self.condensed is None else replay(self.outline.graph)
+        return self.timeline if self.condensed is None else replay(self.outline.predictive)
 
     @cached
     def step_extents(self) -> pl.DataFrame:
@@ -256,7 +253,7 @@ class Analysis(Cached):
 
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
-        recorded = Baseline(self.built.graph) if self.trust.answerable else None
+        recorded = Baseline(self.built.predictive) if self.trust.answerable else None
         return Context(self.run, recorded, self._work, breakdown=lambda: self.breakdown)
 
     @cached
@@ -407,6 +404,7 @@ class Analysis(Cached):
         Raises:
             Unanswerable: what a step of pretended ranks takes is not known.
         """
+        from dpro.replay.steps import device_step_ns
         from dpro.replay.whatif.predict import baseline_steps
 
         built = self.outline
@@ -414,11 +412,12 @@ class Analysis(Cached):
             raise Unanswerable(
                 f"{self.run.label}: not known of its pretended ranks: {self._pretended.unknown[0]}"
             )
-        return baseline_steps(built.predictive, self.outline_timeline)
+        usual_ns = device_step_ns(self.steps)
+        return baseline_steps(built.predictive, self.outline_timeline, usual_ns=usual_ns)
 
     @cached
     def baseline_ns(self) -> float:
-        """The mean step in deep windows, replayed: what predictions and costs of findings start from."""
+        """The mean usual step of the job as it runs: what predictions and costs of findings start from."""
         from dpro.replay.timeline import durations_of
 
         return float(durations_of(self.baseline)["duration_ns"].to_numpy().mean())

@@ -94,7 +94,8 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         return built, trust
     if saved is None:
         _keep(file, lambda path: save(path, built, trust))
-    return replace(built, graph=with_kept_facts(built.graph, file)), trust
+    duration = None if built.recording is None else built.recording.duration
+    return replace(built, graph=with_kept_facts(built.graph, file, duration)), trust
 
 
 def why_too_large(run: Run) -> str:
@@ -307,11 +308,17 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         Unanswerable: the run holds no spans.
     """
     from dpro.replay.construction.graph_builder import build_graph, without_rendezvous
+    from dpro.replay.construction.recording_cost import find_recording_cost, profiler_of
     from dpro.replay.fidelity.accuracy import assess
+    from dpro.replay.steps import steps_of
     from dpro.replay.timeline import replay
 
     built = build_graph(run, lambda done, total: report(done, total + 1))  # the last part is the replay
-    judged = without_rendezvous(built) if run.manifest.is_pretended else built
+    if run.manifest.is_pretended:
+        judged = without_rendezvous(built)
+    else:
+        cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
+        judged = built = replace(built, recording=cost)
     return built, assess(judged, replay(judged.graph), run.manifest)
 
 

@@ -22,7 +22,7 @@ from dpro.cli.output import (
 from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 from dpro.units import format_bytes, ms
-from dpro.words import one_line
+from dpro.words import capitalised, one_line
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -275,14 +275,14 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool) -> None:
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms
-    where = "of the whole operations" if document.of_operations else "in deep windows"
     for line in pretended_lines(run.manifest, document.pretended):
         out.print(line)
-    if not run.manifest.is_pretended:
-        out.print(f"The mean step {where} takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
-    other = document.other_steps_ms
-    if other is not None and not document.of_operations:
-        out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
+    if document.of_operations:
+        out.print(f"The mean step of the whole operations takes {base:.2f} ms (measured {measured:.2f} ms).")
+    elif not run.manifest.is_pretended:
+        out.print(f"The usual step takes {base:.2f} ms as the job runs ({measured:.2f} ms as recorded).")
+    for line in document.recording:
+        out.print(f"{capitalised(line)}.")
     worth = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:

@@ -314,16 +314,16 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     mostly_launches = facts.still is not None or math.log(launching) >= PART_OF_HOST * math.log(host)
     if mostly_launches:  # what else it does may be captured with the launches
         launching = host
-    low = partly(launching, 0.3)
+    low, high = partly(launching, 0.3), launching
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
-        low = max(graphs.speedup_at(graphs.gain_low_ns), 1.0)
+        low, high = (graphs.speedup_at(gain_ns) for gain_ns in (graphs.gain_low_ns, graphs.gain_high_ns))
     yield Advice(
         "launch",
         'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
         f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
-        min(low, launching),
-        launching,
+        low,
+        high,
         "a line of code",
         "shapes are static, and nothing in the captured part waits for the GPU",
         "dpro whatif RUN --edit cuda-graph",

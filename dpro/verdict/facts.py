@@ -31,6 +31,7 @@ from dpro.errors import DproError
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.graph import Graph, NodeKind, is_of
+from dpro.replay.step_parts import replayed_breakdown
 from dpro.replay.steps import recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
@@ -42,9 +43,7 @@ from dpro.verdict.limits import (
     CHANGES,
     HOST,
     INDEPENDENT,
-    INPUT,
     SLOW_LAUNCH_NS,
-    SYNCHRONISATION,
     Counterfactual,
     FasterKernels,
     counterfactuals,
@@ -188,7 +187,6 @@ def _is_call(graph: Graph) -> Bools:
     return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
 
 
-BY_HOST = "host_bound_ns"
 STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
@@ -214,11 +212,6 @@ class JobFacts:
         """[S] ns, how long each usual step takes, replayed."""
         return lengths_of(self.ends)
 
-    @property
-    def unslowed_ns(self) -> float:
-        """The same outside deep windows, where recording them makes the host slower."""
-        return self.step_ns / self.analysis.trust.slowed
-
     @cached_property
     def usual(self) -> pl.DataFrame:
         """The usual steps: `window`, `step`, `duration_ns`."""
@@ -226,23 +219,8 @@ class JobFacts:
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
-        """What limits the step, by what it would give if it cost nothing, the most first.
-
-        Outside deep windows the host is faster: nothing of it gives more there than a host that is free.
-        """
-        results = counterfactuals(self.job, self.ends, self.analysis.trust)
-        slowed = self.analysis.trust.slowed
-        if slowed == 1.0:
-            return results
-        free = max((result.gain for result in results if result.limit == HOST), default=1.0)
-        most = max(free / slowed, 1.0)
-        capped = [
-            result._replace(gains=result.gains * min(most / result.gain, 1.0))
-            if result.limit in (HOST, INPUT, SYNCHRONISATION)
-            else result
-            for result in results
-        ]
-        return sorted(capped, key=lambda result: -result.gain)
+        """What limits the step, by what it would give if it cost nothing, the most first."""
+        return counterfactuals(self.job, self.ends, self.analysis.trust)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -348,23 +326,22 @@ class JobFacts:
     def shares(self) -> dict[str, float]:
         """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them.
 
-        Outside deep windows, where recording them makes the host slower: all else takes as long there.
+        Of ranks with GPU work as replayed, of others as recorded.
 
         Raises:
             Unanswerable: none of its parts takes any time.
         """
+        analysis = self.analysis
+        if analysis.condensed is None and not analysis.built.of_operations:
+            replayed = replayed_breakdown(analysis.timeline, analysis.baseline)
+            if replayed["rank"].n_unique() == len(analysis.built.graph.ranks):
+                means = means_over_all(replayed)
+                return {part: means[part] / means["duration_ns"] for part in PARTS}
         steps = self.usual["step"].unique().implode()
-        breakdown = self.analysis.breakdown
+        breakdown = analysis.breakdown
         usual = breakdown.filter(pl.col("step").is_in(steps))
         means = means_over_all(usual if usual.height else breakdown)
-        shares = {part: means[part] / means["duration_ns"] for part in PARTS}
-        slowed = self.analysis.trust.slowed
-        if slowed == 1.0:
-            return shares
-        others = {part: share * slowed for part, share in shares.items() if part != BY_HOST}
-        whole = max(sum(others.values()), 1.0)
-        parts = {part: share / whole for part, share in others.items()}
-        return {part: parts.get(part, 1 - sum(parts.values())) for part in PARTS}
+        return {part: means[part] / means["duration_ns"] for part in PARTS}
 
     @property
     def computing(self) -> float:
@@ -408,11 +385,6 @@ class JobFacts:
     def gain_of_faster(self, names: Collection[str], factor: float) -> float:
         """How many times as long a usual step takes as with kernels that take a share of their time."""
         return self.typical_gain_of(self.job.with_change(FasterKernels(frozenset(names), factor)))
-
-    @property
-    def has_stacks(self) -> bool:
-        """Whether Python's calls were recorded, which slows the host."""
-        return bool((self.analysis.spans["kind"] == "python").any())
 
     def without(self, limit: str) -> list[ReplayedJob]:
         """The job in which a limit costs nothing, in each way in which that is to be had of this run."""

@@ -84,8 +84,8 @@ class RunReport:
         unknown: faults that the run lacks the data to rule out.
         gains: what would help: what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
-        of_step: the mean step in deep windows, replayed, which predictions start from; empty where nothing
-            could be predicted.
+        of_step: the usual step as the job runs, which predictions start from; empty where nothing could be
+            predicted.
         trust: how far to believe predictions, in one sentence; None where nothing was replayed.
     """
 
@@ -298,7 +298,7 @@ def _mean_step_lines(mean: MeanStep) -> Iterator[str]:
 
 def _gain_lines(report: RunReport) -> Iterator[str]:
     if report.gains:
-        yield f"The mean step in deep windows takes {_plain(report.of_step)} (replayed):"
+        yield f"The usual step takes {_plain(report.of_step)} as the job runs:"
         rows = [[gain.what(), *gain_cells(gain)] for gain in report.gains]
         yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
         yield ""

@@ -23,7 +23,7 @@ from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
-from dpro.replay.fidelity.accuracy import deep_and_usual, without_spans
+from dpro.replay.fidelity.accuracy import deep_and_usual, recording_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -82,8 +82,7 @@ class Explanation(Document, frozen=True, kw_only=True):
     Attributes:
         run: as it was named.
         job: name, devices, steps and their time, on one line.
-        step_ms: the mean usual step, of which all gains are; where recording slows the host, outside deep
-            windows; null where none is known.
+        step_ms: the mean usual step of the job as it runs, of which all gains are; null where none is known.
         steps, left_out: how many steps it is the mean of, and how many are no usual ones.
         shares: of the usual step of a rank, by what it goes into; empty where none was recorded in depth.
         limit: what limits it; null where the run does not show it.
@@ -148,12 +147,12 @@ def _by_replay(facts: JobFacts) -> Explanation:
     limit = limit_of(facts)
     ranked = advise(facts, limit.kind) if limit else []
     usual = facts.usual.height
-    steps = f"{counted(usual, 'step')} of {format_duration(facts.unslowed_ns)}"
+    steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
-        step_ms=ms(facts.unslowed_ns),
+        step_ms=ms(facts.step_ns),
         steps=usual,
         left_out=facts.ends.height - usual,
         shares=_shares(facts),
@@ -332,10 +331,8 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "
         "later steps": loading[1] > 0,
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
-        f"recorded steps take {format_duration(facts.step_ns)}, {trust.slowed:.2f} times those outside deep "
-        "windows, since launches are recorded: gains are those outside": trust.slowed > 1,
+        (taken_out := recording_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
-        "Python stacks were recorded, which slow the host": facts.has_stacks,
         "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -344,9 +341,9 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
 def unlike_the_others(analysis: Analysis) -> str:
     """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
     both = deep_and_usual(analysis.steps)
-    if both is None or analysis.trust.slowed > 1:
+    if both is None:
         return ""
-    deep_ns, usual_ns = both[0], both[1].typical_ns
+    deep_ns, usual_ns = both[0] / analysis.trust.taken_out, both[1].typical_ns
     if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
         return ""
     return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from dpro.replay.construction.phases import call_order, positions_in_steps
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
+from dpro.replay.construction.recording_cost import RecordingCost
 from dpro.replay.graph import (
     NO_SPAN,
     OF_RENDEZVOUS,
@@ -47,6 +49,7 @@ from dpro.replay.graph import (
     make_graph,
     order_of,
     renumbered,
+    with_own_known,
 )
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
@@ -78,6 +81,7 @@ class Built:
         of_operations: whether the nodes are whole operations, whose roles imply what depends on what.
         unknown: what the trace leaves open, one line each.
         assumed: what was taken for granted, one line each.
+        recording: what recording cost the job; None where nothing is known of it.
     """
 
     graph: Graph
@@ -88,11 +92,20 @@ class Built:
     of_operations: bool = False
     unknown: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    recording: RecordingCost | None = None
 
-    @property
+    @cached_property
     def predictive(self) -> Graph:
-        """The graph to change: where launches are not recorded, without waits that only look like them."""
-        return with_typical_delays(self.graph) if self.of_operations else self.graph
+        """The graph of the job as it runs, from which all is predicted and judged.
+
+        What recording cost is taken out; where launches are not recorded, waits that only look like them.
+        """
+        if self.of_operations:
+            return with_typical_delays(self.graph)
+        if self.recording is None or self.recording.duration is None:
+            return self.graph
+        nodes = dataclasses.replace(self.graph.nodes, duration=self.recording.duration)
+        return with_own_known(dataclasses.replace(self.graph, nodes=nodes))
 
 
 def build_graph(run: Run, report: Progress = ignore) -> Built:

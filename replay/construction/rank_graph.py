@@ -185,7 +185,7 @@ def _lane_order(view: RankView, work: Ints) -> Dependencies:
     return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
 
 
-COMMUNICATION_THREAD = "communication thread"
+STREAM, COMMUNICATION_THREAD = "stream", "communication thread"  # how lanes of work are called
 KIND_OF_PIECE = np.full(len(KIND) + 1, NodeKind.GAP, np.int64)  # by kind of the innermost span; -1: no span
 KIND_OF_PIECE[KIND["cpu_op"]] = NodeKind.CPU
 KIND_OF_PIECE[KIND["runtime"]] = NodeKind.RUNTIME
@@ -350,7 +350,9 @@ def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bool
         first[on_lane[np.argmin(view.start[work[on_lane]])]] = True
         one = work[on_lane[0]]
         on_gpu = bool(view.on_gpu[one])
-        what = f"stream {view.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {view.tid[one]}"
+        what = (
+            f"{STREAM} {view.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {view.tid[one]}"
+        )
         lanes.append((view.rank, what))
     return lane, first
 

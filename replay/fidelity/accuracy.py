@@ -23,7 +23,7 @@ from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import PartialCollectives, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.steps import StepSeries, step_series, steps_of
 from dpro.replay.timeline import (
     Timeline,
@@ -32,13 +32,16 @@ from dpro.replay.timeline import (
     measured_step_times,
     rank_step_times,
     replay,
+    replayed,
     share_saved,
     step_ends,
+    step_lengths,
     step_times,
+    usual_steps,
 )
 from dpro.schema import SPANS, STEPS
 from dpro.store import Manifest
-from dpro.timed import hosts_ahead, with_times
+from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.words import ranks_in_words
 
@@ -51,7 +54,7 @@ STANDARD_ERRORS = 2.0  # of each side of an interval
 RUN_TO_RUN = 0.6
 SURE = 0.95  # that a share is at least so large, where it is one of few
 GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
-SLOWED, NARROW = 1.05, 0.3  # from which multiple on recording counts, of steps whose middle half is so narrow
+NOTABLE = 1.05  # from which multiple on it is said that recording slowed hosts or steps
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
 
@@ -149,8 +152,11 @@ def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
     return float(np.median(deep["time_ns"].to_numpy())), usual
 
 
-def windows_to_usual(steps: pl.DataFrame) -> float | None:
+def windows_to_usual(steps: pl.DataFrame, taken_out: float = 1.0) -> float | None:
     """How many times as long steps in deep windows take as the others, or the other way round: 1 or more.
+
+    Args:
+        taken_out: how many times as long steps take as recorded as once recording's cost is taken out.
 
     Returns:
         None where either are missing.
@@ -158,37 +164,8 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     both = deep_and_usual(steps)
     if both is None:
         return None
-    ratio = both[0] / both[1].typical_ns
+    ratio = both[0] / taken_out / both[1].typical_ns
     return max(ratio, 1 / ratio)
-
-
-def slowed_by_recording(graph: Graph, steps: pl.DataFrame) -> float:
-    """How many times as long steps with launches take in deep windows: operators and launches are recorded.
-
-    Returns:
-        1 where they do not, and where steps differ too much to show it.
-    """
-    both = deep_and_usual(steps) if is_of(graph.nodes.kind, GPU_KINDS).any() else None
-    if both is None:
-        return 1.0
-    deep_ns, usual = both
-    low_ns, high_ns = np.percentile(usual.times[~usual.paused], (25, 75))
-    slowed = deep_ns / usual.typical_ns
-    return slowed if slowed > SLOWED and high_ns - low_ns < NARROW * usual.typical_ns else 1.0
-
-
-def pace_outside_windows(steps: pl.DataFrame) -> float:
-    """Ns that the slowest host takes to enqueue a step; 0 where one waits for its device in most steps.
-
-    Deep windows do not show it: recording operators and launches slows hosts down.
-
-    Args:
-        steps: as from `with_times`.
-    """
-    hosts = hosts_ahead(steps)
-    if hosts.height < steps["rank"].n_unique():
-        return 0.0
-    return float(hosts["pace_ns"].to_numpy().max(initial=0.0))
 
 
 def score_of(figures: Sequence[Criterion]) -> float:
@@ -413,8 +390,11 @@ class Trust:
         rendezvous: collectives with ranks that are missing; None where there are none.
         figures: all that predictions stand or fall with, each with its bars, worst first.
         doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
-        slowed: as from `slowed_by_recording`.
-        host_ns: as from `pace_outside_windows`.
+        taken_out: how many times as long usual steps take as recorded as once recording's cost is taken out.
+        hosts: how many times as long hosts took since they were recorded: likely, at least, at most; all 1
+            where nothing is known of it.
+        host_factors: by `rank` the `factor` by which CPU work may be shorter, and longer, than it is taken to
+            be; none where nothing is known of it.
     """
 
     steps: pl.DataFrame
@@ -431,8 +411,9 @@ class Trust:
     rendezvous: PartialCollectives | None = None
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
-    slowed: float = 1.0
-    host_ns: float = 0.0
+    taken_out: float = 1.0
+    hosts: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    host_factors: tuple[pl.DataFrame, ...] = ()
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -472,11 +453,19 @@ class Trust:
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     """Compare a replay of the unchanged graph with the trace."""
     derived = replay(built.predictive) if built.of_operations else timeline
-    return judge(built, timeline, facts_of(timeline, derived, has_gpu_work(built.graph)), manifest)
+    as_it_runs = timeline if built.recording is None else replayed(built.predictive)
+    facts = facts_of(timeline, derived, has_gpu_work(built.graph))
+    return judge(built, timeline, facts, manifest, as_it_runs)
 
 
-def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest) -> Trust:
-    """How far to trust a replay, by what its ranks show."""
+def judge(
+    built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest, as_it_runs: Timeline
+) -> Trust:
+    """How far to trust a replay, by what its ranks show.
+
+    Args:
+        as_it_runs: the replay of the job without what recording cost it.
+    """
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
     late = (built.graph.nodes.kind == NodeKind.DELAY).any()
@@ -489,6 +478,8 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
+    taken_out = _step_of(timeline) / _step_of(as_it_runs)
+    windows = windows_to_usual(table, taken_out)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
@@ -509,10 +500,26 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(table), _impossible(built)),
-        slowed=slowed_by_recording(built.graph, table),
-        host_ns=pace_outside_windows(table),
+        figures=figures_of(steps, starts, unexplained, doubtful, windows, _impossible(built)),
+        taken_out=taken_out,
+        hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,
+        host_factors=() if built.recording is None else built.recording.host_factors,
     )
+
+
+def _step_of(timeline: Timeline) -> float:
+    """Ns of the mean usual step of a replay, 1 at least."""
+    lengths = step_lengths(usual_steps(step_ends(timeline.graph, timeline.start, timeline.end)))
+    return max(float(lengths.mean()), 1.0) if lengths.size else 1.0
+
+
+def recording_in_words(trust: Trust) -> str:
+    """What was taken out of the job since recording it cost that; empty where that is little."""
+    likely, least, most = trust.hosts
+    if max(likely, most) < NOTABLE:
+        return ""
+    step = f", and steps x{trust.taken_out:.2f}" if trust.taken_out >= NOTABLE else ""
+    return f"recording slowed hosts x{likely:.2f} ({least:.2f} to {most:.2f}){step}: that is taken out"
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:

@@ -19,6 +19,17 @@ import polars as pl
 
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, counted, ignore
+from dpro.replay.construction.recording_cost import (
+    BY_HOSTS,
+    BY_STEPS,
+    Profiler,
+    RecordingCost,
+    judge_cost,
+    profiler_of,
+    reference_of,
+    steps_of_cells,
+    together,
+)
 from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judge
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.sharded import (
@@ -35,6 +46,7 @@ from dpro.replay.sharded import (
     join_skeletons,
     load_rank,
     match_run,
+    observe_rank,
     of_collectives,
     path_through,
     pool,
@@ -43,6 +55,7 @@ from dpro.replay.sharded import (
     replay_inside,
     with_pooled_lags,
 )
+from dpro.replay.steps import steps_of
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.store import Run
 
@@ -95,18 +108,55 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     done()
     work = ((run, matched.of(rank), folder) for rank in ranks)
     pooled = pool(_with(done, executor.map(build_rank, *zip(*work))))
+    profiler = profiler_of(run)
+    pooled = dataclasses.replace(pooled, has_shapes=profiler is not None and profiler.has_shapes)
     of_ranks = [pooled.of(rank) for rank in ranks]
-    skeletons = list(_with(done, executor.map(condense_rank, [folder] * len(ranks), of_ranks)))
+    folders = [folder] * len(ranks)
+    skeletons = list(_with(done, executor.map(condense_rank, folders, of_ranks)))
     joined = join_skeletons(skeletons, matched, pooled, run)
     timeline = replay(joined.graph)
     rendezvous = rendezvous_of(timeline)
     met = [of_collectives(rendezvous, skeleton.instance) for skeleton in skeletons]
     compared = set(ranks[:: -(-len(ranks) // MAX_COMPARED_RANKS)])
     places = [rank in compared for rank in ranks]
-    judged = executor.map(fit_of_rank, [folder] * len(ranks), of_ranks, met, places)
+    judged = executor.map(fit_of_rank, folders, of_ranks, met, places)
     facts = _with_meetings(_sum(_with(done, judged)), joined.graph)
-    trust = judge(_built(matched, pooled, joined), timeline, facts, run.manifest)
-    return CondensedRun(matched, pooled, joined, trust, facts.misses)
+    built, as_it_runs = _built(matched, pooled, joined), joined
+    cost = profiler and _cost_of_recording(run, executor, folder, matched, pooled, profiler)
+    if cost is not None:
+        pooled = dataclasses.replace(pooled, scales=cost.scales)
+        skeletons = list(executor.map(condense_rank, folders, [pooled.of(rank) for rank in ranks]))
+        as_it_runs = join_skeletons(skeletons, matched, pooled, run)
+        built = dataclasses.replace(built, recording=cost)
+    trust = judge(built, timeline, facts, run.manifest, replay(as_it_runs.graph))
+    return CondensedRun(matched, pooled, as_it_runs, trust, facts.misses)
+
+
+def _cost_of_recording(
+    run: Run, executor: Executor, folder: Path, matched: MatchedRun, pooled: Pooled, profiler: Profiler
+) -> RecordingCost | None:
+    """What recording cost, by what ranks show; None where none does.
+
+    Args:
+        pooled: without `scales`.
+    """
+    reference = reference_of(steps_of(run))
+    source = "" if reference is None else reference.source
+    ranks = matched.ranks
+    of_ranks = [pooled.of(rank) for rank in ranks]
+    shown = list(executor.map(observe_rank, [folder] * len(ranks), of_ranks, [source] * len(ranks)))
+    ranks_seen = [of_rank for of_rank in shown if of_rank is not None]
+    if not ranks_seen:
+        return None
+    seen = together([of_rank.seen for of_rank in ranks_seen])
+    at = None
+    if source == BY_HOSTS:
+        at = np.concatenate([of_rank.at for of_rank in ranks_seen if of_rank.at is not None], axis=1)
+    elif source == BY_STEPS and len(ranks_seen) == len(ranks):
+        scaled = zip(*(of_rank.skeletons for of_rank in ranks_seen))
+        joined = (join_skeletons(skeletons, matched, pooled) for skeletons in scaled)
+        at = np.stack([steps_of_cells(graph.graph, seen.cells) for graph in joined])
+    return judge_cost(seen, profiler, reference, at)
 
 
 def _with(done: Callable[[], None], results: Iterator[T]) -> Iterator[T]:

@@ -16,6 +16,7 @@ from dpro.replay.alignment.match import Matching
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import Lags
+from dpro.replay.construction.recording_cost import RecordingCost
 from dpro.replay.fidelity.accuracy import (
     Criterion,
     EdgeCounts,
@@ -37,7 +38,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     for kind in (
         Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges, Evidence,
         Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
-        PartialCollectives, Starts, StreamPairs, TraceCoverage, Trust,
+        PartialCollectives, RecordingCost, Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
 

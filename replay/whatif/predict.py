@@ -31,7 +31,7 @@ from dpro.markup import table
 from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import CPU_KINDS, Graph, is_of, once
 from dpro.replay.timeline import (
     Timeline,
     changed_durations,
@@ -42,7 +42,6 @@ from dpro.replay.timeline import (
     usual_steps,
 )
 from dpro.replay.whatif.edit import EFFORTS, Edit
-from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
@@ -56,10 +55,8 @@ PROVEN_DOUBT = 0.7
 # links of a fixed speed, which nothing disturbs (docs/accuracy.md). A gain that is
 # measured is between two.
 RECORDINGS = 0.004
-# How many times as long a host takes while its operators and launches are recorded: at most, on an H200
-# (docs/gpu.md).
-RECORDED_HOST = 1.7
-AT_PACE = 1.05  # times the pace of hosts: steps that take no more are limited by these
+IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
+SAME_HOSTS = 0.005  # by which hosts may differ from what is taken for likely without a replay for that
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
@@ -204,12 +201,13 @@ def _order_of_gain(speedup: float) -> int:
 
 
 def baseline_steps(
-    graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL
+    graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL, usual_ns: float | None = None
 ) -> pl.DataFrame:
     """When the replayed steps of the unchanged graph end, as `step_ends`.
 
     Args:
         timeline: its replay, if it is at hand.
+        usual_ns: as of `device_step_ns`: how long steps take that wait for no host.
         selection: the steps that predictions are the mean of, the usual ones where it names none; where
             these are not all, `counted` has them.
 
@@ -223,11 +221,24 @@ def baseline_steps(
     if selection.steps:
         steps = steps.with_columns(counted=is_in_ranges("step", selection.steps))
     else:
-        steps = usual_steps(steps)
+        steps = _behind_hosts(usual_steps(steps), usual_ns)
     lengths = step_lengths(steps)
     if lengths.size and not lengths.any():
         raise Unanswerable("no step of the run takes any time: record steps with work in them")
     return steps
+
+
+def _behind_hosts(steps: pl.DataFrame, usual_ns: float | None) -> pl.DataFrame:
+    """Of hosts that run ahead of their devices only steps whose devices did not wait for them.
+
+    To begin a window its devices are waited for, and for some steps hosts have no lead, as they usually do.
+    """
+    if usual_ns is None:
+        return steps
+    counted = steps["counted"].to_numpy() if "counted" in steps.columns else np.ones(steps.height, np.bool_)
+    lengths = step_lengths(steps.drop("counted", strict=False))
+    in_time = counted & (lengths <= IN_TIME * usual_ns)
+    return steps.with_columns(counted=in_time) if in_time.any() and not in_time.all() else steps
 
 
 def predict(
@@ -328,18 +339,12 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
         ]
         for alternatives in (lambda change: change.ends(), lambda change: change.limits())
     )
-    pace_ns = after.pace_ns
-    if applied.edits and pace_ns and float(after_ns.mean()) <= AT_PACE * pace_ns:  # hosts limit it
-        is_known = 0 < trust.host_ns < before.pace_ns
-        factor = before.pace_ns / trust.host_ns if is_known else RECORDED_HOST
-        unrecorded_ns = _step_of_unrecorded_hosts(baseline, applied, factor, slowdowns)
-        if unrecorded_ns is not None:
-            limits_ns = [min(limit, unrecorded_ns) for limit in limits_ns]
-            if is_known:
-                after_ns = np.rint(after_ns * (unrecorded_ns / after_ns.mean())).astype(np.int64)
-            else:
-                ends_ns = [*ends_ns, unrecorded_ns]
-    return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
+    hosts_ns = [
+        _steps_with_hosts(baseline, applied, HostFactors(factors), slowdowns)
+        for factors in trust.host_factors
+        if (np.abs(factors["factor"].to_numpy() - 1) > SAME_HOSTS).any()
+    ]
+    return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns), hosts_ns)
 
 
 def refuse_nothing_left(steps_ns: Ints) -> None:
@@ -355,28 +360,43 @@ def refuse_nothing_left(steps_ns: Ints) -> None:
         raise Unanswerable("nothing of the step would be left: the run cannot say how long it would take")
 
 
-def _step_of_unrecorded_hosts(
-    baseline: pl.DataFrame, applied: Applied[J], factor: float, slowdowns: tuple[float, ...]
-) -> float | None:
-    """Ns of the mean step under edits where hosts that recording does not slow down limit it.
+@dataclass(frozen=True, eq=False)
+class HostFactors:
+    """Hosts work a multiple of the time that they are taken to work.
 
-    What recording cost the step without the edits is none of their gain. None where that is all of it.
-
-    Args:
-        factor: how many times as fast hosts are then.
+    Attributes:
+        factors: `factor` by `rank`; ranks that it does not have are as the others in the mean.
     """
+
+    factors: pl.DataFrame
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with these durations of CPU work."""
+        nodes = graph.nodes
+        by_rank = np.full(int(nodes.rank.max(initial=0)) + 1, self.factors["factor"].mean())
+        of_job = self.factors.filter(pl.col("rank") < by_rank.size)
+        by_rank[of_job["rank"].to_numpy()] = of_job["factor"].to_numpy()
+        on_cpu = is_of(nodes.kind, CPU_KINDS) & (nodes.rank >= 0)
+        longer = np.rint(nodes.duration * by_rank[nodes.rank]).astype(np.int64)
+        return graph.with_durations(np.where(on_cpu, longer, nodes.duration))
+
+
+def _steps_with_hosts(
+    baseline: pl.DataFrame, applied: Applied[J], hosts: HostFactors, slowdowns: tuple[float, ...]
+) -> tuple[float, float]:
+    """Ns of the mean step without and with edits, where hosts work as long as they may instead."""
     before = applied.before
 
-    def mean_ns(recorded: J) -> float:
-        job = recorded.with_change(Cpu(factor))
+    def mean_ns(job: J) -> float:
+        job = job.with_change(hosts)
         timeline = next(before.replays(job, slowdowns[:1]))
         return float(steps_under(baseline, before, job, timeline).mean())
 
     # Of the job without edits it is the same for all that are compared with it.
-    kept = (before.graph.nodes.duration, before.graph.edges.lag, baseline)
-    unchanged_ns = once(before.graph, ("unrecorded hosts", factor), kept, lambda: mean_ns(before))
-    base_ns = float(step_lengths(baseline).mean())
-    return mean_ns(applied.after) * base_ns / unchanged_ns if unchanged_ns else None
+    columns = (before.graph.nodes.duration, before.graph.edges.lag, baseline, hosts.factors)
+    name = ("steps with hosts", float(hosts.factors["factor"].sum()))
+    base_ns = once(before.graph, name, columns, lambda: mean_ns(before))
+    return base_ns, mean_ns(applied.after) if applied.edits else base_ns
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:
@@ -390,6 +410,7 @@ def _with_interval(
     baseline: pl.DataFrame,
     trust: Trust,
     replayed_ns: tuple[Ints, Sequence[Ints], Sequence[float], Sequence[float]],
+    hosts_ns: Sequence[tuple[float, float]],
 ) -> Prediction:
     """What edits do to the step, and how sure that is.
 
@@ -397,6 +418,7 @@ def _with_interval(
         baseline: `baseline_steps` of the job without them.
         replayed_ns: [S] the steps then, and what else they may come to; mean steps at the ends of what the
             edits leave open, and those that they cannot be faster than.
+        hosts_ns: mean steps without and with the edits, where recording cost hosts more, or less.
     """
     graphs, edits = applied.graphs, applied.edits
     before_ns = step_lengths(baseline)
@@ -406,7 +428,7 @@ def _with_interval(
     gain = before_ns - after_ns
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
-    measured = measured_ns(trust, baseline) or base
+    measured = measured_ns(trust, baseline) / trust.taken_out or base
     run = graphs[0].run
     if run is not None and run.manifest.is_pretended:
         measured = base  # which has no communication
@@ -419,9 +441,15 @@ def _with_interval(
     margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
     ends = [predicted, *ends_ns]
-    if predicted * trust.slowed < base:  # part of what is gained may be what recording cost the host
-        ends.append(predicted * trust.slowed)
-    least = min(max(limits_ns, default=0.0), predicted)
+    of_hosts = [after for _, after in hosts_ns]
+    least = min([max(limits_ns, default=0.0), predicted, *of_hosts])
+    gain_ns = base - predicted / samples
+    by_edits = [base - end / samples for end in ends]
+    by_hosts = [gain_ns, *(base * (1 - after / before / samples) for before, after in hosts_ns if before)]
+    longest = max([base, *(before for before, _ in hosts_ns)])
+    # What edits leave open has nothing to do with what recording cost.
+    less = math.hypot(gain_ns - min(by_edits), gain_ns - min(by_hosts))
+    more = math.hypot(max(by_edits) - gain_ns, max(by_hosts) - gain_ns)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
     unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
@@ -429,13 +457,13 @@ def _with_interval(
         edits,
         predicted,
         base / predicted * samples if predicted else float("inf"),
-        max(min(ends) - margin, least, 0.0),
-        max(ends) + margin,
+        max(min([*ends, *of_hosts]) - margin, least, 0.0),
+        max([*ends, *of_hosts]) + margin,
         applied.notes,
         bool(edits) and all(proven),
         samples,
-        base - max(ends) / samples - unsure,
-        min(base - min(ends) / samples + unsure, base - least / samples),
+        gain_ns - less - unsure,
+        min(gain_ns + more + unsure, base * (1 - least / samples / longest)) if longest else 0.0,
     )
 
 

@@ -347,7 +347,9 @@ def start_misses(analysis: Analysis) -> pl.DataFrame:
     """By how much starts are off that are judged, as `dpro.replay.fidelity.accuracy.counted` has it."""
     if analysis.condensed is not None:
         return analysis.condensed.misses
-    return counted(judged_starts(analysis.timeline, has_gpu_work(analysis.built.graph)))
+    built = analysis.built
+    timeline = analysis.timeline if built.of_operations else analysis.replayed
+    return counted(judged_starts(timeline, has_gpu_work(built.graph)))
 
 
 def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.DataFrame:

@@ -38,7 +38,7 @@ from dpro.processes import process_pool
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
-from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
+from dpro.replay.fidelity.accuracy import Trust, TrustDocument, recording_in_words, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import step_series
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
 
 FACTORS = (2, 4)
+ANOTHER_TIME = 0.05  # of a step: from there on steps outside deep windows are said to take another time
 UNLIMITED_GB = 1e6  # whether it fits is said, not refused
 
 
@@ -276,12 +277,14 @@ class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
 
 
 class WhatIfDocument(Document, frozen=True, kw_only=True):
-    """What edits would make of throughput, and of the mean step in deep windows.
+    """What edits would make of throughput, and of the usual step.
 
     Attributes:
         run: as it was named.
-        baseline_ms: the mean step as it is, replayed.
-        measured_ms: the same, measured.
+        baseline_ms: the usual step as the job runs: replayed, without what recording cost it.
+        measured_ms: the same steps, as recorded.
+        recording: what was taken out since recording cost it, and how long steps outside deep windows take
+            where that is another time, one line each.
         of_operations: whether both are of whole operations, outside deep windows where there are such steps.
         other_steps_ms: the typical step outside deep windows; null where there are no such steps.
         answerable: whether predictions may start from this replay.
@@ -303,6 +306,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     run: str
     baseline_ms: float
     measured_ms: float
+    recording: list[str]
     of_operations: bool
     other_steps_ms: float | None
     answerable: bool
@@ -362,6 +366,7 @@ def what_if(
         **_trusted(analysis),
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         measured_ms=ms(measured_ns(trust, baseline)),
+        recording=[] if analysis is not whole else recording_lines(analysis),
         of_operations=analysis is not whole,
         other_steps_ms=_step_outside_windows_ms(analysis),
         predictions=[
@@ -577,6 +582,17 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
     """The typical step where no deep window slowed it down; None where there are no such steps."""
     series = step_series(analysis.steps)
     return None if series is None or series.recorded else ms(series.typical_ns)
+
+
+def recording_lines(analysis: Analysis) -> list[str]:
+    """What was taken out since recording cost it, and that other steps take another time, a line each."""
+    taken_out, outside_ms = recording_in_words(analysis.trust), _step_outside_windows_ms(analysis)
+    lines = [taken_out] if taken_out else []
+    usual_ms = ms(analysis.baseline_ns)
+    differs = outside_ms is not None and abs(usual_ms - outside_ms) > ANOTHER_TIME * outside_ms
+    if differs and not analysis.run.manifest.is_pretended:
+        lines.append(f"steps outside deep windows take {outside_ms:.2f} ms, the median")
+    return lines
 
 
 def sensitivity_of(analysis: Analysis) -> SensitivityDocument:

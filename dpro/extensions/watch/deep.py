@@ -237,7 +237,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
         analysis = Analysis(opened)
         if not analysis.trust.answerable:
             return WindowFindings()
-        findings = diagnose_graph(Context(opened, Baseline(analysis.built.graph)))
+        findings = diagnose_graph(Context(opened, Baseline(analysis.built.predictive)))
         words = ""
         with suppress(DproError):  # of windows without a whole step, say: what was found holds
             facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))

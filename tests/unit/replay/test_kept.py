@@ -37,8 +37,8 @@ def run(empty_cache, tmp_path, monkeypatch) -> Run:
 
 
 def loaded(run: Run) -> Graph:
-    """The graph as the next command loads it."""
-    return graph_of(run)[0].graph
+    """The graph of the job as it runs, as the next command loads it."""
+    return graph_of(run)[0].predictive
 
 
 def total(graph: Graph, calls: list[int]) -> Any:
