@@ -108,6 +108,14 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
 
 
+def record_more(facts: JobFacts) -> list[Advice]:
+    """What to record where devices worked, and only the calls that launched that were recorded."""
+    if not facts.lacks_device_work:
+        return []
+    do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): only its launches are here"
+    return [Advice("record-more", do, None, None, "a setting")]
+
+
 def first_of(ranked: Sequence[Advice]) -> list[Advice]:
     """What is shown of `advise`: a rank at fault always, whatever limits the job."""
     healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
@@ -318,6 +326,9 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
         low, high = (graphs.speedup_at(gain_ns) for gain_ns in (graphs.gain_low_ns, graphs.gain_high_ns))
+        if not mostly_launches or dear is not None:  # what else the host does is in no graph
+            high = min(high, launching)
+            low = min(low, high)
     yield Advice(
         "launch",
         'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '

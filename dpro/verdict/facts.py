@@ -317,6 +317,13 @@ class JobFacts:
         )
         return calls.join(work, on=["rank", "correlation"])
 
+    @property
+    def lacks_device_work(self) -> bool:
+        """Whether hosts launched work of devices, and none of that was recorded."""
+        kinds = self.analysis.spans["kind"]
+        launches = self.analysis.spans["correlation"].to_numpy()[(kinds == "runtime").to_numpy()] >= 0
+        return bool(launches.any()) and not kinds.is_in(GPU_WORK_KINDS).any()
+
     @cached_property
     def gpu(self) -> str:
         """The one model of all GPUs; empty where it is not known."""

@@ -19,6 +19,7 @@ from dpro.errors import DproError
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
+from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
@@ -28,13 +29,14 @@ from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import slowdowns_of, steps_under
+from dpro.schema import STEPS
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
-CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
+CLEAR = 1.25  # gain (20% of the step) of what limits a job whose devices compute most of the time
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
 BUSY = 0.5  # share of the step: devices that compute less are limited by something else
 
@@ -177,11 +179,14 @@ def _most_of_half(*by: str, of: str = "work_ns") -> pl.Expr:
 
 
 def before_first_launch(graph: Graph) -> Bools:
-    """[N] CPU work of a step that comes before its rank first launches work of the GPU in it."""
+    """[N] CPU work of a step that comes before its rank first launches work of the GPU in it.
+
+    None where no steps are known: what comes before the first launch of all is the start of the program.
+    """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[edges.kind == EdgeKind.LAUNCH]
     launches = launches[(nodes.step[launches] >= 0) & (nodes.kind[launches] == NodeKind.RUNTIME)]
-    if not launches.size:
+    if not launches.size or not _has_steps(graph):
         return np.zeros(graph.num_nodes, np.bool_)
     first = (
         pl.DataFrame(
@@ -199,6 +204,13 @@ def before_first_launch(graph: Graph) -> Bools:
     before = np.zeros(graph.num_nodes, np.bool_)
     before[on_cpu] = nodes.measured_end[on_cpu] <= until.fill_null(-1).to_numpy()
     return before
+
+
+def _has_steps(graph: Graph) -> bool:
+    """Whether the run says where steps begin; of a condensed rank, which has no run, by their numbers."""
+    if graph.run is None:
+        return bool((graph.nodes.step != NO_STEP).any())
+    return graph.run.num_rows(STEPS) > 0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,15 @@ from dpro.replay.fidelity.accuracy import deep_and_usual, recording_in_words, wi
 from dpro.replay.phases import in_words
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
-from dpro.verdict.advice import Advice, advise, first_of, remedies_of, without_tensor_cores, worth_after
+from dpro.verdict.advice import (
+    Advice,
+    advise,
+    first_of,
+    record_more,
+    remedies_of,
+    without_tensor_cores,
+    worth_after,
+)
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -145,7 +153,7 @@ def _without_label(analysis: Analysis, error: DproError) -> str:
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
-    ranked = advise(facts, limit.kind) if limit else []
+    ranked = advise(facts, limit.kind) if limit else record_more(facts)
     usual = facts.usual.height
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
@@ -164,8 +172,19 @@ def _by_replay(facts: JobFacts) -> Explanation:
         advice=first_of(ranked),
         then=_then(facts, limit, ranked),
         tempting=_tempting(facts, limit),
-        unsure=[*([] if limit else [NOT_RECORDED]), *_unsure(facts, usual)],
+        unsure=[*_why_no_limit(facts, limit), *_unsure(facts, usual)],
     )
+
+
+def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
+    """Why no limit is named, in a line; none where one is."""
+    if limit is not None:
+        return []
+    return [
+        "no work of devices was recorded, only calls that launch it"
+        if facts.lacks_device_work
+        else NOT_RECORDED
+    ]
 
 
 def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
@@ -265,6 +284,8 @@ def _limit_without_cause(facts: JobFacts) -> Limit | None:
     does (that a rank is later than its peers, waits for the GPU, preparing the input) is the limit itself
     where it gives most of what a free host would.
     """
+    if facts.lacks_device_work:
+        return None
     gains = facts.gains_by_limit()
     kind = max(gains, key=gains.__getitem__, default=COMPUTE)
     computing = facts.computing >= BUSY and not facts.analysis.outline.of_operations

