@@ -326,7 +326,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     with suppress(DproError):
         graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
         low, high = (graphs.speedup_at(gain_ns) for gain_ns in (graphs.gain_low_ns, graphs.gain_high_ns))
-        if not mostly_launches or dear is not None:  # what else the host does is in no graph
+        if dear is not None:  # what the host does for long before one launch is in no graph
             high = min(high, launching)
             low = min(low, high)
     yield Advice(
