@@ -80,7 +80,7 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[
     for limit, change in CHANGES:
         with suppress(DproError):
             results.append(Counterfactual(limit, gains_of(job, change(job), ends, trust), now))
-    busiest_ns = _without_bubble(job.graph, ends)
+    busiest_ns = without_bubble(job.graph, ends)
     if busiest_ns is not None:
         results.append(Counterfactual(BUBBLE, now / np.maximum(busiest_ns, 1), now))
     return sorted(results, key=lambda result: -result.gain)
@@ -140,7 +140,7 @@ class FasterKernels:
         return graph.with_durations(np.rint(shorter).astype(np.int64))
 
 
-def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
+def equal_ranks(job: ReplayedJob) -> ReplayedJob:
     """All ranks of one role take what half of them take at most, be they late by turns or together.
 
     Devices are compared in each phase of each step. Hosts vary from phase to phase for no reason, which would
@@ -296,7 +296,7 @@ def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:
     return dear
 
 
-def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
+def without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
     """[S] ns, how long the busiest rank computes in each step; None of graphs without whole operations."""
     nodes = graph.nodes
     if not (nodes.kind == NodeKind.DELAY).any():
@@ -331,7 +331,7 @@ INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (HOST, _under(FreeHost())),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
-    (IMBALANCE, _equal_ranks),
+    (IMBALANCE, equal_ranks),
     (IMBALANCE, _under(Balance(over="stages"))),
     (INPUT, _with(ReadyInput())),
     (SYNCHRONISATION, _under(NoSync())),

@@ -1,0 +1,159 @@
+"""Where the usual step of a job goes: every nanosecond of it belongs to exactly one cause.
+
+In: `JobFacts`. Out: entries that add up to the step. They are a waterfall: one thing after the other costs
+nothing any more, from specific causes to general ones, and each entry is what its removal saves by replay on
+top of those before it. So sizes depend on the order, which is that of `ORDER`. What is left in the end, no
+evidence explains. What limits the job follows by one rule, `limit_of_entries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro.errors import DproError
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
+from dpro.replay.whatif.edits.communication import Network
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.edits.host import FreeHost, NoSync
+from dpro.replay.whatif.edits.pipeline import Balance
+from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import slowdowns_of, steps_under
+from dpro.verdict.facts import JobFacts
+from dpro.verdict.limits import (
+    BUBBLE,
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    FREE,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    SYNCHRONISATION,
+    FreeCopies,
+    ReadyInput,
+    equal_ranks,
+    without_bubble,
+)
+
+NO_CORE, RANK, UNEXPLAINED = "no-core", "rank", "unexplained"
+ORDER = (
+    NO_CORE, RANK, INPUT, SYNCHRONISATION, IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
+)  # fmt: skip
+LIMIT_OF = {NO_CORE: HOST, RANK: IMBALANCE}  # what the limit is called that such an entry is a part of
+LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
+
+Change = Callable[[ReplayedJob], ReplayedJob]
+
+
+class Entry(NamedTuple):
+    """What of the usual step goes into one cause.
+
+    Attributes:
+        cause: one of `ORDER`.
+        ranks: that it is of, where it is of some.
+        ns: of the step.
+        evidence: what says so.
+    """
+
+    cause: str
+    ranks: tuple[int, ...]
+    ns: float
+    evidence: str
+
+
+@dataclass(frozen=True)
+class FreeWork:
+    """Kernels, and what hosts do, take no time."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        works = is_of(graph.nodes.kind, (NodeKind.KERNEL, *CPU_KINDS))
+        return graph.with_durations(np.where(works, 0, graph.nodes.duration))
+
+
+def entries_of(facts: JobFacts) -> list[Entry]:
+    """Take the usual step of a job apart; what takes next to nothing is left out, but for what is unexplained."""
+    job, left_ns, entries = facts.job, facts.step_ns, list[Entry]()
+    for cause, ranks, change, evidence in _changes(facts):
+        with suppress(DproError):  # the run does not show it, or there is nothing of it
+            changed = change(job)
+            now_ns = min(_step_of(facts, changed), left_ns)
+            entries.append(Entry(cause, ranks, left_ns - now_ns, evidence))
+            job, left_ns = changed, now_ns
+    if facts.analysis.outline.of_operations:
+        busiest_ns = without_bubble(job.graph, facts.ends)
+        if busiest_ns is not None:
+            now_ns = min(float(np.mean(busiest_ns)), left_ns)
+            entries.append(Entry(BUBBLE, (), left_ns - now_ns, "work of the busiest rank"))
+            entries.append(Entry(COMPUTE, (), now_ns, "work of the busiest rank"))
+            left_ns = 0.0
+    kept = [entry for entry in entries if entry.ns > 0]
+    return [*kept, Entry(UNEXPLAINED, (), left_ns, "what is left")]
+
+
+def _changes(facts: JobFacts) -> Iterator[tuple[str, tuple[int, ...], Change, str]]:
+    """Causes in the order in which they are taken out, each with its ranks, what ends it, and its evidence."""
+    replayed = "replayed without it"
+    if facts.still is not None:
+        ended = facts.still.ended
+        yield NO_CORE, (), lambda job: job.with_change(ended), "calls that take longer than such usually do"
+    for finding in facts.findings:
+        if finding.class_ in ("slow.host", "slow.compute") and finding.component_kind == "rank":
+            ranks = tuple(finding.ranks)
+            yield RANK, ranks, partial(_healed, ranks), f"{finding.class_}, {replayed}"
+    yield INPUT, (), lambda job: job.with_change(ReadyInput()), replayed
+    yield SYNCHRONISATION, (), lambda job: job.under(NoSync(), in_full=False).job, replayed
+    yield IMBALANCE, (), equal_ranks, replayed
+    yield IMBALANCE, (), lambda job: job.under(Balance(over="stages"), in_full=False).job, replayed
+    if facts.analysis.outline.of_operations:
+        return
+    free = Network(bandwidth=FREE, latency=0.0)
+    yield COMMUNICATION, (), lambda job: job.under(free, in_full=False).job, replayed
+    yield HOST, (), lambda job: job.under(FreeHost(), in_full=False).job, replayed
+    yield COPIES, (), lambda job: job.with_change(FreeCopies()), replayed
+    yield COMPUTE, (), lambda job: job.with_change(FreeWork()), replayed
+
+
+def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
+    """The job with some ranks as fast as their peers."""
+    for rank in ranks:
+        job = job.under(Heal(rank=rank), in_full=False).job
+    return job
+
+
+def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
+    """Ns of the mean usual step in a changed job."""
+    timeline = next(facts.job.replays(job, slowdowns_of(facts.analysis.trust)[:1]))
+    return float(steps_under(facts.ends, facts.job, job, timeline).mean())
+
+
+def shares_of_limits(entries: Sequence[Entry]) -> dict[str, float]:
+    """What of the step each limit takes, as a share; what no evidence explains is under its own name."""
+    whole = sum(entry.ns for entry in entries) or 1.0
+    shares: dict[str, float] = {}
+    for entry in entries:
+        limit = LIMIT_OF.get(entry.cause, entry.cause)
+        shares[limit] = shares.get(limit, 0.0) + entry.ns / whole
+    return shares
+
+
+def limit_of_entries(entries: Sequence[Entry], of_operations: bool) -> str:
+    """What limits a job: what takes most of its step but compute, if that is much, else compute.
+
+    Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.
+
+    Returns:
+        Empty where most is unexplained.
+    """
+    shares = shares_of_limits(entries)
+    if max(shares, key=shares.__getitem__, default=UNEXPLAINED) == UNEXPLAINED:
+        return ""
+    others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}
+    most = max(others, key=others.__getitem__, default=COMPUTE)
+    return most if others.get(most, 0.0) >= (0.0 if of_operations else LARGE) else COMPUTE
