@@ -362,7 +362,7 @@ def blocked_calls(
     reading = runtime & names.match(READS_EVENTS, view.name)
     blocked += _full_queue(view, streams, {call.call for call in blocked})
     blocked += _silent_waits(view, streams, np.flatnonzero(reading))
-    return blocked + _unusually_long(view, streams, segments, blocked)
+    return blocked + _unusually_long(view, streams, segments, names, blocked)
 
 
 def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) -> list[BlockedCall]:
@@ -427,24 +427,28 @@ def _unusually_long(
     view: RankView,
     streams: Streams,
     segments: Mapping[int, ThreadSegments],
+    names: Names,
     explained: Collection[BlockedCall],
 ) -> list[BlockedCall]:
     """Pieces of operators and calls that last too long and end with a transfer: they waited for it, inferred.
 
     An allocator that runs out of memory waits for events inside the operator that asked for some, and
     profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. Copies
-    and kernels are so many that a long operator often ends with one of them that it did not wait for.
+    and kernels are so many that a long operator often ends with one of them that it did not wait for: they
+    count for synchronising calls only, which must have waited for something.
 
     Args:
         streams: its GPU work in order.
         segments: what its threads were doing.
         explained: what was blocked otherwise.
     """
-    transfers = streams.work[view.instance[streams.work] >= 0]
-    transfers = transfers[np.argsort(view.end[transfers], kind="stable")]
+    work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
+    transfers = work[view.instance[work] >= 0]
+    synchronises = (view.kind == KIND["runtime"]) & names.match(ONE_STREAM, view.name)
     blocked = []
     for tid, start, end, span, usual in _unusual_pieces(view, segments).tolist():
-        awaited = _ended_with(view, streams, transfers, tid, start, end, BY_CHANCE)
+        can_be, by_chance = (work, np.inf) if synchronises[span] else (transfers, BY_CHANCE)
+        awaited = _ended_with(view, streams, can_be, tid, start, end, by_chance)
         since = start + usual
         if awaited < 0 or view.end[awaited] <= since or _overlaps(view, explained, tid, start, end):
             continue

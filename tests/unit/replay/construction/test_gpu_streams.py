@@ -583,6 +583,23 @@ def test_a_call_that_is_known_to_wait_waits_once(tmp_path):
     assert seen.graph.nodes.duration[seen.nodes("cudaEventSynchronize")[0]] == 50 * US
 
 
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "aten::cat"])
+def test_only_a_long_call_that_synchronises_waited_for_a_kernel_whatever_the_clock_of_its_gpu(tmp_path, name):
+    # By the GPU's clock the kernel ends 9 after the call has returned.
+    run = TinyRun()
+    for number in range(6):
+        run.call(50_000 + 100 * number, 50_005 + 100 * number, number, name=name)
+    run.call(600, 605, 10)
+    run.kernel("gemm", 610, TRANSFER_ENDS + 9, 10)
+    run.call(700, TRANSFER_ENDS, 11, name=name)
+    run.op("after", TRANSFER_ENDS, TRANSFER_ENDS + 10)
+    run.step(0, 0, 60_000)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.misses() == pytest.approx(9 if name.startswith("cuda") else 0, abs=0.1)
+    starts = TRANSFER_ENDS - 4000 * name.startswith("cuda")
+    assert seen.lasting("gemm", -4000).start("after") == pytest.approx(starts, abs=10)
+
+
 def test_what_a_blocked_launch_launches_follows_its_wait(tmp_path):
     run = TinyRun()
     for number in range(6):
