@@ -19,11 +19,11 @@ import numpy as np
 from dpro.errors import DproError
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.whatif.edits.communication import Network
-from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import FreeHost, NoSync
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import slowdowns_of, steps_under
+from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import (
     BUBBLE,
@@ -123,7 +123,7 @@ def _changes(facts: JobFacts) -> Iterator[tuple[str, tuple[int, ...], Change, st
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
     """The job with some ranks as fast as their peers."""
     for rank in ranks:
-        job = job.under(Heal(rank=rank), in_full=False).job
+        job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
     return job
 
 

@@ -36,9 +36,7 @@ INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-cop
 
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
-CLEAR = 1.25  # gain (20% of the step) of what limits a job whose devices compute most of the time
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
-BUSY = 0.5  # share of the step: devices that compute less are limited by something else
 
 
 class Counterfactual(NamedTuple):

@@ -7,7 +7,6 @@ limits is said with names and numbers from the run, or not at all where it does 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 
@@ -33,28 +32,21 @@ from dpro.verdict.advice import (
     first_of,
     record_more,
     remedies_of,
-    without_tensor_cores,
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
+from dpro.verdict.ledger import entries_of, limit_of_entries, shares_of_limits
 from dpro.verdict.limits import (
     BUBBLE,
-    BUSY,
-    CLEAR,
     COMMUNICATION,
     COMPUTE,
     HOST,
-    IMBALANCE,
-    INPUT,
-    PART_OF_HOST,
-    SYNCHRONISATION,
 )
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
-SEEN = 1.05  # gain, below which nothing that was recorded limits devices that mostly idle
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
 ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
 SHORT_NAMES = {
@@ -70,7 +62,7 @@ class Limit(DocumentPart, frozen=True):
     Attributes:
         kind: host, compute, communication, imbalance, input, synchronisation, memory-copies, pipeline-bubble.
         gain: how many times as long the step takes now as without it; 1 of compute, which cannot go.
-        share: of the step: what is lost to it; of compute: for how long the devices compute.
+        share: of the step: what is lost to it by the ledger; of compute: for how long the devices compute.
         cause: what was found to be behind it, with names and numbers; empty where nothing was.
         together: what else has to go for much to change; empty where it gives most by itself.
         gain_together: how many times as long the step takes now as without both.
@@ -189,7 +181,7 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
 
 def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
     """What is worth doing only once the limit is gone."""
-    if limit is None or limit.gain < CLEAR or (after := facts.after(limit.kind)) is None:
+    if limit is None or limit.kind == COMPUTE or (after := facts.after(limit.kind)) is None:
         return None
     next_limit = _limit_without_cause(after)
     return worth_after(ranked, advise(after, next_limit.kind)) if next_limit else None
@@ -278,42 +270,19 @@ def limit_of(facts: JobFacts) -> Limit | None:
 
 
 def _limit_without_cause(facts: JobFacts) -> Limit | None:
-    """What gives most when it alone costs nothing; None where devices idle for what was not recorded.
-
-    Devices that compute most of the time are the limit where nothing else gives much. A part of what the host
-    does (that a rank is later than its peers, waits for the GPU, preparing the input) is the limit itself
-    where it gives most of what a free host would.
-    """
+    """What takes most of the usual step, by its ledger; None where most was not recorded."""
     if facts.lacks_device_work:
         return None
-    gains = facts.gains_by_limit()
-    kind = max(gains, key=gains.__getitem__, default=COMPUTE)
-    computing = facts.computing >= BUSY and not facts.analysis.outline.of_operations
-    if not gains and not computing:
-        return None
-    if kind == COMPUTE or (computing and gains[kind] < max(CLEAR, _faster_matmuls(facts))):
-        return Limit(COMPUTE, 1.0, facts.computing)
-    if gains[kind] < SEEN:
-        return None
-    if kind in (HOST, INPUT, SYNCHRONISATION):
-        parts = {part: math.log(gains.get(part, 1.0)) for part in (INPUT, SYNCHRONISATION)}
-        part = max(parts, key=parts.__getitem__)
-        if parts[part] >= PART_OF_HOST * math.log(gains[kind]):
-            kind = part
-        # The input of one rank, say.
-        if math.log(gains.get(IMBALANCE, 1.0)) >= PART_OF_HOST * math.log(gains[kind]):
-            kind = IMBALANCE
-    limit = Limit(kind, gains[kind], 1 - 1 / gains[kind])
-    if gains[kind] >= ALONE or kind == BUBBLE:
+    entries = entries_of(facts)
+    kind = limit_of_entries(entries, facts.analysis.outline.of_operations)
+    if kind in ("", COMPUTE):
+        return Limit(COMPUTE, 1.0, facts.computing) if kind else None
+    gain = facts.gains_by_limit().get(kind, 1.0)
+    limit = Limit(kind, gain, shares_of_limits(entries)[kind])
+    if gain >= ALONE or kind == BUBBLE:
         return limit
-    other, gain = facts.best_beside(kind)
-    return replace(limit, together=other, gain_together=gain) if gain >= ALONE * gains[kind] else limit
-
-
-def _faster_matmuls(facts: JobFacts) -> float:
-    """What matmuls would give that leave tensor cores unused, where they took a third of their time."""
-    names = [name for name in facts.kernels["name"] if without_tensor_cores(name)]
-    return facts.gain_of_faster(names, 1 / 3) if names else 1.0
+    other, together = facts.best_beside(kind)
+    return replace(limit, together=other, gain_together=together) if together >= ALONE * gain else limit
 
 
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:

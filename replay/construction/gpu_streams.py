@@ -10,7 +10,7 @@ Which it is, is decided by pair of streams: newer drivers lose the record of som
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
+from dpro.replay.construction.cpu_threads import ThreadSegments
 from dpro.replay.construction.dependencies import WORK, Dependencies, links
 from dpro.replay.construction.rank_view import KIND, Names, RankView, index_of
 from dpro.replay.graph import EdgeKind
@@ -40,6 +41,14 @@ OUTSTANDING = 128
 BLOCKED_NS = 100_000
 # A thread that records nothing for less than this before it reads when events happened need not have waited.
 SILENCE_NS = 500_000
+# A piece of an operator or call that lasts so many times as long as calls of its name usually do, of which
+# there are enough to say, and such a share of the step, was blocked if it ends with a transfer: from so much
+# before that ends to so much after, which must not be likelier by chance than this.
+TIMES_USUAL = 5
+ENOUGH_CALLS = 5
+SHARE_OF_STEP = 0.05
+BEFORE_WORK_NS, AFTER_WORK_NS = 20_000, 100_000
+BY_CHANCE = 0.05
 # What a launching call costs the CPU where a trace holds no other call to take it from.
 CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
@@ -76,13 +85,22 @@ class Streams:
 
 @dataclass(frozen=True)
 class BlockedCall:
-    """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether recorded."""
+    """A call or operator blocked on GPU work.
+
+    Attributes:
+        call: its span.
+        start, end: from when to when, ns.
+        awaited: spans of the work.
+        recorded: whether the trace says so.
+        releases: ns, when it releases what it launches.
+    """
 
     call: int
     start: int
     end: int
     awaited: list[int]
     recorded: bool
+    releases: int
 
 
 def streams_of(view: RankView) -> Streams:
@@ -293,13 +311,21 @@ def _unexplained_starts(view: RankView, streams: Streams, explained: Pairs) -> t
     return coincident, draining
 
 
-def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: Names) -> list[BlockedCall]:
+def blocked_calls(
+    view: RankView,
+    streams: Streams,
+    segments: Mapping[int, ThreadSegments],
+    syncs: pl.DataFrame,
+    names: Names,
+) -> list[BlockedCall]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
+    Operators, and calls of which it is not known that they wait, count by both.
 
     Args:
         streams: its GPU work in order.
+        segments: what its threads were doing.
     """
     awaited = _awaited_by_calls(view, streams, syncs)
     runtime = view.kind == KIND["runtime"]
@@ -335,7 +361,8 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
             blocked.append(_blocked(view, call, int(view.start[call]), last))
     reading = runtime & names.match(READS_EVENTS, view.name)
     blocked += _full_queue(view, streams, {call.call for call in blocked})
-    return blocked + _silent_waits(view, streams, np.flatnonzero(reading))
+    blocked += _silent_waits(view, streams, np.flatnonzero(reading))
+    return blocked + _unusually_long(view, streams, segments, names, blocked)
 
 
 def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) -> list[BlockedCall]:
@@ -392,8 +419,106 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
         if asked_for.size and called - silent_from >= SILENCE_NS:
             awaited = int(work[asked_for[-1]])
             end = min(called, int(view.end[awaited]))
-            blocked.append(BlockedCall(call, silent_from, end, [awaited], recorded=False))
+            blocked.append(BlockedCall(call, silent_from, end, [awaited], False, releases=silent_from))
     return blocked
+
+
+def _unusually_long(
+    view: RankView,
+    streams: Streams,
+    segments: Mapping[int, ThreadSegments],
+    names: Names,
+    explained: Collection[BlockedCall],
+) -> list[BlockedCall]:
+    """Pieces of operators and calls that last too long and end with a transfer: they waited for it, inferred.
+
+    An allocator that runs out of memory waits for events inside the operator that asked for some, and
+    profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. Copies
+    and kernels are so many that a long operator often ends with one of them that it did not wait for: they
+    count for synchronising calls only, which must have waited for something.
+
+    Args:
+        streams: its GPU work in order.
+        segments: what its threads were doing.
+        explained: what was blocked otherwise.
+    """
+    work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
+    transfers = work[view.instance[work] >= 0]
+    synchronises = (view.kind == KIND["runtime"]) & names.match(ONE_STREAM, view.name)
+    blocked = []
+    for tid, start, end, span, usual in _unusual_pieces(view, segments).tolist():
+        can_be, by_chance = (work, np.inf) if synchronises[span] else (transfers, BY_CHANCE)
+        awaited = _ended_with(view, streams, can_be, tid, start, end, by_chance)
+        since = start + usual
+        if awaited < 0 or view.end[awaited] <= since or _overlaps(view, explained, tid, start, end):
+            continue
+        # Something is left of the piece after it has waited, which what it launches follows.
+        until = min(end - 1, int(view.end[awaited]))
+        blocked.append(BlockedCall(span, since, until, [awaited], False, releases=int(view.end[span])))
+    return blocked
+
+
+def _unusual_pieces(view: RankView, segments: Mapping[int, ThreadSegments]) -> Ints:
+    """Pieces of operators and calls that last much longer than usual.
+
+    Returns:
+        [P, 5] thread, start, end, span, and the usual time of a call of that name, ns.
+    """
+    size = np.array([of_thread.span.size for of_thread in segments.values()], np.int64)
+    tid = np.repeat(np.array([*segments], np.int64), size)
+    start, end, span = (
+        np.concatenate([tid[:0], *(getattr(of_thread, name) for of_thread in segments.values())])
+        for name in ("start", "end", "span")
+    )
+    works = (span >= 0) & np.isin(view.kind[span], (KIND["cpu_op"], KIND["runtime"]))
+    lasts = end - start
+    long = np.flatnonzero(works & (lasts >= SHARE_OF_STEP * _usual_step_ns(view)))
+    usual = np.full(view.start.size, np.iinfo(np.int64).max // TIMES_USUAL)
+    if long.size:
+        spent = np.bincount(span[works], weights=lasts[works], minlength=view.start.size)
+        for name in np.unique(view.name[span[long]]).tolist():
+            calls = np.flatnonzero((view.name == name) & (spent > 0))
+            if calls.size >= ENOUGH_CALLS:
+                usual[calls] = np.median(spent[calls])
+    long = long[lasts[long] >= TIMES_USUAL * usual[span[long]]]
+    return np.stack([tid[long], start[long], end[long], span[long], usual[span[long]]], axis=1)
+
+
+def _usual_step_ns(view: RankView) -> float:
+    """The median step of a rank in this window, or all of the window where it has no steps."""
+    if not view.step_start.size:
+        return float(view.finish - view.begin)
+    return float(np.median(np.diff(view.step_start, append=view.steps_end)))
+
+
+def _ended_with(
+    view: RankView, streams: Streams, work: Ints, tid: int, start: int, end: int, by_chance: float
+) -> int:
+    """The work with which a piece of a thread ends, launched before it onto the thread's device; or -1.
+
+    Args:
+        work: spans that it can be, by their ends.
+        tid: the thread.
+        start, end: of the piece, ns.
+        by_chance: so much of the piece may be near the end of such work.
+    """
+    ends = view.end[work]
+    low, high = np.searchsorted(ends, (start, end + BEFORE_WORK_NS), side="right")
+    if low == high or ends[high - 1] < end - AFTER_WORK_NS:
+        return -1
+    launched = streams.work[view.launch[streams.work] >= 0]
+    devices = view.stream[launched[view.tid[view.launch[launched]] == tid]] // 100_000
+    ended = work[low:high]
+    ended = ended[(streams.launched[ended] < start) & np.isin(view.stream[ended] // 100_000, devices)]
+    near_any = ended.size * (BEFORE_WORK_NS + AFTER_WORK_NS) / (end - start)
+    if not ended.size or view.end[ended[-1]] < end - AFTER_WORK_NS or near_any > by_chance:
+        return -1
+    return int(ended[-1])
+
+
+def _overlaps(view: RankView, explained: Collection[BlockedCall], tid: int, start: int, end: int) -> bool:
+    """Whether a thread was blocked otherwise during a piece of it."""
+    return any(view.tid[b.call] == tid and b.start < end and b.end > start for b in explained)
 
 
 def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
@@ -446,4 +571,4 @@ def _blocked(
     view: RankView, call: int, start: int, awaited: list[int], recorded: bool = False
 ) -> BlockedCall:
     end = min(int(view.end[call]), max(int(view.end[span]) for span in awaited))
-    return BlockedCall(call, min(start, end), end, awaited, recorded)
+    return BlockedCall(call, min(start, end), end, awaited, recorded, releases=min(start, end))

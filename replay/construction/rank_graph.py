@@ -80,7 +80,7 @@ def build_rank_graph(
     threads = threads_of(view, names)
     view = ended_when_notified(view, threads, names)
     streams = streams_of(view)
-    blocked = blocked_calls(view, streams, syncs, names)
+    blocked = blocked_calls(view, streams, threads.segments, syncs, names)
     pairs = as_spans(view, needs)
     handed = between_threads(view, [*threads.segments], *pairs)
     waits = [
@@ -128,7 +128,7 @@ def _released(view: RankView, blocked: list[BlockedCall]) -> Ints:
     """
     released = view.end.copy()
     for b in blocked:
-        released[b.call] = min(released[b.call], b.start)
+        released[b.call] = min(released[b.call], b.releases)
     work = np.flatnonzero(view.launch >= 0)
     call = view.launch[work]
     count = np.bincount(call, minlength=view.start.size)

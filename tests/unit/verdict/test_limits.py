@@ -50,7 +50,7 @@ def test_a_job_whose_host_launches_too_slowly_gains_by_a_free_host_alone(tmp_pat
 
 
 def test_a_pipeline_whose_work_takes_no_time_gains_a_finite_amount(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.verdict.limits._without_bubble", lambda *_: np.zeros(3))
+    monkeypatch.setattr("dpro.verdict.limits.without_bubble", lambda *_: np.zeros(3))
     gains = gains_of(launch_bound(tmp_path), tmp_path)
     assert np.isfinite(gains[BUBBLE])
 

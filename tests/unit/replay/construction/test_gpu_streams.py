@@ -15,7 +15,7 @@ from dpro.replay.timeline import (
 )
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from tests.builders import COMM, COMPUTE, US, Seen, TinyRun
+from tests.builders import COMM, COMPUTE, MAIN, US, WORKER, Seen, TinyRun
 
 
 def replayed(run: TinyRun, folder) -> Seen:
@@ -474,6 +474,145 @@ def test_a_launch_waits_for_room_in_a_queue_that_is_full(tmp_path, outstanding, 
     seen = Seen(_full_queue(outstanding).build(tmp_path / "r").graph)
     faster = seen.lasting("first", -200)
     assert faster.start("after") == pytest.approx(starts, abs=5)
+
+
+TRANSFER_ENDS = 10_000
+
+
+def _runs_out_of_memory(
+    ends: float = TRANSFER_ENDS + 50,
+    usual: float = 10,
+    calls: int = 6,
+    step: float = 20_000,
+    asks: tuple[float, int] = (600, MAIN),
+    device: int = 0,
+) -> TinyRun:
+    """One `aten::cat` lasts until a transfer has ended; the others, of other steps, are short.
+
+    Args:
+        ends: when the long one does.
+        usual: what the others take.
+        calls: how many others there are.
+        step: how long a step is.
+        asks: when, and from which thread, the collective is launched.
+        device: where it runs.
+    """
+    run = TinyRun()
+    for number in range(calls):
+        run.op("aten::cat", 50_000 + 10_000 * number, 50_000 + 10_000 * number + usual)
+    called, tid = asks
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 500, 1)
+    run.call(called, called + 5, 2, tid=tid)
+    run.member(run.kernel("ncclDevKernel", called + 10, TRANSFER_ENDS, 2, stream=COMM, device=device))
+    run.op("aten::cat", 700, ends)
+    run.op("after", ends, ends + 10)
+    for number in range(round(200_000 / step)):
+        run.step(number, number * step, (number + 1) * step)
+    return run
+
+
+def _waited(run: TinyRun, folder) -> bool:
+    """Whether the long operator waits: if so for the transfer alone, and by inference."""
+    seen = Seen(run.build(folder / "r").graph)
+    sync = seen.graph.edges.kind == EdgeKind.SYNC
+    assert seen.edges(EdgeKind.SYNC) in ([], [("ncclDevKernel", "aten::cat")])
+    assert seen.graph.edges.inferred[sync].all()
+    return bool(sync.any())
+
+
+def test_an_operator_that_lasts_until_a_transfer_has_ended_waited_for_it(tmp_path):
+    run = _runs_out_of_memory()
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.misses() == 0
+    # Of the long one there remain its usual 10 and the 50 after the transfer; the others take 10.
+    assert sum(seen.graph.nodes.duration[n] for n in seen.nodes("aten::cat")) == (10 + 50 + 6 * 10) * US
+    assert seen.lasting("ncclDevKernel", -6000).start("after") == TRANSFER_ENDS + 50 - 6000
+    assert seen.lasting("ncclDevKernel", -9380).start("after") == 760  # it is over before that needs it
+    assert _waited(run, tmp_path)
+
+
+@pytest.mark.parametrize(("after", "waits"), [(-21, False), (-20, True), (100, True), (101, False)])
+def test_an_operator_waited_for_a_transfer_only_if_both_end_together(tmp_path, after, waits):
+    assert _waited(_runs_out_of_memory(TRANSFER_ENDS + after), tmp_path) == waits
+
+
+@pytest.mark.parametrize(
+    ("changed", "waits"),
+    [
+        ({"usual": 1870}, True),  # the long one takes 9350: five times as long, and no less
+        ({"usual": 1871}, False),
+        ({"calls": 4}, True),
+        ({"calls": 3}, False),  # with the long one too few to say what is usual
+        ({"step": 100_000}, True),
+        ({"step": 200_000}, False),  # 4.7% of a step
+        ({"asks": (600, WORKER)}, True),
+        ({"asks": (720, WORKER)}, False),  # launched when the operator had begun
+        ({"device": 1}, False),  # the thread launches onto device 0
+    ],
+)
+def test_an_operator_waited_only_if_it_is_unusually_long_and_could_know_of_the_transfer(
+    tmp_path, changed, waits
+):
+    if changed.get("device"):  # another thread's
+        changed |= {"asks": (600, WORKER)}
+    assert _waited(_runs_out_of_memory(**changed), tmp_path) == waits
+
+
+@pytest.mark.parametrize(("others", "waits"), [(2, True), (3, False)])
+def test_where_transfers_end_all_the_time_the_end_of_one_says_nothing(tmp_path, others, waits):
+    # An end within 120 of one of three is chance in 3.9% of 9350, of one of four in 5.1%.
+    run = _runs_out_of_memory()
+    for number in range(others):
+        run.call(650 + 10 * number, 655 + 10 * number, 10 + number)
+        run.member(run.kernel("other", 1000, 2000 + 100 * number, 10 + number, stream=30 + number))
+    assert _waited(run, tmp_path) == waits
+
+
+def test_a_call_that_is_known_to_wait_waits_once(tmp_path):
+    run = TinyRun()
+    for number in range(6):
+        run.call(50_000 + 100 * number, 50_005 + 100 * number, number, name="cudaEventSynchronize")
+    run.call(600, 605, 10)
+    run.nccl(610, TRANSFER_ENDS, 10)
+    run.call(700, TRANSFER_ENDS + 50, 11, name="cudaEventSynchronize")
+    run.step(0, 0, 60_000)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.edges(EdgeKind.SYNC) == [("ncclDevKernel", "cudaEventSynchronize")]
+    # All of it is a wait: what it usually takes, is not kept.
+    assert seen.graph.nodes.duration[seen.nodes("cudaEventSynchronize")[0]] == 50 * US
+
+
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "aten::cat"])
+def test_only_a_long_call_that_synchronises_waited_for_a_kernel_whatever_the_clock_of_its_gpu(tmp_path, name):
+    # By the GPU's clock the kernel ends 9 after the call has returned.
+    run = TinyRun()
+    for number in range(6):
+        run.call(50_000 + 100 * number, 50_005 + 100 * number, number, name=name)
+    run.call(600, 605, 10)
+    run.kernel("gemm", 610, TRANSFER_ENDS + 9, 10)
+    run.call(700, TRANSFER_ENDS, 11, name=name)
+    run.op("after", TRANSFER_ENDS, TRANSFER_ENDS + 10)
+    run.step(0, 0, 60_000)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.misses() == pytest.approx(9 if name.startswith("cuda") else 0, abs=0.1)
+    starts = TRANSFER_ENDS - 4000 * name.startswith("cuda")
+    assert seen.lasting("gemm", -4000).start("after") == pytest.approx(starts, abs=10)
+
+
+def test_what_a_blocked_launch_launches_follows_its_wait(tmp_path):
+    run = TinyRun()
+    for number in range(6):
+        run.call(50_000 + 100 * number, 50_005 + 100 * number, number)
+        run.kernel("gemm", 50_010 + 100 * number, 50_020 + 100 * number, number)
+    run.call(600, 605, 10)
+    run.nccl(610, TRANSFER_ENDS, 10)
+    run.call(700, TRANSFER_ENDS, 11)
+    run.kernel("first", TRANSFER_ENDS + 5, TRANSFER_ENDS + 10, 11)
+    run.step(0, 0, 60_000)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.misses() == pytest.approx(0, abs=0.1)
+    assert seen.lasting("ncclDevKernel", -6000).start("first") == pytest.approx(TRANSFER_ENDS - 5995, abs=0.1)
 
 
 def test_the_first_work_of_each_window_waits_for_what_was_queued_before_it(tmp_path):
