@@ -16,8 +16,9 @@ import numpy as np
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from dpro.account import Account, AccountedDocument
 from dpro.arrays import Floats, Ints
-from dpro.documents import Document, DocumentPart
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends, usual_steps
@@ -56,18 +57,19 @@ class Contributor(DocumentPart, frozen=True):
     b_ms: float
 
 
-class DifferenceDocument(Document, frozen=True, kw_only=True):
+class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     """Two runs compared.
 
     Attributes:
         a, b: the runs, as they were named.
-        a_ms, b_ms: mean step in deep windows of each, replayed.
+        a_ms, b_ms: the usual step of each, as the job runs.
         delta_ms: their difference.
         contributors: kinds of work, the largest contribution first; with `unexplained_ms` they add up.
         unexplained_ms: what no kind of work explains.
         by_rank: what the work of each rank contributes, each taken for itself.
         doubts: what limits how far to believe it.
         selection: the steps that are compared, and the ranks whose work is; absent where all are.
+        account_b: of B; `account` is that of A.
     """
 
     a: str
@@ -80,6 +82,7 @@ class DifferenceDocument(Document, frozen=True, kw_only=True):
     by_rank: dict[int, float]
     doubts: list[str]
     selection: SelectionDocument | UnsetType = UNSET
+    account_b: Account | None = None
 
 
 def explain(

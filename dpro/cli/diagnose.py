@@ -54,7 +54,10 @@ def diagnose(run: str, as_json: bool, **given: Any) -> None:
     diagnosis = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
     diagnosis = extended("diagnosed", diagnosis, analysis.run, given)
     if as_json:
-        print_json(extended("answered", diagnosis_document(diagnosis), analysis.run))
+        from dpro.verdict.verdict import with_account
+
+        document = with_account(diagnosis_document(diagnosis), analysis)
+        print_json(extended("answered", document, analysis.run))
         return
     print_diagnosis(diagnosis, _limits(analysis, diagnosis))
     _print_rest(diagnosis)

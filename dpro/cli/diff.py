@@ -71,7 +71,12 @@ def diff(
     selection = selection_of(steps, ranks, before.run, after.run)
     difference = difference_of(before, after, selection)
     if as_json:
-        print_json(difference)
+        from msgspec.structs import replace
+
+        from dpro.verdict.verdict import account_of, with_account
+
+        b = None if selection else account_of(after)
+        print_json(difference if selection else replace(with_account(difference, before), account_b=b))
     else:
         print_selection(selection)
         _print(difference)

@@ -46,7 +46,9 @@ def info(run: str, as_json: bool) -> None:
     analysis = Analysis(open_quietly(run))  # the warnings are part of what it prints
     document = info_document(analysis)
     if as_json:
-        print_json(document)
+        from dpro.verdict.verdict import with_account
+
+        print_json(with_account(document, analysis))
     else:
         print_end(analysis.end)
         console().print("\n".join(in_words(document)))

@@ -68,7 +68,9 @@ def replay(
     analysis = analyse(run, network_table)
     document = replay_document(analysis, chosen_steps(analysis, step, window, steps))
     if as_json:
-        print_json(document)
+        from dpro.verdict.verdict import with_account
+
+        print_json(with_account(document, analysis))
     else:
         print_end(analysis.end)
         _print(analysis, document)

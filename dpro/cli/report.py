@@ -187,7 +187,11 @@ def report(
     analysis = select(Analysis(opened, read_network(network_table)), selection)
     tables = report_tables(analysis, selection)
     if as_json:
-        print_json(extended("answered", report_document(analysis, tables, top, selection), opened))
+        from dpro.verdict.verdict import with_account
+
+        document = report_document(analysis, tables, top, selection)
+        document = document if selection else with_account(document, analysis)
+        print_json(extended("answered", document, opened))
     else:
         if selection:  # else the verdict begins with it
             print_end(analysis.end)

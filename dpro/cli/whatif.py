@@ -181,7 +181,7 @@ def whatif(
     if parsed and budget is not None:
         raise UsageError("--budget limits the search, which --edit turns off: omit one of them")
     from dpro.analysis.answers.whatif import what_if
-    from dpro.verdict.verdict import explain
+    from dpro.verdict.verdict import explain, with_account
     from dpro.verdict.words import lines_of
 
     analysis = analyse(run, network_table, device_tables)
@@ -189,7 +189,7 @@ def whatif(
         answer = what_if(analysis, parsed, budget, progress=report, selection=selection)
     refused_alone = parsed and answer.document.refused and not answer.predictions
     if as_json:
-        print_json(answer.document)
+        print_json(answer.document if steps else with_account(answer.document, analysis))
     elif refused_alone:
         for line in refused_in_words(answer.document.refused):
             console().print(line)

@@ -26,7 +26,7 @@ from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.edits.host import gpu_waits
-from dpro.replay.whatif.predict import predict
+from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel, short_place
@@ -78,6 +78,7 @@ class Advice(DocumentPart, frozen=True):
         effort: what it takes: `a setting`, `a line of code`, `new code`, `other hardware`.
         assumes: what the gain takes for granted.
         check: how to see whether it holds.
+        edit: what `whatif --edit` takes for the same gain; empty where the gain is of no edit.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Advice(DocumentPart, frozen=True):
     effort: str
     assumes: str = ""
     check: str = ""
+    edit: str = ""
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
@@ -181,22 +183,21 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             continue
         if finding.component_kind != "rank" or not finding.ranks:
             continue
-        job = facts.job
+        edits = [f"heal:rank={rank}" for rank in finding.ranks]
         try:
-            for rank in finding.ranks:
-                job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
+            prediction = facts.predict(*edits)
         except DproError:
             continue
-        gains = facts.gain_of(job)
         names = ", ".join(map(str, finding.ranks))
         where = _place_of(finding.evidence)
         yield Advice(
             "heal",
             f"find what makes rank {names} slower than its peers{where}, and remove it",
-            *_interval(gains, facts.lengths),
+            *interval_of(prediction),
             "new code",
             "its peers do the same work",
             f"dpro whatif RUN --edit heal:rank={finding.ranks[0]}",
+            edits[0] if len(edits) == 1 else "",
         )
 
 
@@ -246,16 +247,20 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
     for text, (kind, do, check) in _EDITS.items():
         edit = parse_edit(text)
         try:
-            prediction = predict(facts.job, facts.ends, [edit], facts.analysis.trust)
+            prediction = facts.predict(text)
         except DproError:
             continue
-        low, high = (
-            prediction.speedup_at(gain) for gain in (prediction.gain_low_ns, prediction.gain_high_ns)
-        )
         if prediction.effect == "faster" and prediction.speedup >= WORTH:
-            bound = max(*facts.gains_by_limit().values(), prediction.speedup)
             assumes = "; ".join(filter(None, (edit.assumes, edit.training)))
-            yield Advice(kind, do, low, min(high, bound), EFFORTS[edit.effort], assumes, check)
+            yield Advice(kind, do, *interval_of(prediction), EFFORTS[edit.effort], assumes, check, text)
+
+
+def interval_of(prediction: Prediction) -> tuple[float, float]:
+    """How many times the throughput is after edits: at least, and at most."""
+    low, high = (
+        prediction.speedup_at(gain_ns) for gain_ns in (prediction.gain_low_ns, prediction.gain_high_ns)
+    )
+    return low, high
 
 
 def _interval(gains: Floats, lengths: Floats) -> tuple[float, float]:
@@ -322,11 +327,12 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     mostly_launches = facts.still is not None or math.log(launching) >= PART_OF_HOST * math.log(host)
     if mostly_launches:  # what else it does may be captured with the launches
         launching = host
-    low, high = partly(launching, 0.3), launching
+    low, high, edit = partly(launching, 0.3), launching, ""
     with suppress(DproError):
-        graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
-        low, high = (graphs.speedup_at(gain_ns) for gain_ns in (graphs.gain_low_ns, graphs.gain_high_ns))
-        if dear is not None:  # what the host does for long before one launch is in no graph
+        low, high = interval_of(facts.predict("cuda-graph"))
+        if dear is None:
+            edit = "cuda-graph"
+        else:  # what the host does for long before one launch is in no graph
             high = min(high, launching)
             low = min(low, high)
     yield Advice(
@@ -338,6 +344,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         "a line of code",
         "shapes are static, and nothing in the captured part waits for the GPU",
         "dpro whatif RUN --edit cuda-graph",
+        edit,
     )
     if facts.computing < 0.3 and mostly_launches:
         yield Advice(

@@ -36,7 +36,8 @@ from dpro.replay.steps import recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import slowdowns_of
+from dpro.replay.whatif.predict import Prediction, predict, slowdowns_of
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
@@ -201,6 +202,7 @@ class JobFacts:
         """
         self.analysis, self.job = analysis, job
         self.ends = analysis.baseline if ends is None else ends
+        self._predictions: dict[tuple[str, ...], Prediction] = {}
 
     @cached_property
     def step_ns(self) -> float:
@@ -388,6 +390,20 @@ class JobFacts:
             Unanswerable: the run lacks what the edit needs.
         """
         return self.gain_of(self.job.under(edit, in_full=False).job)
+
+    def predict(self, *texts: str) -> Prediction:
+        """What edits would change, as `dpro whatif` has it: computed once.
+
+        Args:
+            texts: as `--edit` accepts them.
+
+        Raises:
+            Unanswerable: the run lacks what an edit needs.
+        """
+        if texts not in self._predictions:
+            edits = [parse_edit(text) for text in texts]
+            self._predictions[texts] = predict(self.job, self.ends, edits, self.analysis.trust)
+        return self._predictions[texts]
 
     def gain_of_faster(self, names: Collection[str], factor: float) -> float:
         """How many times as long a usual step takes as with kernels that take a share of their time."""

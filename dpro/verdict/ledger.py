@@ -43,7 +43,8 @@ from dpro.verdict.limits import (
 
 NO_CORE, RANK, UNEXPLAINED = "no-core", "rank", "unexplained"
 ORDER = (
-    NO_CORE, RANK, INPUT, SYNCHRONISATION, IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
+    NO_CORE, RANK, INPUT, SYNCHRONISATION, IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE,
+    UNEXPLAINED,
 )  # fmt: skip
 LIMIT_OF = {NO_CORE: HOST, RANK: IMBALANCE}  # what the limit is called that such an entry is a part of
 LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
@@ -78,7 +79,7 @@ class FreeWork:
 
 
 def entries_of(facts: JobFacts) -> list[Entry]:
-    """Take the usual step of a job apart; what takes next to nothing is left out, but for what is unexplained."""
+    """Take the usual step of a job apart; what takes nothing is left out, but for what is unexplained."""
     job, left_ns, entries = facts.job, facts.step_ns, list[Entry]()
     for cause, ranks, change, evidence in _changes(facts):
         with suppress(DproError):  # the run does not show it, or there is nothing of it
@@ -98,7 +99,7 @@ def entries_of(facts: JobFacts) -> list[Entry]:
 
 
 def _changes(facts: JobFacts) -> Iterator[tuple[str, tuple[int, ...], Change, str]]:
-    """Causes in the order in which they are taken out, each with its ranks, what ends it, and its evidence."""
+    """Causes in the order in which they are taken out, with their ranks, what ends them, and the evidence."""
     replayed = "replayed without it"
     if facts.still is not None:
         ended = facts.still.ended

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
+from dpro.account import Account, AccountedDocument, Gain, LostTime
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, mfu_of
@@ -20,22 +23,24 @@ from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
-from dpro.documents import Document, DocumentPart
+from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
 from dpro.replay.fidelity.accuracy import deep_and_usual, recording_in_words, without_spans
 from dpro.replay.phases import in_words
+from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
     Advice,
     advise,
     first_of,
+    interval_of,
     record_more,
     remedies_of,
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
-from dpro.verdict.ledger import entries_of, limit_of_entries, shares_of_limits
+from dpro.verdict.ledger import Entry, entries_of, limit_of_entries, shares_of_limits
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,
@@ -76,7 +81,7 @@ class Limit(DocumentPart, frozen=True):
     gain_together: float = 1.0
 
 
-class Explanation(Document, frozen=True, kw_only=True):
+class Explanation(AccountedDocument, frozen=True, kw_only=True):
     """What an expert would say first.
 
     Attributes:
@@ -144,28 +149,74 @@ def _without_label(analysis: Analysis, error: DproError) -> str:
 
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
-    limit = limit_of(facts)
+    entries = entries_of(facts)
+    limit = limit_of(facts, entries)
     ranked = advise(facts, limit.kind) if limit else record_more(facts)
     usual = facts.usual.height
+    step_ms, advice = ms(facts.step_ns), first_of(ranked)
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
+    fault = fault_in_words(faults, analysis.trust.answerable)
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
-        step_ms=ms(facts.step_ns),
+        step_ms=step_ms,
         steps=usual,
         left_out=facts.ends.height - usual,
         shares=_shares(facts),
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         phase=in_words(analysis.phases) if analysis.condensed is None else "",
-        fault=fault_in_words(faults, analysis.trust.answerable),
+        fault=fault,
         faulty_ranks=_ranks_of(facts.findings),
-        advice=first_of(ranked),
+        advice=advice,
         then=_then(facts, limit, ranked),
         tempting=_tempting(facts, limit),
         unsure=[*_why_no_limit(facts, limit), *_unsure(facts, usual)],
+        account=_account(facts, entries, limit, fault, advice),
     )
+
+
+def _account(
+    facts: JobFacts, entries: Sequence[Entry], limit: Limit | None, fault: str, advice: Sequence[Advice]
+) -> Account:
+    """What all answers about the run share."""
+    as_it_is = facts.predict()
+    gains = {}
+    for text in (done.edit for done in advice if done.edit):
+        low, high = interval_of(facts.predict(text))
+        gains[text] = Gain(finite(low), finite(facts.predict(text).speedup), finite(high))
+    return Account(
+        step_ms=ms(facts.step_ns),
+        step_low_ms=ms(as_it_is.low_ns),
+        step_high_ms=ms(as_it_is.high_ns),
+        recorded_step_ms=ms(measured_ns(facts.analysis.trust, facts.ends)) or None,
+        entries=[LostTime(entry.cause, list(entry.ranks), ms(entry.ns), entry.evidence) for entry in entries],
+        limit=limit.kind if limit else "",
+        fault=fault,
+        faulty_ranks=_ranks_of(facts.findings),
+        gains=gains,
+    )
+
+
+@cached
+def account_of(analysis: Analysis) -> Account | None:
+    """The account of a run, which the documents of all commands share; None where it cannot be judged."""
+    with suppress(DproError):
+        return explain(analysis).account
+    return None
+
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
+
+
+def with_account(document: AnyDocument, analysis: Analysis) -> AnyDocument:
+    """A document about a run, with the account of that run.
+
+    Args:
+        document: of a kind that has an `account`.
+    """
+    return replace(document, account=account_of(analysis))
 
 
 def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
@@ -183,7 +234,7 @@ def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Adv
     """What is worth doing only once the limit is gone."""
     if limit is None or limit.kind == COMPUTE or (after := facts.after(limit.kind)) is None:
         return None
-    next_limit = _limit_without_cause(after)
+    next_limit = _limit_without_cause(after, entries_of(after))
     return worth_after(ranked, advise(after, next_limit.kind)) if next_limit else None
 
 
@@ -208,15 +259,17 @@ def _by_calls(analysis: Analysis) -> Explanation:
         fault, advice = fault_in_words(findings), first_of([*remedies_of(findings)])
     end = analysis.end
     first = f"{end.sentence} {capitalised(fault)}"
+    step_ms, said = series.typical_ms if series else None, first if end.early and end.sentence else fault
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
-        step_ms=series.typical_ms if series else None,
+        step_ms=step_ms,
         steps=series.steps if series else 0,
-        fault=first if end.early and end.sentence else fault,
+        fault=said,
         faulty_ranks=_ranks_of(findings),
         advice=advice,
         unsure=list(unknown),
+        account=Account(step_ms=step_ms, fault=said, faulty_ranks=_ranks_of(findings)),
     )
 
 
@@ -263,17 +316,20 @@ def _part_of(finding: Finding) -> str:
     return f"{finding.component} ({finding.cause or finding.class_})"
 
 
-def limit_of(facts: JobFacts) -> Limit | None:
-    """What limits the step, with its cause; None where devices idle for what was not recorded."""
-    limit = _limit_without_cause(facts)
+def limit_of(facts: JobFacts, entries: Sequence[Entry] | None = None) -> Limit | None:
+    """What limits the step, with its cause; None where devices idle for what was not recorded.
+
+    Args:
+        entries: of its ledger, where they are at hand.
+    """
+    limit = _limit_without_cause(facts, entries_of(facts) if entries is None else entries)
     return limit and replace(limit, cause=cause_of(facts, limit.kind))
 
 
-def _limit_without_cause(facts: JobFacts) -> Limit | None:
+def _limit_without_cause(facts: JobFacts, entries: Sequence[Entry]) -> Limit | None:
     """What takes most of the usual step, by its ledger; None where most was not recorded."""
     if facts.lacks_device_work:
         return None
-    entries = entries_of(facts)
     kind = limit_of_entries(entries, facts.analysis.outline.of_operations)
     if kind in ("", COMPUTE):
         return Limit(COMPUTE, 1.0, facts.computing) if kind else None

@@ -14,6 +14,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from dpro.account import AccountedDocument
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import NOT_WATCHED, JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
@@ -23,7 +24,6 @@ from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import records_of
 from dpro.detect.pipeline_slowdown import Slowdown
-from dpro.documents import Document
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
 
@@ -58,7 +58,7 @@ class Diagnosis:
     slowdown: Slowdown | None = None
 
 
-class DiagnosisDocument(Document, frozen=True, kw_only=True):
+class DiagnosisDocument(AccountedDocument, frozen=True, kw_only=True):
     """What is slow or broken, with evidence and cost.
 
     Attributes:

@@ -15,6 +15,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from dpro.account import Account
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import AfterWindow, StepTimeDocument, after_first_window, step_time_document
@@ -452,6 +453,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         after_first_window: how steps changed with the first deep window; null where they did not.
         end: how the job ended.
         pretended: that its ranks ran one after the other on one machine; empty where they did not.
+        account: of the job, the same in the documents of all commands; null where the run cannot be judged.
     """
 
     coverage: InfoCoverage
@@ -474,6 +476,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     after_first_window: AfterWindow | None
     end: JobEnd
     pretended: str = ""
+    account: Account | None = None
 
 
 def contents_document(run: Run) -> ContentsDocument:

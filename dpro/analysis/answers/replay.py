@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.account import AccountedDocument
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.documents import Document, DocumentPart, finite
+from dpro.documents import DocumentPart, finite
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import (
@@ -157,7 +158,7 @@ class PathPart(DocumentPart, frozen=True):
     ms: float
 
 
-class ReplayDocument(Document, frozen=True, kw_only=True):
+class ReplayDocument(AccountedDocument, frozen=True, kw_only=True):
     """How well the graph explains what was measured, and what decides the step time.
 
     Attributes:

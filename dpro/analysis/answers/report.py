@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from dpro.account import AccountedDocument
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.mean_step import MeanStep, mean_step_document
@@ -213,7 +214,7 @@ class StageBubble(DocumentPart, frozen=True):
     bubble_share: float
 
 
-class ReportDocument(Document, frozen=True, kw_only=True):
+class ReportDocument(AccountedDocument, frozen=True, kw_only=True):
     """Where the time of each step went.
 
     Attributes:

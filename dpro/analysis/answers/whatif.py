@@ -22,6 +22,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from dpro.account import AccountedDocument
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
@@ -276,7 +277,7 @@ class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
     pareto: list[ParetoPoint]
 
 
-class WhatIfDocument(Document, frozen=True, kw_only=True):
+class WhatIfDocument(AccountedDocument, frozen=True, kw_only=True):
     """What edits would make of throughput, and of the usual step.
 
     Attributes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.diagnosis import (
@@ -44,7 +45,7 @@ from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.grammar import with_paths
 from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
-from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.verdict import Explanation, account_of, explain, with_account
 
 KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
@@ -198,6 +199,11 @@ def _analysed(path: Path, _changed_ns: int) -> Analysis:
     return Analysis(open_path(path))
 
 
+def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
+    analysis = _analysis(asked.run, folders)
+    return with_account(info_document(analysis), analysis)
+
+
 def _report(asked: OfReport, folders: Sequence[Path]) -> Document:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
@@ -205,13 +211,15 @@ def _report(asked: OfReport, folders: Sequence[Path]) -> Document:
     selection = read_selection(asked.steps, asked.ranks, whole.run)
     analysis = select(whole, selection)
     document = report_document(analysis, report_tables(analysis, selection), asked.top, selection)
+    document = document if selection else with_account(document, whole)
     return cast(Document, extended("answered", document, whole.run))
 
 
 def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
     analysis = _analysis(asked.run, folders)
     ranges = parse_selection(asked.steps).steps
-    return replay_document(analysis, chosen_steps(analysis, asked.step, asked.window, ranges))
+    document = replay_document(analysis, chosen_steps(analysis, asked.step, asked.window, ranges))
+    return with_account(document, analysis)
 
 
 def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
@@ -220,7 +228,8 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     selection = parse_selection(asked.steps)
     edits = [with_paths(parse_edit(text), lambda path: readable(str(path), folders)) for text in asked.edits]
     analysis = _analysis(asked.run, folders)
-    return what_if(analysis, edits, asked.budget, selection=selection).document
+    document = what_if(analysis, edits, asked.budget, selection=selection).document
+    return document if selection else with_account(document, analysis)
 
 
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> Document:
@@ -233,13 +242,15 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> Document:
             return diagnosis_document(diagnose_dumps(str(place), dumps.frames, dumps.manifest))
     analysis = _analysis(asked.run, folders)
     document = diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+    document = with_account(document, analysis)
     return cast(Document, extended("answered", document, analysis.run))
 
 
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
     before, after = (_analysis(run, folders) for run in (asked.a, asked.b))
     selection = read_selection(asked.steps, asked.ranks, before.run, after.run)
-    return difference_of(before, after, selection)
+    difference = difference_of(before, after, selection)
+    return difference if selection else replace(with_account(difference, before), account_b=account_of(after))
 
 
 TOOLS: dict[str, Tool] = {
@@ -253,7 +264,7 @@ TOOLS: dict[str, Tool] = {
         "What a run holds and what it lacks.",
         OfRun,
         InfoDocument,
-        lambda asked, folders: info_document(_analysis(asked.run, folders)),
+        _info,
     ),
     "explain": Tool(
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",

@@ -1,0 +1,97 @@
+"""Every nanosecond of the usual step has one cause, and what limits a job follows from what each takes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.verdict.ledger import (
+    LARGE,
+    NO_CORE,
+    ORDER,
+    RANK,
+    UNEXPLAINED,
+    Entry,
+    entries_of,
+    limit_of_entries,
+    shares_of_limits,
+)
+from dpro.verdict.limits import BUBBLE, COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT
+from tests.builders import TinyRun, cpu_job
+from tests.unit.verdict.test_verdict import facts_of
+
+
+def entries(**ns: float) -> list[Entry]:
+    return [Entry(cause.replace("_", "-"), (), value, "") for cause, value in ns.items()]
+
+
+def two_parts() -> TinyRun:
+    """Steps of 100 us in which a GPU works for 30: the host takes 20 before the launch, and 50 behind it."""
+    run = TinyRun()
+    for step in range(4):
+        at = step * 100
+        run.op("aten::load", at, at + 20)
+        run.call(at + 20, at + 21, step)
+        run.kernel("k", at + 22, at + 52, step)
+        run.op("aten::rest", at + 21, at + 99)
+        run.step(step, at, at + 100)
+    return run
+
+
+@pytest.mark.parametrize("run", [cpu_job(), two_parts()], ids=["cpu", "gpu"])
+def test_entries_add_up_to_the_step_and_none_is_negative(run, tmp_path):
+    facts = facts_of(run, tmp_path)
+    taken_apart = entries_of(facts)
+    assert sum(entry.ns for entry in taken_apart) == pytest.approx(facts.step_ns, rel=1e-9)
+    assert all(entry.ns >= 0 for entry in taken_apart)
+    assert [ORDER.index(entry.cause) for entry in taken_apart] == sorted(
+        ORDER.index(entry.cause) for entry in taken_apart
+    )
+
+
+def test_a_step_is_taken_apart_into_what_was_put_into_it(tmp_path):
+    shares = shares_of_limits(entries_of(facts_of(two_parts(), tmp_path)))
+    assert shares[INPUT] == pytest.approx(0.2, abs=0.03)
+    assert shares[HOST] == pytest.approx(0.5, abs=0.06)
+    assert shares[COMPUTE] == pytest.approx(0.3, abs=0.03)
+    assert limit_of_entries(entries_of(facts_of(two_parts(), tmp_path / "again")), False) == HOST
+
+
+def test_a_rank_that_a_finding_names_comes_before_the_rest_of_uneven_work(tmp_path):
+    taken_apart = entries_of(facts_of(cpu_job(num_steps=12, extra=4_000), tmp_path))
+    assert [entry.ranks for entry in taken_apart if entry.cause == RANK] == [(1,)]
+
+
+def test_the_largest_part_but_compute_is_the_limit_where_it_is_large():
+    assert limit_of_entries(entries(input=LARGE, host=0.1, compute=0.7), False) == INPUT
+    assert limit_of_entries(entries(input=LARGE - 0.01, host=0.1, compute=0.71), False) == COMPUTE
+
+
+def test_parts_of_one_limit_count_together():
+    assert limit_of_entries(entries(rank=0.12, imbalance=0.1, host=0.18, compute=0.6), False) == IMBALANCE
+    assert limit_of_entries([Entry(NO_CORE, (), 0.15, ""), *entries(host=0.1, compute=0.75)], False) == HOST
+
+
+def test_stages_of_a_pipeline_are_never_limited_by_compute():
+    assert limit_of_entries(entries(pipeline_bubble=0.05, compute=0.95), True) == BUBBLE
+
+
+def test_no_limit_is_named_where_most_is_unexplained():
+    assert limit_of_entries(entries(host=0.3, compute=0.1, unexplained=0.6), False) == ""
+    assert limit_of_entries([], False) == ""
+
+
+CAUSES = st.sampled_from([cause for cause in ORDER if cause not in (COMPUTE, UNEXPLAINED)])
+
+
+@given(st.lists(st.tuples(CAUSES, st.floats(0, 1)), max_size=8), st.floats(0.01, 1))
+def test_the_limit_is_compute_or_takes_a_fifth_of_the_step(parts, compute):
+    listed = [*(Entry(cause, (), ns, "") for cause, ns in parts), Entry(COMPUTE, (), compute, "")]
+    limit = limit_of_entries(listed, False)
+    shares = shares_of_limits(listed)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert limit == COMPUTE or shares[limit] >= LARGE
+    assert limit != COMMUNICATION or shares[limit] == max(
+        share for name, share in shares.items() if name != COMPUTE
+    )
