@@ -50,6 +50,7 @@ from dpro.words import counted
 MAX_ADVICE = 3
 NO_FAULT = ("warm-up", "imbalance.data")  # classes of findings that are of what was recorded, or of the data
 MUCH = 20.0  # times: more counts as this
+NOTHING_LEFT = 1_000.0  # times: a gain where nothing may be left of the step
 WORTH = 1.02  # gain below which nothing is advised
 WORTH_AFTER = 1.05  # the same of the middle of what only comes second
 NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a kernel's, in attention
@@ -256,9 +257,10 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def interval_of(prediction: Prediction) -> tuple[float, float]:
-    """How many times the throughput is after edits: at least, and at most."""
+    """How many times the throughput is after edits: at least, and at most, of which the last is finite."""
     low, high = (
-        prediction.speedup_at(gain_ns) for gain_ns in (prediction.gain_low_ns, prediction.gain_high_ns)
+        min(prediction.speedup_at(gain_ns), NOTHING_LEFT)
+        for gain_ns in (prediction.gain_low_ns, prediction.gain_high_ns)
     )
     return low, high
 

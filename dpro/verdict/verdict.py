@@ -34,7 +34,6 @@ from dpro.verdict.advice import (
     Advice,
     advise,
     first_of,
-    interval_of,
     record_more,
     remedies_of,
     worth_after,
@@ -183,9 +182,10 @@ def _account(
     """What all answers about the run share."""
     as_it_is = facts.predict()
     gains = {}
-    for text in (done.edit for done in advice if done.edit):
-        low, high = interval_of(facts.predict(text))
-        gains[text] = Gain(finite(low), finite(facts.predict(text).speedup), finite(high))
+    for text in (advised.edit for advised in advice if advised.edit):
+        done = facts.predict(text)
+        low, high = (finite(done.speedup_at(gain_ns)) for gain_ns in (done.gain_low_ns, done.gain_high_ns))
+        gains[text] = Gain(low, finite(done.speedup), high)
     return Account(
         step_ms=ms(facts.step_ns),
         step_low_ms=ms(as_it_is.low_ns),
