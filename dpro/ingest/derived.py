@@ -75,7 +75,23 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     the rarest optimizer ends the step. The time before the first end is part of the first step; what
     follows the last end is part of a step that the window cuts, and is left out.
     """
-    groups = _optimizer_groups(spans)
+    annotations = spans.filter(pl.col("kind") == "annotation").select(
+        "start_ns",
+        optimizer=pl.col("name").str.extract(_OPTIMIZER),
+        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+    )
+    optimizers = annotations.drop_nulls("optimizer").sort("start_ns", maintain_order=True)
+    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
+        "start_ns"
+    ].sort()
+    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
+    alone = pl.int_range(pl.len())
+    work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
+    groups = (
+        optimizers.with_columns(group=work_before)
+        .group_by("group", maintain_order=True)
+        .agg(pl.col("optimizer").unique().sort().alias("optimizers"), pl.col("end_ns").max())
+    )
     counts = groups.explode("optimizers").group_by("optimizers").len().sort("len", "optimizers")
     if counts.is_empty():
         return pl.DataFrame(
@@ -90,27 +106,6 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
         start_ns="start_ns",
         duration_ns="duration_ns",
         source=pl.lit("optimizer annotation"),
-    )
-
-
-def _optimizer_groups(spans: pl.DataFrame) -> pl.DataFrame:
-    """Optimizer annotations with no forward work between them: their optimizers and the last end."""
-    annotations = spans.filter(pl.col("kind") == "annotation").select(
-        "start_ns",
-        optimizer=pl.col("name").str.extract(_OPTIMIZER),
-        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
-    )
-    optimizers = annotations.drop_nulls("optimizer").sort("start_ns", maintain_order=True)
-    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
-        "start_ns"
-    ].sort()
-    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
-    alone = pl.int_range(pl.len())
-    work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
-    return (
-        optimizers.with_columns(group=work_before)
-        .group_by("group", maintain_order=True)
-        .agg(pl.col("optimizer").unique().sort().alias("optimizers"), pl.col("end_ns").max())
     )
 
 
@@ -184,7 +179,11 @@ def _period(names: Array) -> int:
         names: `[N]` one number per span, the same for the same name.
     """
     size = len(names)
-    for period in _candidates(names):
+    # Distances between neighbours of the same, rare name: some operators run once per step.
+    codes, counts = np.unique(names, return_counts=True)
+    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
+    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
+    for period in sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare}):
         if not _MIN_SPANS <= period <= size // _MIN_REPETITIONS:
             continue
         agree = names[:-period] == names[period:]
@@ -192,14 +191,6 @@ def _period(names: Array) -> int:
         if min(agree.mean(), agree[:period].mean(), agree[-period:].mean()) >= _MIN_AGREEING:
             return period
     return 0
-
-
-def _candidates(names: Array) -> list[int]:
-    """Distances between neighbours of the same, rare name: some operators run once per step."""
-    codes, counts = np.unique(names, return_counts=True)
-    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
-    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
-    return sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare})
 
 
 # Which call launched a kernel, and which range on the calling thread that call lies in.
@@ -274,7 +265,10 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
     """
-    ranges = _annotations(spans)
+    # Without named ranges on CPU threads, their shadows on GPU streams.
+    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
+    on_cpu = ranges.filter(pl.col("kind") == "annotation")
+    ranges = on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
     for find, rows in (
         (_token_ranges, ranges),
         (_request_ranges, ranges),
@@ -307,13 +301,6 @@ def _numbered(iterations: pl.DataFrame) -> pl.DataFrame:
         .with_columns(iteration=pl.int_range(pl.len(), dtype=pl.Int64))
         .drop("end_ns")
     )
-
-
-def _annotations(spans: pl.DataFrame) -> pl.DataFrame:
-    """Named ranges on CPU threads; without any, their shadows on GPU streams."""
-    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
-    on_cpu = ranges.filter(pl.col("kind") == "annotation")
-    return on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
 
 
 def _extracted(ranges: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:

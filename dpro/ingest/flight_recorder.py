@@ -217,8 +217,12 @@ def calls_of(
     """
     if not entries:
         return COLLECTIVES.empty()
-    examples, of_kind = _kinds(entries)
-    kinds = [_kind(example, groups, rank) for example in examples]
+    keys = _all_keys(entries)
+    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
+    places = sorted(first.values())
+    numbers = {keys[place]: number for number, place in enumerate(places)}
+    of_kind = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
+    kinds = [_kind(entries[place], groups, rank) for place in places]
     names = [name for name in kinds[0] if name in COLLECTIVES.dtypes]
     shared = pl.DataFrame(
         [pl.Series(name, [kind[name] for kind in kinds], COLLECTIVES.dtypes[name]) for name in names]
@@ -260,16 +264,6 @@ def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[
         results = {value: function(value) for value in set(values)}
         return list(map(results.__getitem__, values))
     return list(map(function, values))
-
-
-def _kinds(entries: Sequence[Entry]) -> tuple[list[Entry], np.ndarray[Any, np.dtype[np.int64]]]:
-    """An example of each kind, in order of the first of each; and [N] the kind of each entry."""
-    keys = _all_keys(entries)
-    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
-    places = sorted(first.values())
-    numbers = {keys[place]: number for number, place in enumerate(places)}
-    of_kind = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
-    return [entries[place] for place in places], of_kind
 
 
 def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
@@ -495,7 +489,10 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
     kept: list[int] = []
     covered: set[str] = set()
     for place in order:
-        groups = _process_groups(dumps[place])
+        # groups in which the rank called something, or that the dump lists
+        dump = dumps[place]
+        tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
+        groups = {group for rows in tables for group in rows["group"].unique().to_list() if group}
         if not kept or (groups and not groups & covered):
             kept.append(place)
             covered |= groups
@@ -515,9 +512,3 @@ def _latest(dump: Tables, table: str, column: str) -> int:
     rows = dump.get(table)
     latest = rows[column].max() if rows is not None and column in rows.columns else None
     return int(latest) if isinstance(latest, int) else -1
-
-
-def _process_groups(dump: Tables) -> set[str]:
-    """Groups in which the rank called something, or that the dump lists."""
-    tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
-    return {group for rows in tables for group in rows["group"].unique().to_list() if group}

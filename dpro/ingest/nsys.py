@@ -72,7 +72,10 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         session = _session(export)
         spans, skipped = read_spans(export)
         synchronised, recorded = sync_tables(export)
-        physical = _physical_devices(export)
+        devices = export.rows(
+            "TARGET_INFO_CUDA_DEVICE", {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64}
+        )
+        physical = {(pid, device): gpu for pid, device, gpu in devices.drop_nulls().iter_rows()}
     if spans.is_empty():
         raise InputError(f"{path}: no CUDA or NVTX activity in it; record with `nsys profile -t cuda,nvtx`")
     spans = _with_process(spans).with_columns(pl.col("start_ns") + session.start_ns)
@@ -168,12 +171,6 @@ def _facts(export: Export, table: str) -> dict[str, str]:
     return dict(rows.iter_rows())
 
 
-def _physical_devices(export: Export) -> dict[tuple[int, int], int]:
-    """(process, device as it calls it) -> the host's number of that GPU, where the export states it."""
-    devices = export.rows("TARGET_INFO_CUDA_DEVICE", {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64})
-    return {(pid, device): gpu for pid, device, gpu in devices.drop_nulls().iter_rows()}
-
-
 def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not state the process of GPU work: with one process that makes calls, it is that one."""
     processes = spans.filter(pl.col("process") >= 0)["process"].unique()
@@ -205,7 +202,10 @@ def _ranks(
     if min(ranks) >= 0 and len(set(ranks)) == len(ranks):
         return ranks, max(sizes), []
     if len(processes) > 1:
-        first = _first_rank(session.environment, len(processes))
+        # The ranks of the hosts before it come first.
+        match = re.search(r"--node[-_]rank[=\s](\d+)", session.environment)
+        node = int(match[1]) if match else _variable(session.environment, _NODE_VARIABLES)
+        first = max(node, 0) * len(processes)
         by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
@@ -226,13 +226,6 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
         return world.row(0)
     named = ranges["name"].unique().str.extract(_RANK_IN_RANGE).drop_nulls().unique()
     return (int(named[0]) if named.len() == 1 else -1), -1
-
-
-def _first_rank(environment: str, num_processes: int) -> int:
-    """Rank of the first process of a host: those of the hosts before it come first."""
-    match = re.search(r"--node[-_]rank[=\s](\d+)", environment)
-    node = int(match[1]) if match else _variable(environment, _NODE_VARIABLES)
-    return max(node, 0) * num_processes
 
 
 def _variable(environment: str, names: Sequence[str]) -> int:
@@ -537,7 +530,10 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     for steps in (_counted(ranges), find_marked_steps(spans)):
         if steps.height:
             return steps
-    top = _top_level(ranges)
+    before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
+        before.is_null() | (pl.col("start_ns") >= before)
+    )
     steps = _repeated(top)
     return steps if steps.height else _busiest_phase(top, spans)
 
@@ -568,14 +564,6 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
     )
     steps = counted.join(best, on=series, how="semi").with_columns(source=pl.format("NVTX {}N", "prefix"))
     return steps.select(_STEP_COLUMNS).sort("step")
-
-
-def _top_level(ranges: pl.DataFrame) -> pl.DataFrame:
-    """The ranges that lie in no other one of their thread."""
-    before = pl.col("end_ns").cum_max().shift(1).over("tid")
-    return ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
-        before.is_null() | (pl.col("start_ns") >= before)
-    )
 
 
 def _busiest_phase(top: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
