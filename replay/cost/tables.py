@@ -213,7 +213,13 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
         raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
-    _refuse_other_unit(rows, name)
+    # Half of the times are shorter than any, or longer than any that one waits for.
+    usual = float(np.median(rows["time_ns"].to_numpy()))
+    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
+    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
+    if usual > LONGEST_NS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
     guessed = pl.col("device").map_elements(link_of_device, pl.String)
     return rows.with_columns(
         link=pl.when(pl.col("link").fill_null("") == "")
@@ -240,20 +246,6 @@ def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
         if column in frame.columns:
             return (ranks / pl.col(column)).ceil()
     return pl.lit(1.0)
-
-
-def _refuse_other_unit(rows: pl.DataFrame, name: str) -> None:
-    """Refuse a table of which half of the times are shorter than any, or longer than any that one waits for.
-
-    Raises:
-        InputError: so they are.
-    """
-    usual = float(np.median(rows["time_ns"].to_numpy()))
-    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
-    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
-        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
-    if usual > LONGEST_NS:
-        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
 
 
 def link_of_device(name: str) -> str:

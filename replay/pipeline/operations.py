@@ -133,6 +133,8 @@ def read_operations(run: Run) -> Operations:
         )
     )
     has_steps = steps.height > 0
+    # chunks go round the stages
+    num_stages = max(place.stage for place in places.values()) + 1
     rows = (
         named.with_columns(pl.col("step") if has_steps else pl.lit(0, pl.Int64).alias("step"), role=_role())
         .drop_nulls("step")
@@ -143,7 +145,7 @@ def read_operations(run: Run) -> Operations:
             end=pl.col("start_ns") + pl.col("duration_ns"),
             stream="stream",
             chunk=pl.col("model_chunk").cast(pl.Int64),
-            place=_place(places),
+            place=pl.col("model_chunk").cast(pl.Int64).clip(lower_bound=0) * num_stages + pl.col("stage"),
             micro_batch=pl.col("micro_batch").cast(pl.Int64),
             op=pl.col("op").fill_null(""),
             group=pl.col("group").fill_null(""),
@@ -153,12 +155,6 @@ def read_operations(run: Run) -> Operations:
         .sort("step", "rank", "start", "end", "span_id")
     )
     return Operations(rows, _extents(rows, run.table(STEPS) if has_steps else None), places, has_steps)
-
-
-def _place(places: Mapping[int, MeshPosition]) -> pl.Expr:
-    """Chunks go round the stages."""
-    num_stages = max(place.stage for place in places.values()) + 1
-    return pl.col("model_chunk").cast(pl.Int64).clip(lower_bound=0) * num_stages + pl.col("stage")
 
 
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}
