@@ -191,10 +191,16 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     class_, kind, name, sure, shown = _component(change, traffic)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
+    worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
+    worst = worst.select("op", "bytes", "members", "before_ns", "after_ns").head(MAX_LINES)
     evidence = [
         f"since step {change.since} transfers {SIDES[change.between]} take {change.times:.2f} times as long "
         f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
-        *_slowest(slow),
+        *(
+            f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
+            f"{format_duration(before)}"
+            for op, size, members, before, after in worst.iter_rows()
+        ),
         *shown,
         _other_side(transfers, change),
         traffic.gain_in_words("before", "the steps since then take", cost, step),
@@ -247,19 +253,6 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
     verdict = blamed[0][0]
     suspects = [Suspect(part.words, part.kind, part.name) for part in verdict.suspects]
     return suspects, verdict.verdict.confidence, verdict.lines("groups", "became slower")
-
-
-def _slowest(slow: pl.DataFrame) -> list[str]:
-    worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
-    return [
-        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
-        f"{format_duration(before)}"
-        for op, size, members, before, after in worst.select(
-            "op", "bytes", "members", "before_ns", "after_ns"
-        )
-        .head(MAX_LINES)
-        .iter_rows()
-    ]
 
 
 def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
@@ -418,17 +411,13 @@ def with_losses(
         ends = frozenset(hosts.get(rank, "") for rank in finding.ranks)
         name = finding.component_id if finding.component_id in by_name else name_of_pair.get(ends, "")
         if finding.class_ in NETWORK and name:
-            by_name[name] = _with_cost(by_name[name], finding)
+            loss = by_name[name]
+            cost, severity = loss.cost_ns + finding.cost_ns, round(loss.severity + finding.severity, 4)
+            evidence = (*finding.evidence, *(line for line in loss.evidence if line != _UNKNOWN))
+            by_name[name] = replace(loss, cost_ns=cost, severity=severity, evidence=evidence)
         else:
             kept.append(finding)
     return [*kept, *by_name.values()]
-
-
-def _with_cost(lossy: Finding, slow: Finding) -> Finding:
-    """What loses packets, with what is slow because of it: a pair of ranks, or the part itself."""
-    cost, severity = lossy.cost_ns + slow.cost_ns, round(lossy.severity + slow.severity, 4)
-    evidence = tuple(line for line in lossy.evidence if line != _UNKNOWN)
-    return replace(lossy, cost_ns=cost, severity=severity, evidence=(*slow.evidence, *evidence))
 
 
 def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:

@@ -247,12 +247,8 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
     if not shows.any():
         return []
     flows, links = _flows(placed, wires)
-    blamed = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
+    blamed = blame_parts(wires.components, links, flows.of, votes(shows.astype(np.bool_)))
     return [(part, set(placed["members"].filter(pl.Series(part.verdict.explained)))) for part in blamed]
-
-
-def _as_bools(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Bools:
-    return values.astype(np.bool_)
 
 
 def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
