@@ -260,14 +260,7 @@ class Recorder:
         if counted is None:
             return
         if self._counter.step != before:
-            step = self._counter.step
-            self.last_step_s = time.monotonic()
-            if step == GPU_KNOWN_AT_STEP and self.folder is not None:
-                self._write_facts(self.folder)
-            begun_ns = time.time_ns()
-            self._notify("step", step)
-            if time.time_ns() - begun_ns > LONG_NS:
-                self._notify("resume", step)
+            self._on_step(self._counter.step)
         self.records.write(records.UPDATE, *counted, now, time.time_ns())
         if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
             self._flushed_ns = now
@@ -341,6 +334,15 @@ class Recorder:
     def _on_anchor(self, optimizer: int, base: int, first: int) -> None:
         assert self.records is not None
         self.records.write(records.ANCHOR, optimizer, base, first, self._sources[optimizer])
+
+    def _on_step(self, step: int) -> None:
+        self.last_step_s = time.monotonic()
+        if step == GPU_KNOWN_AT_STEP and self.folder is not None:
+            self._write_facts(self.folder)
+        begun_ns = time.time_ns()
+        self._notify("step", step)
+        if time.time_ns() - begun_ns > LONG_NS:
+            self._notify("resume", step)
 
     # Files.
 

@@ -218,7 +218,6 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
 LEFT_OUT = "left out: "
-_FURTHER = "further execution traces of a rank"
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     remarks = Remarks()
     if any(piece.format == KINETO for piece in others):
         if len(traces) > 1:
-            remarks.skipped[_FURTHER] = len(traces) - 1
+            remarks.skipped["further execution traces of a rank"] = len(traces) - 1
         traces = traces[:1]
     else:
         lacks = [_lack_of_times(piece) for piece in traces]

@@ -17,7 +17,6 @@ import polars as pl
 
 from dpro.schema import GPU_WORK_KINDS, ITERATIONS, kind_of_batch
 
-_COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"
 
 
@@ -27,7 +26,18 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `sequence_number`, `forward_thread`.
     """
-    marked = _marked_steps(spans)
+    # The 2020 profiler has no annotations: there the mark is an operator.
+    is_mark = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
+    marks = (
+        spans.select("kind", "name", "start_ns", "duration_ns")
+        .filter(is_mark)
+        .with_columns(
+            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
+            source=pl.lit("ProfilerStep"),
+        )
+    )
+    firsts = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
+    marked = firsts.select("step", "start_ns", "duration_ns", "source").sort("step")
     return marked if marked.height else _optimizer_steps(spans)
 
 
@@ -50,21 +60,6 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
         },
         schema=steps.schema,
     )
-
-
-def _marked_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    # The 2020 profiler has no annotations: there the mark is an operator.
-    marked = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
-    marks = (
-        spans.select("kind", "name", "start_ns", "duration_ns")
-        .filter(marked)
-        .with_columns(
-            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
-            source=pl.lit("ProfilerStep"),
-        )
-    )
-    first = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
-    return first.select(_COLUMNS).sort("step")
 
 
 def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
@@ -130,7 +125,9 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`.
     """
-    lane = _outermost(_main_lane(spans))
+    # Only spans that lie in no other one count.
+    ends_before = pl.col("end_ns").cum_max().shift(1)
+    lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
     names = lane["name"].rank("dense").to_numpy()
     period = _period(names)
     if not period:
@@ -164,12 +161,6 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
         .sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
         .collect()
     )
-
-
-def _outermost(lane: pl.DataFrame) -> pl.DataFrame:
-    """The spans of a lane that lie in no other."""
-    ends_before = pl.col("end_ns").cum_max().shift(1)
-    return lane.filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
 
 
 def _period(names: Array) -> int:

@@ -29,7 +29,6 @@ from dpro.table import Table, complete
 from dpro.words import missing_in_words
 
 _AT_A_TIME = 32  # dumps that a process reads before it returns their rows
-_TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def read_dumps(folder: Path) -> DumpFolder | None:
     batches = list(spread(_read, [ordered[start : start + _AT_A_TIME] for start in starts], _lost))
     files = sorted(file for batch in batches for file in batch.files)
     frames = {}
-    for table in _TABLES:
+    for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS):
         parts = [batch.frames[table.name] for batch in batches if table.name in batch.frames]
         if parts := [rows for rows in parts if rows.height]:
             frames[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))

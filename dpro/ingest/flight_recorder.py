@@ -83,12 +83,23 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
 
 def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataFrame]:
     """Read a dump: all but its calls, and its calls."""
-    dump = _load(read_bytes(path), path)
+    data = read_bytes(path)
+    try:
+        dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
+    if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
+        raise InputError(f"{path}: not a flight recorder dump (no entries)")
     entries = dump.get("entries") or []
     if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
     own_rank = _rank_of_name(path.name) if rank is None else rank
-    groups = _groups(dump)
+    # The ids that entries also carry differ between ranks.
+    groups = {}
+    for name, config in mapping(dump.get("pg_config")).items():
+        listed = mapping(config).get("ranks")
+        groups[text(name)] = ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
     stand_ins = coalesced_calls(entries, mapping(dump.get("pg_status")))
     new = entries if after < 0 else [entry for entry in entries if int64(entry.get("record_id")) > after]
     calls = calls_of(new, groups, own_rank, stand_ins)
@@ -99,29 +110,9 @@ def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataF
     return RankTrace(own_rank, world_size, frames, versions=_versions(dump, entries)), calls
 
 
-def _load(data: bytes, path: Path) -> Mapping[str, Any]:
-    try:
-        dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
-    if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
-        raise InputError(f"{path}: not a flight recorder dump (no entries)")
-    return dump
-
-
 def _rank_of_name(name: str) -> int:
     match = re.search(r"rank[-_ ]?(\d+)", name, re.IGNORECASE) or re.search(r"(\d+)(?:\.\w+)*$", name)
     return int32(match[1]) if match else -1
-
-
-def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Global ranks of each process group by name; the ids that entries also carry differ between ranks."""
-    groups = {}
-    for name, config in mapping(dump.get("pg_config")).items():
-        listed = mapping(config).get("ranks")
-        groups[text(name)] = ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
-    return groups
 
 
 def _group_rows(
@@ -195,7 +186,6 @@ Result = TypeVar("Result")
 _encoded = msgspec.msgpack.Encoder().encode  # plain values as bytes, equal ones as equal bytes
 _NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError)  # by values that no whole dump has
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
-_STATES = ("scheduled", "started", "completed")
 # They determine the kind of a call. The first dumps had the group's name alone, older ones `pg_name`.
 _KEY_FIELDS = (
     "profiling_name", "process_group", "pg_name", "is_p2p",
@@ -369,7 +359,7 @@ def _states(
 
 
 def _state(recorded: Any) -> str:
-    return recorded if isinstance(recorded, str) and recorded in _STATES else ""
+    return recorded if isinstance(recorded, str) and recorded in ("scheduled", "started", "completed") else ""
 
 
 def group_names(entry: Entry) -> tuple[str, str]:

@@ -34,11 +34,8 @@ SOURCE = "nsys"
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_NODE_VARIABLES = ("NODE_RANK", "GROUP_RANK")
 # Ranks that a job states in NVTX: a range called `rank 3`, or the payload of ncclCommInitRank.
 _RANK_IN_RANGE = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
-_RANK_IN_PAYLOAD = r'"Rank"\s*:\s*"?(\d+)'
-_PAYLOAD_SIZE = r'"No\. of ranks"\s*:\s*"?(\d+)'
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ def _ranks(
     if len(processes) > 1:
         # The ranks of the hosts before it come first.
         match = re.search(r"--node[-_]rank[=\s](\d+)", session.environment)
-        node = int(match[1]) if match else _variable(session.environment, _NODE_VARIABLES)
+        node = int(match[1]) if match else _variable(session.environment, ("NODE_RANK", "GROUP_RANK"))
         first = max(node, 0) * len(processes)
         by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
@@ -217,8 +214,8 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
     """Rank and world size that a process states in NVTX; -1 where it states none, or several."""
     ranges = spans.filter(pl.col("kind") == "annotation")
     inits = ranges.filter(pl.col("name").str.starts_with("ncclCommInit")).select(
-        rank=pl.col("payload").str.extract(_RANK_IN_PAYLOAD).cast(pl.Int64, strict=False),
-        size=pl.col("payload").str.extract(_PAYLOAD_SIZE).cast(pl.Int64, strict=False),
+        rank=pl.col("payload").str.extract(r'"Rank"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
+        size=pl.col("payload").str.extract(r'"No\. of ranks"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
     )
     # The largest communicator is the job's.
     world = inits.drop_nulls().sort("size", descending=True)
@@ -243,11 +240,8 @@ _COLUMNS = (
     *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),
     *("start_ns", "duration_ns", "span_id", "launch_span_id", "source"),
 )
-_NCCL = r"^nccl[A-Z]"
 # As NCCL names the fields of the payload of its ranges.
 _SIZE = r'"Message size[^"]*"\s*:\s*"?(\d+)'
-_PEER = r'"Peer rank"\s*:\s*"?(\d+)'
-_COMMUNICATOR = r'"NCCL communicator ID"\s*:\s*"?(\w+)'
 
 
 def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
@@ -300,7 +294,7 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
         (empty where they differ), `group`, `bytes_in`, `bytes_out` and `peer`.
     """
     nccl = (
-        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(_NCCL))
+        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(r"^nccl[A-Z]"))
         .sort("tid", "start_ns", "span_id")
         .select("span_id", "tid", "start_ns", "duration_ns", "name", "payload")
     )
@@ -317,8 +311,8 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
         .then("span_id")
         .otherwise(pl.col("ends").backward_fill().over("tid")),
         size=pl.col("payload").str.extract(_SIZE).cast(pl.Int64, strict=False),
-        peer=pl.col("payload").str.extract(_PEER).cast(pl.Int64, strict=False),
-        communicator=pl.col("payload").str.extract(_COMMUNICATOR),
+        peer=pl.col("payload").str.extract(r'"Peer rank"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
+        communicator=pl.col("payload").str.extract(r'"NCCL communicator ID"\s*:\s*"?(\w+)'),
     ).filter(pl.col("op") != "")
     return nccl.select("span_id", "tid", "start_ns", "duration_ns", "name").join(
         _together(calls), left_on="span_id", right_on="issue"
@@ -369,8 +363,6 @@ _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 # What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
 # `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
 _EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
-_SEQUENCE = r", seq = (\d+)"
-_SIZES = r", sizes = (\[.*?\])(?:, input_op_ids|$)"
 # Operators that torch.profiler calls annotations.
 _ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
 
@@ -485,8 +477,8 @@ def _ranges(export: Export) -> pl.DataFrame:
         ranges.with_columns(
             name=op,
             kind=pl.when(operator).then(pl.lit("cpu_op")).otherwise(pl.lit("annotation")),
-            sequence_number=name.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
-            shapes=name.str.extract(_SIZES).str.replace_all(" ", ""),
+            sequence_number=name.str.extract(r", seq = (\d+)").cast(pl.Int64, strict=False),
+            shapes=name.str.extract(r", sizes = (\[.*?\])(?:, input_op_ids|$)").str.replace_all(" ", ""),
         ),
         "",
         **{kept: pl.col(kept) for kept in ("sequence_number", "shapes", "domain", "payload")},
@@ -501,7 +493,7 @@ def _on_thread(rows: pl.DataFrame, kind: str, **more: pl.Expr) -> pl.DataFrame:
         kind=pl.lit(kind) if kind else pl.col("kind"),
         process=process_of("globalTid"),
         pid=process_of("globalTid"),
-        tid=thread_of("globalTid"),
+        tid=pl.col("globalTid") & _ID_MASK,
         **more,
     )
 
@@ -622,7 +614,6 @@ _CALLS = (
     (r"^(cuda|cu)StreamSynchronize", "stream_sync"),
     (r"^(cudaDeviceSynchronize|cuCtxSynchronize)", "device_sync"),
 )
-_QUERY = r"^(cuda|cu)(Event|Stream)Query"
 _WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
 _NONE = 0xFFFFFFFF  # of streams and events
 _SYNC_COLUMNS = [name for name in SYNCS.columns if name != "rank"]
@@ -673,7 +664,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     )
     by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
     # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
-    asked = calls.filter(pl.col("name").str.contains(_QUERY))
+    asked = calls.filter(pl.col("name").str.contains(r"^(cuda|cu)(Event|Stream)Query"))
     made = pl.concat([named.select("correlation"), asked.select("correlation")])
     uncalled = synchronised.join(made, on="correlation", how="anti").with_columns(
         kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
@@ -807,11 +798,6 @@ class Export:
 def process_of(serialised: str) -> pl.Expr:
     """The process id in a column of globalPid or globalTid."""
     return (pl.col(serialised) // (1 << _ID_BITS)) & _ID_MASK
-
-
-def thread_of(serialised: str) -> pl.Expr:
-    """The thread id in a column of globalTid."""
-    return pl.col(serialised) & _ID_MASK
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from dpro.schema.members import texts_of_lists
 from dpro.units import NS_PER_S
 
 SOURCE = "op-level parquet"
-_PARQUET = b"PAR1"
 
 COMPUTE_STREAM = 0
 COLLECTIVE_STREAM = 5
@@ -51,7 +50,7 @@ _OPTIONAL = ("dp_rank", "stage", "seq_id", "mc", "mb_id")
 
 def is_oplevel(head: bytes) -> bool:
     """Whether a file is Parquet. Its columns stand at its end: a file without the right ones is refused."""
-    return head.startswith(_PARQUET)
+    return head.startswith(b"PAR1")
 
 
 def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:

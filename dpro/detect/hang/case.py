@@ -253,7 +253,6 @@ _MEANS = {
     signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
 }
 _FULL = re.compile(r"inline_container.* unexpected pos|PytorchStreamWriter failed writing")  # of torch.save
-_FULL_MEANS = "its disk is full, or the quota there is used up"
 _LOADER, _PROCESSES = "/torch/utils/data/dataloader.py", "/multiprocessing/"  # in calls
 _LOADER_MEANS = "a worker process of its DataLoader is gone: killed, as where memory or /dev/shm runs out"
 
@@ -389,7 +388,7 @@ def _means(row: Mapping[str, Any]) -> str:
         return _MEANS.get(row["exit_signal"], "")
     if _lost_worker(row["error"]):
         return _LOADER_MEANS
-    return _FULL_MEANS if _FULL.search(row["error"]) else ""
+    return "its disk is full, or the quota there is used up" if _FULL.search(row["error"]) else ""
 
 
 def own_call(calls: Sequence[str]) -> str:

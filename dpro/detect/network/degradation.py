@@ -303,7 +303,11 @@ def find_communication_bound(
         calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
         apart: ranks that were left out of these, which others may have waited for.
     """
-    idle = idle_times(own_times, steps, counters)
+    counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
+    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
+    # Idle is own time without work, and without what was waited for and counted.
+    rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
+    idle = counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
     job = job_steps(steps)
     if idle.is_empty() or job.is_empty():
         return []
@@ -315,18 +319,6 @@ def find_communication_bound(
         code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
         changes += [(group, change)] if change and not code else []
     return [_finding(group, change, job) for group, change in changes]
-
-
-def idle_times(own_times: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted.
-
-    Args:
-        own_times: as `own_time` returns it.
-    """
-    counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
-    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
-    rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
-    return counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
 
 
 def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:

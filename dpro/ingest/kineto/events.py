@@ -612,8 +612,6 @@ def is_frame(category: str | None) -> bool:
 
 _BEGIN, _END, _METADATA = "B", "E", "M"
 _MARKS = frozenset((_BEGIN, _END, _METADATA))
-_RANK_MARKS = ("global_rank", "rank")
-_NAME_MARKS = ("process_name", "process_labels")
 
 
 class Marks:
@@ -702,10 +700,10 @@ def _microseconds(ns: int) -> Any:
 
 def _stated_rank(mark: str, args: EventArguments) -> int:
     """The rank in one piece of metadata, -1 where it states none."""
-    if mark in _RANK_MARKS and args.value is not None:
+    if mark in ("global_rank", "rank") and args.value is not None:
         (rank,) = whole_numbers([args.value]).tolist()
         return int(rank)
-    if mark in _NAME_MARKS:
+    if mark in ("process_name", "process_labels"):
         match = re.search(r"\brank[ _:=-]?(\d{1,9})\b", f"{args.name} {args.labels}", re.IGNORECASE)
         return int(match[1]) if match else -1
     return -1

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 SOURCE = "kineto"
-_NO_TOTALS = "memory events without totals"
 _KEPT_BYTES = (1 << 25) - (1 << 12)  # with what comes before a block, below that limit
 
 
@@ -85,7 +84,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
-    lost = {"begin or end without the other": unmatched, _NO_TOTALS: memory.without_total}
+    lost = {"begin or end without the other": unmatched, "memory events without totals": memory.without_total}
     lost |= {"malformed events": reader.malformed, "truncated tail": int(bool(reader.truncated))}
     versions = {
         "cuda_runtime": facts.cuda_runtime,
@@ -137,7 +136,13 @@ def _tables(
 ) -> dict[str, pl.DataFrame]:
     """All tables, without the columns that are equal in every row."""
     distributed = _distributed(facts)
-    groups = _groups(distributed)
+    # A list of ranks that is itself abbreviated is left out.
+    groups = {}
+    configs = distributed.get("pg_config")
+    for config in configs if isinstance(configs, list) else []:
+        ranks = config.get("ranks") if isinstance(config, dict) else None
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            groups[str(config.get("pg_name"))] = ranks_of(ranks)
     spans = spans.with_columns(span_id=pl.int_range(pl.len()))
     # Of Python calls, which are often the most, only some have more derived from them.
     is_other = pl.col("kind") != "python"
@@ -173,17 +178,6 @@ def _why_empty(reader: EventReader) -> str:
     if not reader.read:
         return "a trace without events; record it again, with profiled work in the window"
     return "no operator, runtime call or kernel in it; record it with torch.profiler"
-
-
-def _groups(distributed: dict[str, Any]) -> Groups:
-    """Ranks of each process group by name; a list that is itself abbreviated is left out."""
-    groups = {}
-    configs = distributed.get("pg_config")
-    for config in configs if isinstance(configs, list) else []:
-        ranks = config.get("ranks") if isinstance(config, dict) else None
-        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            groups[str(config.get("pg_name"))] = ranks_of(ranks)
-    return groups
 
 
 def _worker(spans: pl.DataFrame, facts: TraceFacts, distributed: dict[str, Any]) -> pl.DataFrame:

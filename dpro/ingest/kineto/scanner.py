@@ -266,7 +266,12 @@ class Scanner:
         fields = self._rows[:, : self._count]
         numbers = fields[: kernel.CATEGORY]
         if numbers[kernel.PID :].min() <= kernel.TEXT:
-            self._read_texts(numbers[kernel.PID :])
+            # Numbers that are written as strings take the place of the codes of these strings.
+            for column in numbers[kernel.PID :]:
+                rows = np.flatnonzero(column <= kernel.TEXT)
+                codes = (kernel.TEXT - column[rows]).tolist()
+                texts = {code: _decoded(self._strings.text(code)) for code in set(codes)}
+                column[rows] = whole_numbers([texts[code] for code in codes])
         instants = np.flatnonzero(fields[kernel.PHASE] == _INSTANT)
         samples = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
         if samples.size:
@@ -287,14 +292,6 @@ class Scanner:
         )
         self._positions[: self._count] = -1
         self._count = 0
-
-    def _read_texts(self, numbers: Ints) -> None:
-        """Put the numbers that are written as strings in place of the codes of these strings."""
-        for column in numbers:
-            rows = np.flatnonzero(column <= kernel.TEXT)
-            codes = (kernel.TEXT - column[rows]).tolist()
-            texts = {code: _decoded(self._strings.text(code)) for code in set(codes)}
-            column[rows] = whole_numbers([texts[code] for code in codes])
 
 
 def _keys(strings: Strings) -> Ints:
