@@ -65,7 +65,11 @@ def attend(
         elif _enough_waits(recording):
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
-    _note_oom(recording, oom_kills() - killed_before)
+    if (killed := oom_kills() - killed_before) > 0:
+        recording.log(
+            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
+            "job or of others, while the job ran",
+        )
     if sampler is not None:
         sampler.stop()
     if helper:  # at idle priority it may take forever; what it has begun is done again
@@ -74,14 +78,6 @@ def attend(
     status = _final_status(job)  # waits a moment, so that what it started has a status, too
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
     finish(recording, status, statuses)
-
-
-def _note_oom(recording: Launch, killed: int) -> None:
-    if killed > 0:
-        recording.log(
-            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
-            "job or of others, while the job ran",
-        )
 
 
 def _enough_waits(recording: Launch) -> bool:

@@ -311,18 +311,14 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     meshes: list[dict[str, Any]] = saved(path, [])
     coordinates: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
-        coordinates = _coordinates(mesh) | coordinates
+        place: dict[str, int] = {}
+        for axis_name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
+            axis = next((axis for axis, names in AXES.items() if axis_name.lower() in names), None)
+            if axis is not None:
+                place[axis] = place.get(axis, 0) * size + coordinate
+                place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
+        coordinates = place | coordinates
     return coordinates
-
-
-def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
-    place: dict[str, int] = {}
-    for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
-        axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
-        if axis is not None:
-            place[axis] = place.get(axis, 0) * size + coordinate
-            place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
-    return place
 
 
 # From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.

@@ -79,7 +79,11 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = _in_common(suspects)
+        names = ", ".join(map(words_of, suspects))
+        who = f"one of these ({names})" if len(suspects) > 1 else names
+        shared = [f"all of them have {who} in common, and no other group of their kind has"]
+        if len(suspects) > 1:
+            shared.append("no group is recorded that has one of these without the others")
         # A link between hosts may be slow since other flows are on its path.
         links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
         if links and (explained_slow["num_hosts"] > 1).any():
@@ -145,13 +149,6 @@ def _on_wires(
         findings += [finding] if finding else []
         explained |= members if finding else set()
     return findings, explained
-
-
-def _in_common(suspects: Sequence[Suspect]) -> list[str]:
-    names = ", ".join(map(words_of, suspects))
-    who = f"one of these ({names})" if len(suspects) > 1 else names
-    alone = ["no group is recorded that has one of these without the others"] if len(suspects) > 1 else []
-    return [f"all of them have {who} in common, and no other group of their kind has", *alone]
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
