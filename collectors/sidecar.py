@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 
 from dpro.collectors.inside.files import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
@@ -97,14 +96,11 @@ def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     for pid, rank in ranks.items():
         if rank.ended():  # reads the exit status while it is there
             last = next_image(recording.raw, host, pid) - 1
-            _note_end(image_folder(recording.raw, host, pid, last))
-
-
-def _note_end(folder: Path) -> None:
-    """Keep when a process was first seen to be gone."""
-    if folder.is_dir() and not (folder / GONE).exists():
-        with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
-            file.write(str(time.time_ns()).encode())
+            folder = image_folder(recording.raw, host, pid, last)
+            # The time at which it was first seen to be gone is kept.
+            if folder.is_dir() and not (folder / GONE).exists():
+                with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
+                    file.write(str(time.time_ns()).encode())
 
 
 def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: dict[str, int]) -> None:

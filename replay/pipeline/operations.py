@@ -206,7 +206,14 @@ def placed_in_steps(run: Run, operations: pl.DataFrame, source: str) -> pl.DataF
         operations: `rank`, `start_ns`, `end`, `place` (in the model; null where it is that of the stage),
             `micro_batch`, `kind`.
     """
-    stages = _stages(run, operations)
+    # Stages are as the job's groups say, else by the first chunk that a rank has, else in the order of ranks.
+    along = places_along(mesh_of_run(run), "pp")
+    recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
+    first = operations.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
+    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
+    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
+    stages = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
+    stages = stages.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))
     placed = operations.join(stages, on="rank").with_columns(pl.col("place").fill_null(pl.col("stage")))
     chunk = pl.col("place").rank("dense").over("rank").cast(pl.Int64) - 1
     steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0)
@@ -223,17 +230,3 @@ def placed_in_steps(run: Run, operations: pl.DataFrame, source: str) -> pl.DataF
         source=pl.lit(source),
     )
     return complete(OPERATIONS, rows).sort(OPERATIONS.sort_by)
-
-
-def _stages(run: Run, operations: pl.DataFrame) -> pl.DataFrame:
-    """`rank` and `stage`: as the job's groups say, else by the first chunk that a rank has, else by rank.
-
-    Where neither groups nor operations say where a stage is, ranks are in the order of stages.
-    """
-    along = places_along(mesh_of_run(run), "pp")
-    recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
-    first = operations.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
-    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
-    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
-    stages = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
-    return stages.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))
