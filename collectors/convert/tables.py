@@ -97,7 +97,7 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
     timed = device_times(recorded, {step: boundary for step, (_, boundary) in boundaries.items()})
     windows = {r.a: (r.b, r.c) for r in recorded if r.kind == records.WINDOW}
-    # Kineto runs for a window that has not been closed until now.
+    # For a window that has not been closed, Kineto still runs.
     closed = {r.a: max(r.c, r.d) for r in recorded if r.kind == records.WINDOW}
     closed |= {r.a: r.b for r in recorded if r.kind == records.DROPPED}
     opened = {r.a: r.b for r in recorded if r.kind == records.WINDOW}

@@ -170,7 +170,7 @@ def _period(names: Array) -> int:
         names: `[N]` one number per span, the same for the same name.
     """
     size = len(names)
-    # Distances between neighbours of the same, rare name: some operators run once per step.
+    # Periods are distances between neighbours of the same, rare name: some operators run once per step.
     codes, counts = np.unique(names, return_counts=True)
     often = np.flatnonzero(counts >= _MIN_REPETITIONS)
     rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
@@ -256,7 +256,7 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
     """
-    # Without named ranges on CPU threads, their shadows on GPU streams.
+    # Without named ranges on CPU threads, their shadows on GPU streams count.
     ranges = spans.select("kind", "name", "start_ns", "duration_ns")
     on_cpu = ranges.filter(pl.col("kind") == "annotation")
     ranges = on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")

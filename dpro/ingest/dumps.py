@@ -93,7 +93,7 @@ def read_dumps(folder: Path) -> DumpFolder | None:
     left, said = _superseded([file for file in files if file.number in dumps], frames)
     counted = {name: rows.filter(~pl.col("file").is_in(left)).drop("file") for name, rows in frames.items()}
     if WORKERS.name in counted:
-        # facts of each rank, from the first file that knows them
+        # A rank has one row: each fact is from the first file that knows it.
         workers = counted[WORKERS.name]
         defaults = {name: WORKERS.columns[name].default for name in workers.columns}
         stated = (

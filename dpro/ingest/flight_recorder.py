@@ -479,7 +479,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
     kept: list[int] = []
     covered: set[str] = set()
     for place in order:
-        # groups in which the rank called something, or that the dump lists
+        # These are groups in which the rank called something, or that the dump lists.
         dump = dumps[place]
         tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
         groups = {group for rows in tables for group in rows["group"].unique().to_list() if group}

@@ -151,7 +151,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     unopened: list[DproError] = []
     runs: set[Path] = set()
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
-        # part of a run: Parquet, as traces of other tools may be
+        # A part of a run is Parquet, as traces of other tools may be.
         if path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent):
             traces.passed_over["tables of dpro runs"] += 1
             runs.add(path.parent.parent)

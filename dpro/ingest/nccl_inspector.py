@@ -104,7 +104,7 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
             continue
         if "header" in document or "n_ranks" in document:
             current = _communicator(document)
-        # measured and thrown away since the last dump, for want of space
+        # These were measured and thrown away since the last dump, for want of space.
         stats = mapping(document.get("dump_stats"))
         kinds = (kind for kind in _KINDS.values() if kind != _PROXY)
         if dropped := sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in kinds):

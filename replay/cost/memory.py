@@ -58,7 +58,7 @@ def footprint_of(run: Run | None) -> Footprint:
         raise Unanswerable(
             "the run holds no allocations within whole steps: record with `dpro record --memory`"
         )
-    # What is left at the peak of the smallest GPU; without GPUs, of the host's memory.
+    # Free is what the smallest GPU has left at the peak; without GPUs, it is the host's memory.
     total = total_bytes_of(run)
     on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
     return Footprint(max(within), max(total - peak, 0) if on_gpu and total is not None else total)

@@ -190,7 +190,7 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
         raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
-    # Half of the times are shorter than any, or longer than any that one waits for.
+    # In another unit, half of the times are shorter than any, or longer than any that one waits for.
     usual = float(np.median(rows["time_ns"].to_numpy()))
     moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
     if usual < SHORTEST_NS or moved > FASTEST_GBPS:

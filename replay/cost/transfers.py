@@ -71,7 +71,7 @@ def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
 
 
 def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
-    # of known size, and of recorded peers: the time of others is waiting, too
+    # Only transfers of known size and of recorded peers count: the time of others is waiting, too.
     edges = graph.edges
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True

@@ -311,7 +311,7 @@ def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
         at=pl.col("place"), batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
     )
     key = ["step", "dp", "batch", "at"]
-    # places in the model that hand on, `low` to `high` on the way there
+    # Ways lead between places in the model, `low` to `high` on the way forward.
     places = operations.num_stages * operations.num_chunks
     links = [(low, low + 1) for low in range(places - 1)]
     if operations.num_chunks == 1 and is_connected(operations.links, operations.num_stages):

@@ -133,7 +133,7 @@ def read_operations(run: Run) -> Operations:
         )
     )
     has_steps = steps.height > 0
-    # chunks go round the stages
+    # Chunks go round the stages.
     num_stages = max(place.stage for place in places.values()) + 1
     rows = (
         named.with_columns(pl.col("step") if has_steps else pl.lit(0, pl.Int64).alias("step"), role=_role())

@@ -278,7 +278,7 @@ def read_recorded(run: Run) -> Operations:
         table = operations_by_ranges(run) if has_ranges(run) else operations_by_backwards(run)
     table = table.filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
-    # Clocks by the comparisons that were recorded: operations are not matched with collectives.
+    # Clocks are aligned by recorded comparisons alone: operations are not matched with collectives.
     nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
     alignment = align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
     places = _places(run, table)
@@ -534,7 +534,7 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     called = spans.filter(pl.col("kind") == "cpu_op")
     messages = called.filter(name.str.starts_with(SENT) | name.str.starts_with(RECEIVED))
     functions = called.filter(name.str.starts_with(FUNCTION))
-    # operators that no function of autograd runs: not what is recomputed
+    # Only operators that no function of autograd runs count: not what is recomputed.
     operators = called.filter(~name.str.contains(f"{MESSAGE}|^autograd::"))
     of_functions = functions.select(*PLACE, begin="start_ns", until="end")
     held = operators.join_asof(

@@ -90,7 +90,7 @@ def know(records: Records) -> Knowledge:
         done=pl.col("sequence").filter(pl.col("state") == "completed").max(),
     )
     reports = _with_status(rows, records)
-    # The last call of each group that all its ranks must have made, since one has finished it.
+    # All ranks of a group must have made its `proven` call, since one of them has finished it.
     finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
     reached = pl.concat([finished.select("key", proven="sequence"), reports.select("key", proven="said")])
     proven = reached.group_by("key").agg(pl.col("proven").max()).join(records.members, on="key")

@@ -161,7 +161,7 @@ def make_records(
     ).filter(~pl.col("op").str.ends_with(":coalesced"))
     calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
     calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))
-    # The members of each group are those that called it where none are listed.
+    # Where no members of a group are listed, they are those that called it.
     keys = pl.concat([call_keys, said_keys])
     ranks_of_text = of_each_text("ranks", members_of, pl.List(pl.Int32()))
     named = keys.unique("key").with_columns(rank=ranks_of_text).drop("ranks")

@@ -90,7 +90,7 @@ class WaitGraph:
 def build_waits(operations: Sequence[Operation]) -> WaitGraph:
     """Build the wait-for graph of unfinished operations."""
     waits = WaitGraph(operations)
-    # each rank's unfinished operations as (order of its call, place in the list), oldest first
+    # Each rank has its unfinished operations as (order of its call, place in the list), oldest first.
     queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, operation in enumerate(operations):
         for rank, call in operation.unfinished.items():

@@ -122,7 +122,7 @@ def loads(data: bytes) -> Any:
     file = io.BufferedReader(io.BytesIO(data))
     with without_collection():
         value = _PlainUnpickler(file).load() if is_harmless(data) else _CarefulUnpickler(file).load()
-        # Refuses values that are far larger when shared parts are written out in each place.
+        # A value is refused that is far larger when shared parts are written out in each place.
         written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * len(data))), protocol=4)
         written.fast = True  # nothing is memoised
         written.dump(value)
