@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +98,13 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
     with written_whole(run / RAW, "control.json") as control:
         control.write(json.dumps({"id": name, "kind": kind, **facts}).encode())
     deadline = time.monotonic() + timeout_s
-    answers = Answers({}, [])
+    given: dict[int, Answer] = {}
     while True:
-        answers = _answers(asked, name, answers.given)
+        for process in asked:
+            if process.rank not in given:
+                with suppress(FileNotFoundError):
+                    given[process.rank] = from_json((process.folder / f"reply-{name}.json").read_bytes())
+        answers = Answers(dict(given), [process.rank for process in asked if process.rank not in given])
         silent = [process for process in asked if process.rank in answers.silent]
         waiting = any(lives(process.facts) is not False for process in silent)
         if not answers.silent or done(answers) or not waiting or time.monotonic() > deadline:
@@ -166,34 +170,20 @@ def _copy_while_it_changes(run: Path, to: Path) -> None:
         shutil.rmtree(to, ignore_errors=True)
         with suppress(OSError, shutil.Error):  # files come and go
             to.mkdir()
-            _copy(run, to, before)
+            unfinished = shutil.ignore_patterns("*.tmp*")
+            for folder in (MARKERS, RAW):
+                shutil.copytree(run / folder, to / folder, symlinks=True, ignore=unfinished)
+            for part in before:
+                copied = to / part.relative_to(run)
+                copied.parent.mkdir(exist_ok=True)
+                shutil.copy2(part, copied)
             if _parts(run) == before:
                 return
     raise InputError(f"{run}: changes while it is copied; try again")
 
 
-def _copy(run: Path, to: Path, parts: Sequence[Path]) -> None:
-    for folder in (MARKERS, RAW):
-        shutil.copytree(run / folder, to / folder, symlinks=True, ignore=shutil.ignore_patterns("*.tmp*"))
-    for part in parts:
-        copied = to / part.relative_to(run)
-        copied.parent.mkdir(exist_ok=True)
-        shutil.copy2(part, copied)
-
-
 def _parts(run: Path) -> list[Path]:
     return sorted(path for table in TABLES.values() for path in part_files(run, table))
-
-
-def _answers(asked: Sequence[RecordedProcess], name: str, earlier: Mapping[int, Answer]) -> Answers:
-    """The answers that are known, and those that have come since."""
-    given = dict(earlier)
-    for process in asked:
-        if process.rank in given:
-            continue
-        with suppress(FileNotFoundError):
-            given[process.rank] = from_json((process.folder / f"reply-{name}.json").read_bytes())
-    return Answers(given, [process.rank for process in asked if process.rank not in given])
 
 
 def _stacks_by_signal(process: RecordedProcess) -> str:

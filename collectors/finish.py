@@ -256,10 +256,13 @@ def _manifest(
     ended, error = _job_ending(launch, status), first_error(launch.raw)
     unrecorded = ""
     if not any((run / STEPS.name / f"{process.part}.parquet").exists() for process in recorded):
-        unrecorded = why_no_steps(*_seen_of_steps(launch, recorded), ended.failure(error))
+        written = [records.read_records(process.folder / "records.bin") for process in recorded]
+        updates = [sum(record.kind == records.UPDATE for record in of_process) for of_process in written]
+        imported, absence = (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
+        unrecorded = why_no_steps(updates, imported, absence, ended.failure(error))
         unconverted = [note["warnings"][0] for note in notes if not note.get("whole", True)]
         unrecorded = unconverted[0] if unconverted else unrecorded
-        seen = [] if recorded else _lines(launch.raw / ABSENCE)
+        seen = [] if recorded else absence
         warnings += seen or [unrecorded]
     facts = [process.facts for process in recorded]
     versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
@@ -284,13 +287,6 @@ def _manifest(
         windows=worst(note.get("windows", {}) for note in notes),
         applied=[change for process in recorded for change in applied(process, launched.get("options", {}))],
     )
-
-
-def _seen_of_steps(launch: Launch, recorded: Sequence[RecordedProcess]) -> tuple[list[int], bool, list[str]]:
-    """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
-    written = [records.read_records(process.folder / "records.bin") for process in recorded]
-    updates = [sum(record.kind == records.UPDATE for record in of_process) for of_process in written]
-    return updates, (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
 
 
 def _job_ending(launch: Launch, status: int | None) -> Ending:

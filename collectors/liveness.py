@@ -63,7 +63,13 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
         if not locked and not alive:
             left = [recording for recording in recordings if recording.marker.exists()]
             for recording in left:
-                _refuse_if_it_may_run(run, recording)
+                quiet_s = _quiet_s(recording) if job_lives(recording) is None else QUIET_S
+                if quiet_s < QUIET_S:
+                    raise InputError(
+                        f"{run}: may still be recorded on {recording.facts()['host']}: it changed "
+                        f"{quiet_s:.0f} s ago, and processes there are not visible from here; read it there, "
+                        f"or {QUIET_S:.0f} s after its last change"
+                    )
             return left
         waited_s = time.monotonic() - began_s
         for recording in alive:
@@ -94,21 +100,6 @@ def _launched_lives(recording: Launch) -> bool:
     with suppress(OSError, InputError):
         return lives(recording.facts()) is True
     return False
-
-
-def _refuse_if_it_may_run(run: str | os.PathLike[str], recording: Launch) -> None:
-    """Hold a recording to be over where its processes cannot be seen.
-
-    Raises:
-        InputError: it has changed too recently.
-    """
-    quiet_s = _quiet_s(recording) if job_lives(recording) is None else QUIET_S
-    if quiet_s < QUIET_S:
-        host = recording.facts()["host"]
-        raise InputError(
-            f"{run}: may still be recorded on {host}: it changed {quiet_s:.0f} s ago, and processes there "
-            f"are not visible from here; read it there, or {QUIET_S:.0f} s after its last change"
-        )
 
 
 def _quiet_s(recording: Launch) -> float:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 
 from dpro.collectors.inside.files import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
@@ -65,7 +64,11 @@ def attend(
         elif _enough_waits(recording):
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
-    _note_oom(recording, oom_kills() - killed_before)
+    if (killed := oom_kills() - killed_before) > 0:
+        recording.log(
+            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
+            "job or of others, while the job ran",
+        )
     if sampler is not None:
         sampler.stop()
     if helper:  # at idle priority it may take forever; what it has begun is done again
@@ -74,14 +77,6 @@ def attend(
     status = _final_status(job)  # waits a moment, so that what it started has a status, too
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
     finish(recording, status, statuses)
-
-
-def _note_oom(recording: Launch, killed: int) -> None:
-    if killed > 0:
-        recording.log(
-            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
-            "job or of others, while the job ran",
-        )
 
 
 def _enough_waits(recording: Launch) -> bool:
@@ -101,14 +96,11 @@ def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     for pid, rank in ranks.items():
         if rank.ended():  # reads the exit status while it is there
             last = next_image(recording.raw, host, pid) - 1
-            _note_end(image_folder(recording.raw, host, pid, last))
-
-
-def _note_end(folder: Path) -> None:
-    """Keep when a process was first seen to be gone."""
-    if folder.is_dir() and not (folder / GONE).exists():
-        with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
-            file.write(str(time.time_ns()).encode())
+            folder = image_folder(recording.raw, host, pid, last)
+            # The time at which it was first seen to be gone is kept.
+            if folder.is_dir() and not (folder / GONE).exists():
+                with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
+                    file.write(str(time.time_ns()).encode())
 
 
 def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: dict[str, int]) -> None:

@@ -88,11 +88,17 @@ def write_calls(
         return
     ready = waiting.filter(_below(bounds))
     lost += sum(bound - start for bound, start in zip(bounds, passed)) // 2 - ready.height
-    seen = _seen_in_windows(run, part, min(passed))
+    met = pl.col("collective_id") >= min(passed)
+    frames = [
+        pl.scan_parquet(path).select("collective_id").filter(met).collect()
+        for path in part_files(run, COLLECTIVES, f"{part}-batch-")
+    ]
+    seen = pl.concat(frames) if frames else pl.DataFrame(schema={"collective_id": pl.Int64})
     outside = ready.join(seen, on="collective_id", how="anti", maintain_order="left")
     outside = outside.with_columns(window=pl.lit(-1, pl.Int32))
     write_part(run, COLLECTIVES, f"{part}-calls-{sum(passed):015d}", outside)
-    _write_state(folder, bounds, lost)
+    with written_whole(folder, _STATE) as file:
+        file.write(json.dumps({"passed": bounds, "lost": lost}).encode())
     for path in _kept(folder):
         if pl.read_parquet(path, columns=["collective_id"]).filter(~_below(bounds)).is_empty():
             path.unlink()
@@ -129,15 +135,6 @@ def _below(bounds: list[int]) -> pl.Expr:
     return pl.when(identifier % 2 == 0).then(identifier < bounds[0]).otherwise(identifier < bounds[1])
 
 
-def _seen_in_windows(run: Path, part: str, least: int) -> pl.DataFrame:
-    """Ids of the entries that windows have met."""
-    frames = [
-        pl.scan_parquet(path).select("collective_id").filter(pl.col("collective_id") >= least).collect()
-        for path in part_files(run, COLLECTIVES, f"{part}-batch-")
-    ]
-    return pl.concat(frames) if frames else pl.DataFrame(schema={"collective_id": pl.Int64})
-
-
 def _state(folder: Path) -> tuple[list[int], int]:
     """The ids from which on entries are in no part, by backend, and how many before them were lost."""
     path = folder / _STATE
@@ -145,11 +142,6 @@ def _state(folder: Path) -> tuple[list[int], int]:
         return [0, 1], 0
     state = json.loads(path.read_text())
     return state["passed"], state["lost"]
-
-
-def _write_state(folder: Path, passed: list[int], lost: int) -> None:
-    with written_whole(folder, _STATE) as file:
-        file.write(json.dumps({"passed": passed, "lost": lost}).encode())
 
 
 # What a stalled process was in, and the messages of windows. A call that was open during a stall stays

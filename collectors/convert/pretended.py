@@ -22,7 +22,6 @@ from dpro.schema import COLLECTIVES, SPANS, conform
 
 SOURCE = "pretended"
 CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
-_BACKWARD = "dpro::backward"
 _WINDOW_SHARE = 1 << 31  # of the ids of a window, from here on: Kineto's are below
 _LANES = 1 << 40  # what stand for threads that communicate, one per order
 
@@ -59,7 +58,7 @@ def with_pretended_calls(
     begun = np.array([call["begun_ns"] for call in calls], np.int64)
     issuers = spans.filter(pl.col("name").str.starts_with("c10d::"))
     issued = _around(issuers, begun)
-    backward = spans.filter(name=_BACKWARD)
+    backward = spans.filter(name="dpro::backward")
     backward_ends = backward["start_ns"] + backward["duration_ns"]
     within = _around(backward, begun)
     lanes = {name: _LANES + number for number, name in enumerate(sorted(set(map(_lane, calls))))}

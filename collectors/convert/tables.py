@@ -68,11 +68,18 @@ def frames_of(
         recorded: its records, in order, with all that announce what ends steps.
         status: its wait status, None where unknown.
     """
+    ends = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
+    rank = pl.lit(process.rank, COUNTERS.dtypes["rank"])
+    taken = [(process.rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
+    compared = [(process.rank, r.a, -1, r.b, r.c, r.d) for r in recorded if r.kind == records.PEER]
+    clock_samples = pl.DataFrame(taken + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
+    row = worker_row(process, recorded, status)
+    counters = host_counters(recorded, ends)
     frames = {
         STEPS.name: _steps(process.rank, recorded),
-        COUNTERS.name: _counters(process, recorded),
-        CLOCK_SAMPLES.name: _clock_samples(process.rank, recorded),
-        WORKERS.name: _worker(process, recorded, status),
+        COUNTERS.name: counters.with_columns(rank=rank, host=pl.lit(process.facts["host"])),
+        CLOCK_SAMPLES.name: clock_samples,
+        WORKERS.name: pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row}),
     }
     return {table.name: conform(table, frames[table.name]) for table in RECORD_TABLES}
 
@@ -90,7 +97,12 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
     timed = device_times(recorded, {step: boundary for step, (_, boundary) in boundaries.items()})
     windows = {r.a: (r.b, r.c) for r in recorded if r.kind == records.WINDOW}
-    kept_open = _kept_open(recorded)
+    # For a window that has not been closed, Kineto still runs.
+    closed = {r.a: max(r.c, r.d) for r in recorded if r.kind == records.WINDOW}
+    closed |= {r.a: r.b for r in recorded if r.kind == records.DROPPED}
+    opened = {r.a: r.b for r in recorded if r.kind == records.WINDOW}
+    opened |= {r.a: r.b for r in recorded if r.kind == records.OPENED}
+    kept_open = [(window, opened[window], closed.get(window, NEVER_NS)) for window in sorted(opened)]
     rows = []
     for step, start, end in _extents(boundaries):
         if end < start:  # one of both is damaged
@@ -115,27 +127,6 @@ def _extents(boundaries: Mapping[int, tuple[int, Boundary]]) -> Iterator[tuple[i
     for step, (_, boundary) in boundaries.items():
         if step - 1 in boundaries:
             yield step, boundaries[step - 1][1].resume_ns, boundary.end_ns
-
-
-def _kept_open(recorded: Sequence[records.Record]) -> list[tuple[int, int, int]]:
-    """Each window, and from when to when Kineto ran for it: until now where it has not been closed."""
-    closed = {r.a: max(r.c, r.d) for r in recorded if r.kind == records.WINDOW}
-    closed |= {r.a: r.b for r in recorded if r.kind == records.DROPPED}
-    opened = {r.a: r.b for r in recorded if r.kind == records.WINDOW}
-    opened |= {r.a: r.b for r in recorded if r.kind == records.OPENED}
-    return [(window, opened[window], closed.get(window, NEVER_NS)) for window in sorted(opened)]
-
-
-def _counters(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    ends = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
-    rank = pl.lit(process.rank, COUNTERS.dtypes["rank"])
-    return host_counters(recorded, ends).with_columns(rank=rank, host=pl.lit(process.facts["host"]))
-
-
-def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    taken = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
-    compared = [(rank, r.a, -1, r.b, r.c, r.d) for r in recorded if r.kind == records.PEER]
-    return pl.DataFrame(taken + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
 def buckets(process: RecordedProcess) -> pl.DataFrame:
@@ -168,11 +159,6 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
     """
     whole = [{"rank": process.rank, **row} for row in saved(process.folder / f"{table.name}.json", [])]
     return pl.DataFrame(whole, schema=table.dtypes).sort(table.sort_by)
-
-
-def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
-    row = worker_row(process, recorded, status)
-    return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
 
 
 def worker_row(
@@ -219,7 +205,8 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
     Returns:
         `[device, counter, time_ns, value]`.
     """
-    frames = [_intervals(recorded)]
+    rows = [row for record in recorded for row in _interval(record)]
+    frames = [pl.DataFrame(rows, schema=_SCHEMA, orient="row")]
     for kind, counters in _TOTALS.items():
         totals = np.array([tuple(record[:4]) for record in recorded if record.kind == kind], np.int64)
         if len(totals) and boundaries:
@@ -246,12 +233,6 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
         (numbers[ended] == numbers[begun] + 1) & (timed[:, 0] >= ends[begun]) & (timed[:, 1] >= ends[ended])
     )
     return dict(zip(numbers[ended][follows].tolist(), timed[follows, 2].tolist(), strict=True))
-
-
-def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
-    """Single long intervals."""
-    rows = [row for record in recorded for row in _interval(record)]
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
 def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
@@ -330,18 +311,14 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     meshes: list[dict[str, Any]] = saved(path, [])
     coordinates: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
-        coordinates = _coordinates(mesh) | coordinates
+        place: dict[str, int] = {}
+        for axis_name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
+            axis = next((axis for axis, names in AXES.items() if axis_name.lower() in names), None)
+            if axis is not None:
+                place[axis] = place.get(axis, 0) * size + coordinate
+                place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
+        coordinates = place | coordinates
     return coordinates
-
-
-def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
-    place: dict[str, int] = {}
-    for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
-        axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
-        if axis is not None:
-            place[axis] = place.get(axis, 0) * size + coordinate
-            place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
-    return place
 
 
 # From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.
@@ -407,7 +384,11 @@ def operations(
         return OPERATIONS.empty()
     chunks = {int(place): chunk for place, chunk in facts["chunks"].items()}
     frame = pl.DataFrame(rows, _RECORDED, orient="row").sort("start_ns")
-    return _with_losses(_in_steps(frame, steps)).select(
+    begun = steps.select("step", "duration_ns", begin="start_ns").sort("begin")
+    joined = frame.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
+    within = pl.col("start_ns") < pl.col("begin") + pl.col("duration_ns")
+    in_steps = joined.with_columns(step=pl.when(within).then("step").otherwise(-1).fill_null(-1))
+    return _with_losses(in_steps).select(
         "step",
         "place",
         "micro_batch",
@@ -424,14 +405,6 @@ def operations(
 _RECORDED = {
     "start_ns": pl.Int64, "end_ns": pl.Int64, "place": pl.Int64, "micro_batch": pl.Int64, "kind": pl.String,
 }  # fmt: skip
-
-
-def _in_steps(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The rows, sorted by start, with the `step` that each began in."""
-    begun = steps.select("step", "duration_ns", begin="start_ns").sort("begin")
-    joined = rows.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
-    within = pl.col("start_ns") < pl.col("begin") + pl.col("duration_ns")
-    return joined.with_columns(step=pl.when(within).then("step").otherwise(-1).fill_null(-1))
 
 
 def _with_losses(rows: pl.DataFrame) -> pl.DataFrame:

@@ -221,7 +221,6 @@ LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
 KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
 # What gloo runs as something else, by the name under which its flight recorder knows it.
 _GLOO_RUNS_AS = {"reduce_scatter": "all_reduce"}
-_MESSAGES = ("send", "recv")
 _FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")
 
 
@@ -280,7 +279,7 @@ def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Da
     made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
     pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
     # Messages are noted once their call has returned, by the thread that made it: until the next one at most.
-    inside = (pl.col("enqueued_ns") <= pl.col("end")) | pl.col("op").is_in(_MESSAGES)
+    inside = (pl.col("enqueued_ns") <= pl.col("end")) | pl.col("op").is_in(("send", "recv"))
     return pairs.filter(inside).drop_nulls("row").sort("entry").select("row", "entry")
 
 

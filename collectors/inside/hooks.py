@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import captures, kineto, peers, wall, windows
+from . import captures, kineto, peers, windows
 from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
 from .patching import keep_compiler_out, keep_library, patch, uncompiled
@@ -50,7 +50,7 @@ def install(launch: str) -> None:
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
         inference, model_calls, mesh, pipelining, megatron, deepspeed, *later, windows,
-        stalls, flight, buckets, wall, peers, memory, exits, stacks,
+        stalls, flight, buckets, peers, memory, exits, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

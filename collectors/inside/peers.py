@@ -1,7 +1,8 @@
-"""Clocks of other hosts: one process per host compares its host's clock with that of another host.
+"""Clocks: the wall clock, which all times are on, against one that is never set, and those of other hosts.
 
-In: the job's own store, through which the hosts find each other. Out: records of the comparisons: when the
-first step has ended, soon after, and then once a minute.
+In: a call a second, and the job's own store, through which the hosts find each other. Out: each second a
+record of both clocks of a host at the same moment; and records of comparisons, by one process per host: when
+the first step has ended, soon after, and then once a minute.
 
 The first process of each host to come speaks for it. Hosts are numbered as they come, and each compares
 itself with one of lower number: a tree, so that no host answers more than `FAN_OUT` others however many there
@@ -100,11 +101,22 @@ class Peers:
 
 
 def install(recorder: Recorder) -> None:
-    """Compare the clocks of the job's hosts."""
+    """Record the clocks once a second, and compare those of the job's hosts."""
+    recorder.listen("second", lambda: sample(recorder))
     peers = Peers(recorder)
     recorder.listen("step", peers.on_step)
     recorder.listen("second", peers.on_second)
     recorder.listen("fork", peers.on_fork)
+
+
+def sample(recorder: Recorder) -> None:
+    """Record the wall clock, and the one that is never stepped or slewed."""
+    if recorder.records is None:
+        return
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    now = time.time_ns()
+    after = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    recorder.records.write(records.CLOCK, now, (before + after) // 2)
 
 
 def _number(store: Any) -> int | None:

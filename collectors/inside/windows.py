@@ -111,11 +111,17 @@ class Windows:
             self._budget.step(now_ns - self._resumed_ns)
         self._step = step
         if not self._is_prepared:
-            self._ask_to_prepare()
+            if get_ident() == _imported_in:
+                self._is_prepared = True  # by the first window itself
+            elif _imported_in == main_thread_ident():
+                self._preparing.ask()
         try:
             self._advance(step)
         except Exception:
-            self._abandon()
+            # There was trouble: Kineto left running would slow the job down, and crash it at its exit.
+            opened, self._open = self._closable(), None
+            if opened is not None:
+                opened.close(keep=False)
             raise
         self._resumed_ns = time.monotonic_ns()
 
@@ -137,12 +143,6 @@ class Windows:
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
 
-    def _ask_to_prepare(self) -> None:
-        if get_ident() == _imported_in:
-            self._is_prepared = True  # by the first window itself
-        elif _imported_in == main_thread_ident():
-            self._preparing.ask()
-
     def prepare(self) -> None:
         """In the main thread, where the loop runs in another one: start Kineto for the first time."""
         if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
@@ -157,7 +157,10 @@ class Windows:
         if not self._is_prepared:
             why_not = why_not or UNPREPARED
         if why_not:
-            self._miss(window, why_not)
+            if self._recorder.records is not None:
+                reason = _REASONS.get(why_not, records.MISSED_OCCUPIED)
+                self._recorder.records.write(records.MISSED, window.number, window.step, reason)
+            self._answer(window, why_not)
         else:
             self._start(window)
 
@@ -195,18 +198,6 @@ class Windows:
             self._recorder.on_window(f"window{opened.window.number:04d}")
         self._answer(opened.window, "" if kept else why_not)
         self._budget.closed(time.monotonic_ns() - begun_ns)
-
-    def _abandon(self) -> None:
-        """There was trouble: Kineto left running would slow the job down, and crash it at its exit."""
-        opened, self._open = self._closable(), None
-        if opened is not None:
-            opened.close(keep=False)
-
-    def _miss(self, window: Window, why: str) -> None:
-        if self._recorder.records is not None:
-            reason = _REASONS.get(why, records.MISSED_OCCUPIED)
-            self._recorder.records.write(records.MISSED, window.number, window.step, reason)
-        self._answer(window, why)
 
     def _answer(self, window: Window, why_not: str) -> None:
         """Answer the request for a window with what became of it on this rank."""

@@ -217,18 +217,14 @@ def write_copy(raw: Path) -> None:
     if not is_out_of_reach(raw) or os.pathsep in str(raw):
         return
     with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:
-        _fill(copy)
-
-
-def _fill(copy: Path) -> None:
-    for path in sorted(INJECT.rglob("*")):
-        if path.suffix in (".py", ".txt") or path.name == "METADATA":
-            to = copy / path.relative_to(INJECT)
-            to.parent.mkdir(0o700, exist_ok=True)
-            shutil.copyfile(path, to)
-    with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: there may be a launcher per rank
-        for path in sorted(_INSIDE.rglob("*.py")):
-            archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
+        for path in sorted(INJECT.rglob("*")):
+            if path.suffix in (".py", ".txt") or path.name == "METADATA":
+                to = copy / path.relative_to(INJECT)
+                to.parent.mkdir(0o700, exist_ok=True)
+                shutil.copyfile(path, to)
+        with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: there may be a launcher per rank
+            for path in sorted(_INSIDE.rglob("*.py")):
+                archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
 
 
 def is_out_of_reach(folder: Path) -> bool:

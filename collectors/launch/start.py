@@ -368,7 +368,20 @@ _MEETING = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # of torchrun, which find
 
 def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """What a launcher is to be compared by, as JSON."""
-    words, places = _without_places(masked_command(command))
+    # Options that say where in a job a command is are `places`, the others `words`.
+    words: list[str] = []
+    places: dict[str, str] = {}
+    option = ""
+    for word in masked_command(command):
+        place = _PLACE.fullmatch(word)
+        if option:
+            places[option], option = word, ""
+        elif place and place[2]:
+            places[word.partition("=")[0]] = place[2][1:]
+        elif place:
+            option = word
+        else:
+            words.append(word)
     return {
         "host": [socket.gethostname(), host_clock()],
         "ids": {name: environment[name] for name in (*_ALLOCATIONS, *_JOBS) if environment.get(name)},
@@ -393,24 +406,6 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     if ours["host"] == theirs["host"] and not ours["places"] and not meets:
         return "it is the same command on the same host"
     return ""
-
-
-def _without_places(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """A command without the options that say where in a job it is, and these."""
-    words: list[str] = []
-    places: dict[str, str] = {}
-    option = ""
-    for word in command:
-        place = _PLACE.fullmatch(word)
-        if option:
-            places[option], option = word, ""
-        elif place and place[2]:
-            places[word.partition("=")[0]] = place[2][1:]
-        elif place:
-            option = word
-        else:
-            words.append(word)
-    return words, places
 
 
 # NCCL's Inspector, a profiler plug-in that comes with the sources of NCCL 2.28 and later.

@@ -112,12 +112,6 @@ class SampledGpus(ABC):
         """What is asked for in one batch, where the library has such."""
         return {}
 
-    def _answered(self, gpu: SampledGpu, whether: bool) -> None:
-        """Take note of whether a GPU answered anything when it was read."""
-        self._silent[gpu.device] = 0 if whether else self._silent.get(gpu.device, 0) + 1
-        if 0 < self.most_silent <= self._silent[gpu.device]:
-            self._lose(gpu, "its driver no longer answers")
-
     def _read(self, gpu: SampledGpu, everything: bool) -> TelemetrySample | None:
         now, begun = time.time_ns(), time.perf_counter_ns()
         values: Values = {}
@@ -129,7 +123,9 @@ class SampledGpus(ABC):
             if self._fate(error) is Fate.LOST:
                 self._lose(gpu, str(error))
             return None
-        self._answered(gpu, bool(values))
+        self._silent[gpu.device] = 0 if values else self._silent.get(gpu.device, 0) + 1
+        if 0 < self.most_silent <= self._silent[gpu.device]:
+            self._lose(gpu, "its driver no longer answers")
         values["sampling_us"] = (time.perf_counter_ns() - begun) // 1000
         return TelemetrySample(now, -1, gpu.device, values)
 

@@ -276,7 +276,9 @@ def _infiniband(root: Path) -> Iterator[PortCounters]:
 
 
 def _interfaces(root: Path, proc: Path) -> Iterator[PortCounters]:
-    routed = _routed(proc)
+    four = [line.split()[0] for line in (read_text(proc / "net/route") or "").splitlines()[1:] if line]
+    six = [line.split()[-1] for line in (read_text(proc / "net/ipv6_route") or "").splitlines() if line]
+    routed = {*four, *six}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if _is_up(folder) and (folder.name in routed or (folder / "device").exists()):
             port = PortCounters(folder.name, folder)
@@ -288,13 +290,6 @@ def _is_up(folder: Path) -> bool:
     flags = int(read_text(folder / "flags") or "0", 16)
     down = (read_text(folder / "operstate") or "").strip() in ("down", "lowerlayerdown", "notpresent")
     return bool(flags & _UP) and not flags & _LOOPBACK and not down
-
-
-def _routed(proc: Path) -> set[str]:
-    """Interfaces that a route leads over."""
-    four = [line.split()[0] for line in (read_text(proc / "net/route") or "").splitlines()[1:] if line]
-    six = [line.split()[-1] for line in (read_text(proc / "net/ipv6_route") or "").splitlines() if line]
-    return {*four, *six}
 
 
 # TCP connections of the job as the kernel counts them: what was sent, what again, round trip and rate; per

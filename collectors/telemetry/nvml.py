@@ -181,9 +181,14 @@ class NvidiaGpus(SampledGpus):
         except self._nvml.NVMLError_Timeout:
             return []
         except self._nvml.NVMLError as error:
-            self._watch_again(error)
+            # A GPU that is lost takes the set with it: the others get a new one.
+            self._events = self._register_events() if error.value in self._gone else None
+            if self._events is None and self._gpus:
+                self._complain(f"GPUs: errors that the driver reports (XIDs) are not seen any more: {error}")
             return None
-        return [(self._device_of(event.device), {"xid": event.eventData})]
+        address = _address(event.device)
+        device = next((gpu.device for gpu in self._gpus if _address(gpu.handle) == address), "")
+        return [(device, {"xid": event.eventData})]
 
     # Finding GPUs, and what they support.
 
@@ -257,16 +262,6 @@ class NvidiaGpus(SampledGpus):
                     nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
                     registered = True
         return events if registered else None
-
-    def _watch_again(self, error: Any) -> None:
-        """A GPU that is lost takes the set with it: the others get a new one."""
-        self._events = self._register_events() if error.value in self._gone else None
-        if self._events is None and self._gpus:
-            self._complain(f"GPUs: errors that the driver reports (XIDs) are not seen any more: {error}")
-
-    def _device_of(self, handle: Any) -> str:
-        address = _address(handle)
-        return next((gpu.device for gpu in self._gpus if _address(gpu.handle) == address), "")
 
     # Reading.
 

@@ -83,7 +83,13 @@ def assemble(
     """
     notes = _with_ranks(read_notes(staging), tasks, spread)
     left_out = [LEFT_OUT + note.failure for note in notes if note.failure]
-    by_rank, remarks = _by_rank(notes, tasks)
+    by_rank, remarks = {}, []
+    for rank, staged in _all_pieces(notes, tasks).items():
+        pieces, remark = useful(staged)
+        refuse_clashes(pieces)
+        remarks.append(remark)
+        if pieces:
+            by_rank[rank] = pieces
     if not by_rank:
         reasons = [*left_out, *(line for remark in remarks for line in remark.warnings)]
         raise InputError(reasons[0].removeprefix(LEFT_OUT))
@@ -107,24 +113,6 @@ def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[
         for piece in _pieces(note, folders[note.number]):
             by_rank[piece.share.rank].append(piece)
     return dict(sorted(by_rank.items()))
-
-
-def _by_rank(
-    notes: Sequence[FileNote], tasks: Sequence[ImportTask]
-) -> tuple[dict[int, list[StagedPiece]], list[Remarks]]:
-    """The pieces used of each rank, and remarks on those left out.
-
-    Raises:
-        InputError: two files describe the same of one rank.
-    """
-    by_rank, remarks = {}, []
-    for rank, staged in _all_pieces(notes, tasks).items():
-        pieces, remark = useful(staged)
-        refuse_clashes(pieces)
-        remarks.append(remark)
-        if pieces:
-            by_rank[rank] = pieces
-    return by_rank, remarks
 
 
 def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spread) -> list[FileNote]:
@@ -201,34 +189,25 @@ def _manifest(
     ]
     of_files = [warning for share in shares for warning in share.warnings]
     world_size = max([*(share.world_size for share in shares), max(by_rank) + 1])
+    versions = {name: version for share in shares for name, version in share.versions.items()}
+    formats: dict[str, set[str]] = defaultdict(set)
+    for piece in pieces:
+        for name in piece.share.tables:
+            formats[name].add(piece.format)
     manifest = Manifest(
         world_size=world_size,
         ranks=sorted(by_rank),
         created_by=f"dpro {__version__} import",
         hosts=sorted({share.host for share in shares if share.host}),
         gpus=sorted({gpu for share in shares for gpu in share.gpus}),
-        versions=_versions(shares),
-        sources=_sources(pieces),
+        versions=dict(sorted(versions.items())),
+        sources={name: ", ".join(sorted(formats[name])) for name in sorted(formats)},
         warnings=[*warnings, *of_files, *assumed, *(line for remark in remarks for line in remark.warnings)],
         skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
     )
     if manifest.missing_ranks:
         manifest.warnings.append(missing_in_words(manifest.missing_ranks, world_size))
     return manifest
-
-
-def _versions(shares: Sequence[RankFacts]) -> dict[str, str]:
-    versions = {name: version for share in shares for name, version in share.versions.items()}
-    return dict(sorted(versions.items()))
-
-
-def _sources(pieces: Sequence[StagedPiece]) -> dict[str, str]:
-    """The formats that each table was read from."""
-    formats: dict[str, set[str]] = defaultdict(set)
-    for piece in pieces:
-        for name in piece.share.tables:
-            formats[name].add(piece.format)
-    return {name: ", ".join(sorted(formats[name])) for name in sorted(formats)}
 
 
 # Files of different formats that describe one rank, merged as that rank's tables. A table of intervals comes
@@ -239,7 +218,6 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
 LEFT_OUT = "left out: "
-_FURTHER = "further execution traces of a rank"
 
 
 @dataclass(frozen=True)
@@ -274,7 +252,7 @@ def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     remarks = Remarks()
     if any(piece.format == KINETO for piece in others):
         if len(traces) > 1:
-            remarks.skipped[_FURTHER] = len(traces) - 1
+            remarks.skipped["further execution traces of a rank"] = len(traces) - 1
         traces = traces[:1]
     else:
         lacks = [_lack_of_times(piece) for piece in traces]
@@ -353,7 +331,13 @@ def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
         if not frames:
             continue
         if name == WORKERS.name:
-            merged = _first_known(frames)
+            sources = ", ".join(dict.fromkeys(source for frame in frames for source in frame["source"]))
+            rows = pl.concat(frames)
+            known_facts = {
+                name: next((value for value in rows[name] if value != column.default), rows[name][0])
+                for name, column in WORKERS.columns.items()
+            }
+            merged = pl.DataFrame([known_facts | {"source": sources}], schema=WORKERS.dtypes)
         elif name == COLLECTIVES.name:
             merged = pl.concat(_numbered_apart(frames))
         else:
@@ -383,17 +367,6 @@ def _trace(piece: StagedPiece) -> RankTrace:
         part = piece.folder / name / f"{part_name(piece.share.rank)}.parquet"
         frames[name] = pl.read_parquet(part, glob=False)
     return RankTrace(piece.share.rank, piece.share.world_size, frames)
-
-
-def _first_known(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """One row: each column from the first file that knows it, the sources together."""
-    sources = ", ".join(dict.fromkeys(source for frame in frames for source in frame["source"]))
-    rows = pl.concat(frames)
-    facts = {
-        name: next((value for value in rows[name] if value != column.default), rows[name][0])
-        for name, column in WORKERS.columns.items()
-    }
-    return pl.DataFrame([facts | {"source": sources}], schema=WORKERS.dtypes)
 
 
 def _numbered_apart(frames: Sequence[pl.DataFrame]) -> Iterable[pl.DataFrame]:

@@ -17,7 +17,6 @@ import polars as pl
 
 from dpro.schema import GPU_WORK_KINDS, ITERATIONS, kind_of_batch
 
-_COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"
 
 
@@ -27,7 +26,18 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `sequence_number`, `forward_thread`.
     """
-    marked = _marked_steps(spans)
+    # The 2020 profiler has no annotations: there the mark is an operator.
+    is_mark = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
+    marks = (
+        spans.select("kind", "name", "start_ns", "duration_ns")
+        .filter(is_mark)
+        .with_columns(
+            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
+            source=pl.lit("ProfilerStep"),
+        )
+    )
+    firsts = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
+    marked = firsts.select("step", "start_ns", "duration_ns", "source").sort("step")
     return marked if marked.height else _optimizer_steps(spans)
 
 
@@ -52,21 +62,6 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _marked_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    # The 2020 profiler has no annotations: there the mark is an operator.
-    marked = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
-    marks = (
-        spans.select("kind", "name", "start_ns", "duration_ns")
-        .filter(marked)
-        .with_columns(
-            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
-            source=pl.lit("ProfilerStep"),
-        )
-    )
-    first = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
-    return first.select(_COLUMNS).sort("step")
-
-
 def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     """Each step ends with its last optimizer.
 
@@ -75,7 +70,23 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     the rarest optimizer ends the step. The time before the first end is part of the first step; what
     follows the last end is part of a step that the window cuts, and is left out.
     """
-    groups = _optimizer_groups(spans)
+    annotations = spans.filter(pl.col("kind") == "annotation").select(
+        "start_ns",
+        optimizer=pl.col("name").str.extract(_OPTIMIZER),
+        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+    )
+    optimizers = annotations.drop_nulls("optimizer").sort("start_ns", maintain_order=True)
+    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
+        "start_ns"
+    ].sort()
+    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
+    alone = pl.int_range(pl.len())
+    work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
+    groups = (
+        optimizers.with_columns(group=work_before)
+        .group_by("group", maintain_order=True)
+        .agg(pl.col("optimizer").unique().sort().alias("optimizers"), pl.col("end_ns").max())
+    )
     counts = groups.explode("optimizers").group_by("optimizers").len().sort("len", "optimizers")
     if counts.is_empty():
         return pl.DataFrame(
@@ -90,27 +101,6 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
         start_ns="start_ns",
         duration_ns="duration_ns",
         source=pl.lit("optimizer annotation"),
-    )
-
-
-def _optimizer_groups(spans: pl.DataFrame) -> pl.DataFrame:
-    """Optimizer annotations with no forward work between them: their optimizers and the last end."""
-    annotations = spans.filter(pl.col("kind") == "annotation").select(
-        "start_ns",
-        optimizer=pl.col("name").str.extract(_OPTIMIZER),
-        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
-    )
-    optimizers = annotations.drop_nulls("optimizer").sort("start_ns", maintain_order=True)
-    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
-        "start_ns"
-    ].sort()
-    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
-    alone = pl.int_range(pl.len())
-    work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
-    return (
-        optimizers.with_columns(group=work_before)
-        .group_by("group", maintain_order=True)
-        .agg(pl.col("optimizer").unique().sort().alias("optimizers"), pl.col("end_ns").max())
     )
 
 
@@ -135,7 +125,9 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`.
     """
-    lane = _outermost(_main_lane(spans))
+    # Only spans that lie in no other one count.
+    ends_before = pl.col("end_ns").cum_max().shift(1)
+    lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
     names = lane["name"].rank("dense").to_numpy()
     period = _period(names)
     if not period:
@@ -171,12 +163,6 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _outermost(lane: pl.DataFrame) -> pl.DataFrame:
-    """The spans of a lane that lie in no other."""
-    ends_before = pl.col("end_ns").cum_max().shift(1)
-    return lane.filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
-
-
 def _period(names: Array) -> int:
     """The smallest number of spans after which all names repeat, 0 where there is none.
 
@@ -184,7 +170,11 @@ def _period(names: Array) -> int:
         names: `[N]` one number per span, the same for the same name.
     """
     size = len(names)
-    for period in _candidates(names):
+    # Periods are distances between neighbours of the same, rare name: some operators run once per step.
+    codes, counts = np.unique(names, return_counts=True)
+    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
+    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
+    for period in sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare}):
         if not _MIN_SPANS <= period <= size // _MIN_REPETITIONS:
             continue
         agree = names[:-period] == names[period:]
@@ -192,14 +182,6 @@ def _period(names: Array) -> int:
         if min(agree.mean(), agree[:period].mean(), agree[-period:].mean()) >= _MIN_AGREEING:
             return period
     return 0
-
-
-def _candidates(names: Array) -> list[int]:
-    """Distances between neighbours of the same, rare name: some operators run once per step."""
-    codes, counts = np.unique(names, return_counts=True)
-    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
-    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
-    return sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare})
 
 
 # Which call launched a kernel, and which range on the calling thread that call lies in.
@@ -274,7 +256,10 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
     """
-    ranges = _annotations(spans)
+    # Without named ranges on CPU threads, their shadows on GPU streams count.
+    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
+    on_cpu = ranges.filter(pl.col("kind") == "annotation")
+    ranges = on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
     for find, rows in (
         (_token_ranges, ranges),
         (_request_ranges, ranges),
@@ -307,13 +292,6 @@ def _numbered(iterations: pl.DataFrame) -> pl.DataFrame:
         .with_columns(iteration=pl.int_range(pl.len(), dtype=pl.Int64))
         .drop("end_ns")
     )
-
-
-def _annotations(spans: pl.DataFrame) -> pl.DataFrame:
-    """Named ranges on CPU threads; without any, their shadows on GPU streams."""
-    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
-    on_cpu = ranges.filter(pl.col("kind") == "annotation")
-    return on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
 
 
 def _extracted(ranges: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:

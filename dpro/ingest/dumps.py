@@ -29,7 +29,6 @@ from dpro.table import Table, complete
 from dpro.words import missing_in_words
 
 _AT_A_TIME = 32  # dumps that a process reads before it returns their rows
-_TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
 
 
 @dataclass(frozen=True)
@@ -78,17 +77,32 @@ def read_dumps(folder: Path) -> DumpFolder | None:
     starts = range(0, len(tasks), _AT_A_TIME)
     batches = list(spread(_read, [ordered[start : start + _AT_A_TIME] for start in starts], _lost))
     files = sorted(file for batch in batches for file in batch.files)
-    frames = _joined([batch.frames for batch in batches])
+    frames = {}
+    for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS):
+        parts = [batch.frames[table.name] for batch in batches if table.name in batch.frames]
+        if parts := [rows for rows in parts if rows.height]:
+            frames[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
     ranks = [rank for file in files for rank in file.ranks]
     if len(set(ranks)) < len(ranks):  # names say which file of a rank comes first, as in an import
         frames = {name: rows.sort("file", maintain_order=True) for name, rows in frames.items()}
     dumps = {task.number for task in tasks if task.format == FLIGHT_RECORDER}
-    if not any(file.ranks for file in files if file.number in dumps) or not _is_clear(files, frames):
+    if not any(file.ranks for file in files if file.number in dumps):
+        return None
+    if min(ranks) < 0 or _stated(frames).is_duplicated().any():  # a name stands for several sets of ranks
         return None
     left, said = _superseded([file for file in files if file.number in dumps], frames)
     counted = {name: rows.filter(~pl.col("file").is_in(left)).drop("file") for name, rows in frames.items()}
     if WORKERS.name in counted:
-        counted[WORKERS.name] = _one_row_each(counted[WORKERS.name])
+        # A rank has one row: each fact is from the first file that knows it.
+        workers = counted[WORKERS.name]
+        defaults = {name: WORKERS.columns[name].default for name in workers.columns}
+        stated = (
+            pl.col(n).filter(pl.col(n).ne(default)).first() for n, default in defaults.items() if n != "rank"
+        )
+        first = workers.group_by("rank", maintain_order=True).agg(stated)
+        counted[WORKERS.name] = first.with_columns(
+            pl.col(name).fill_null(defaults[name]) for name in first.columns
+        )
     tables = {name: conform(table, counted.get(name, table.empty())) for name, table in TABLES.items()}
     return DumpFolder(tables, _manifest(files, dumps, [*traces.warnings, *said]))
 
@@ -137,27 +151,10 @@ def _lost(tasks: Sequence[ImportTask], why: str) -> _Batch:
     return _Batch([_File(number, label, [], -1, [], f"{label}: {why}") for number, label in labels], {})
 
 
-def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The rows of each table together."""
-    tables = {}
-    for table in _TABLES:
-        parts = [batch[table.name] for batch in frames if table.name in batch and batch[table.name].height]
-        if parts:
-            tables[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
-    return tables
-
-
 def _stated(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
     """Names of groups whose ranks are known, once for each set of ranks."""
     groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
     return groups.filter(pl.col(GROUP_RANKS) != "").unique(["group", GROUP_RANKS])["group"]
-
-
-def _is_clear(files: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> bool:
-    """Whether all files state their ranks, and each name of a group stands for one set of ranks."""
-    return (
-        min(rank for file in files for rank in file.ranks) >= 0 and not _stated(frames).is_duplicated().any()
-    )
 
 
 def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> tuple[list[int], list[str]]:
@@ -181,16 +178,6 @@ def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> t
         if others:
             said.append(in_words(rank, [files[place].path for place in kept], [file.path for file in others]))
     return left, said
-
-
-def _one_row_each(workers: pl.DataFrame) -> pl.DataFrame:
-    """Facts of each rank, from the first file that knows them."""
-    defaults = {name: WORKERS.columns[name].default for name in workers.columns}
-    stated = (
-        pl.col(n).filter(pl.col(n).ne(default)).first() for n, default in defaults.items() if n != "rank"
-    )
-    first = workers.group_by("rank", maintain_order=True).agg(stated)
-    return first.with_columns(pl.col(name).fill_null(defaults[name]) for name in first.columns)
 
 
 def _manifest(files: Sequence[_File], dumps: Collection[int], said: Sequence[str]) -> Manifest:

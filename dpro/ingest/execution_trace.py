@@ -67,7 +67,9 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     nodes = _plausible(document.nodes, skipped)
     spans = _spans(nodes, document.pid)
     worker = {"pid": [document.pid], "source": [SOURCE]}
-    frames = {"spans": spans, "dependencies": _dependencies(nodes), "workers": pl.DataFrame(worker)}
+    pairs: dict[str, Pairs] = {"data": read_from(nodes), "control": called(nodes)}
+    rows = [(source, target, kind) for kind, edges in pairs.items() for source, target in edges]
+    frames = {"spans": spans, "dependencies": _rows(rows), "workers": pl.DataFrame(worker)}
     if not lacks_times(spans):
         positioned = spans.with_columns(position=pl.int_range(pl.len()))
         collectives = gpu_collectives(positioned, [NO_ARGS] * spans.height, {}, stated)
@@ -152,7 +154,17 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
     window = spans["window"].min() if "window" in spans.columns else 0
     frame = _stamped(DEPENDENCIES.name, rows, kineto.rank).with_columns(window=pl.lit(window, dtype=pl.Int32))
     combined = replace(kineto, frames={**kineto.frames, DEPENDENCIES.name: frame})
-    return _counted(combined, operators, links)
+    missed = operators.filter(pl.col("kind").is_in(CPU_KINDS)).height - links.pairs.height
+    skipped = dict(combined.skipped)
+    if missed:
+        skipped["operators of an execution trace without a span"] = missed
+    counted = replace(combined, skipped=skipped)
+    if links.fits == 1:
+        return counted
+    return _warned(
+        counted,
+        f"the execution trace fits {links.fits} places of the trace equally well: taken for the first",
+    )
 
 
 def _spans(nodes: Sequence[Node], pid: int) -> pl.DataFrame:
@@ -190,13 +202,6 @@ def _kind(node: Node) -> str:
     if node.category:
         return _GPU_KINDS[node.category]
     return "annotation" if node.scope == _USER_SCOPE else "cpu_op"
-
-
-def _dependencies(nodes: Sequence[Node]) -> pl.DataFrame:
-    """Rows between the places of nodes, which are the ids of their spans."""
-    pairs: dict[str, Pairs] = {"data": read_from(nodes), "control": called(nodes)}
-    rows = [(source, target, kind) for kind, edges in pairs.items() for source, target in edges]
-    return _rows(rows)
 
 
 def _rows(rows: Sequence[tuple[int, int, str]]) -> pl.DataFrame:
@@ -244,21 +249,6 @@ def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     )
     possible = pl.col("end_ns") <= pl.col("begin_ns") + _ROUNDING_NS
     return timed.filter((pl.col("kind") == "control") | possible).drop("end_ns", "begin_ns")
-
-
-def _counted(trace: RankTrace, operators: pl.DataFrame, links: TwinLinks) -> RankTrace:
-    """The trace with the number of operators that could not be linked, and a warning of several fits."""
-    missed = operators.filter(pl.col("kind").is_in(CPU_KINDS)).height - links.pairs.height
-    skipped = dict(trace.skipped)
-    if missed:
-        skipped["operators of an execution trace without a span"] = missed
-    counted = replace(trace, skipped=skipped)
-    if links.fits == 1:
-        return counted
-    return _warned(
-        counted,
-        f"the execution trace fits {links.fits} places of the trace equally well: taken for the first",
-    )
 
 
 def _warned(trace: RankTrace, warning: str) -> RankTrace:
@@ -666,6 +656,7 @@ def _node(node: _Node) -> Node:
         if on_gpu
         else _tensors(outputs.get("values", node.outputs), outputs.get("types", node.output_types))
     )
+    shapes = inputs.get("shapes", node.input_shapes)
     return Node(
         node_id=int64(node.id),
         parent=int64(node.parent if node.ctrl_deps is None else node.ctrl_deps),
@@ -684,7 +675,7 @@ def _node(node: _Node) -> Node:
         duration_ns=_nanoseconds(node.inclusive_dur if node.dur == _NOTHING else node.dur),
         reads=reads,
         writes=writes,
-        shapes=_shapes(inputs.get("shapes", node.input_shapes)),
+        shapes=msgspec.json.encode(shapes).decode() if isinstance(shapes, list) and shapes else "",
     )
 
 
@@ -704,10 +695,6 @@ def _flat(value: Any, kind: str) -> Iterator[list[Any]]:
         yield value
     elif kind.startswith("GenericList[Tensor"):
         yield from (tensor for tensor in sequence(value) if isinstance(tensor, list))
-
-
-def _shapes(shapes: Any) -> str:
-    return msgspec.json.encode(shapes).decode() if isinstance(shapes, list) and shapes else ""
 
 
 def _nanoseconds(value: Raw) -> int:

@@ -83,12 +83,23 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
 
 def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataFrame]:
     """Read a dump: all but its calls, and its calls."""
-    dump = _load(read_bytes(path), path)
+    data = read_bytes(path)
+    try:
+        dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
+    if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
+        raise InputError(f"{path}: not a flight recorder dump (no entries)")
     entries = dump.get("entries") or []
     if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
     own_rank = _rank_of_name(path.name) if rank is None else rank
-    groups = _groups(dump)
+    # The ids that entries also carry differ between ranks.
+    groups = {}
+    for name, config in mapping(dump.get("pg_config")).items():
+        listed = mapping(config).get("ranks")
+        groups[text(name)] = ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
     stand_ins = coalesced_calls(entries, mapping(dump.get("pg_status")))
     new = entries if after < 0 else [entry for entry in entries if int64(entry.get("record_id")) > after]
     calls = calls_of(new, groups, own_rank, stand_ins)
@@ -99,29 +110,9 @@ def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataF
     return RankTrace(own_rank, world_size, frames, versions=_versions(dump, entries)), calls
 
 
-def _load(data: bytes, path: Path) -> Mapping[str, Any]:
-    try:
-        dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
-    if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
-        raise InputError(f"{path}: not a flight recorder dump (no entries)")
-    return dump
-
-
 def _rank_of_name(name: str) -> int:
     match = re.search(r"rank[-_ ]?(\d+)", name, re.IGNORECASE) or re.search(r"(\d+)(?:\.\w+)*$", name)
     return int32(match[1]) if match else -1
-
-
-def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Global ranks of each process group by name; the ids that entries also carry differ between ranks."""
-    groups = {}
-    for name, config in mapping(dump.get("pg_config")).items():
-        listed = mapping(config).get("ranks")
-        groups[text(name)] = ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
-    return groups
 
 
 def _group_rows(
@@ -195,7 +186,6 @@ Result = TypeVar("Result")
 _encoded = msgspec.msgpack.Encoder().encode  # plain values as bytes, equal ones as equal bytes
 _NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError)  # by values that no whole dump has
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
-_STATES = ("scheduled", "started", "completed")
 # They determine the kind of a call. The first dumps had the group's name alone, older ones `pg_name`.
 _KEY_FIELDS = (
     "profiling_name", "process_group", "pg_name", "is_p2p",
@@ -217,8 +207,12 @@ def calls_of(
     """
     if not entries:
         return COLLECTIVES.empty()
-    examples, of_kind = _kinds(entries)
-    kinds = [_kind(example, groups, rank) for example in examples]
+    keys = _all_keys(entries)
+    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
+    places = sorted(first.values())
+    numbers = {keys[place]: number for number, place in enumerate(places)}
+    of_kind = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
+    kinds = [_kind(entries[place], groups, rank) for place in places]
     names = [name for name in kinds[0] if name in COLLECTIVES.dtypes]
     shared = pl.DataFrame(
         [pl.Series(name, [kind[name] for kind in kinds], COLLECTIVES.dtypes[name]) for name in names]
@@ -260,16 +254,6 @@ def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[
         results = {value: function(value) for value in set(values)}
         return list(map(results.__getitem__, values))
     return list(map(function, values))
-
-
-def _kinds(entries: Sequence[Entry]) -> tuple[list[Entry], np.ndarray[Any, np.dtype[np.int64]]]:
-    """An example of each kind, in order of the first of each; and [N] the kind of each entry."""
-    keys = _all_keys(entries)
-    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
-    places = sorted(first.values())
-    numbers = {keys[place]: number for number, place in enumerate(places)}
-    of_kind = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
-    return [entries[place] for place in places], of_kind
 
 
 def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
@@ -375,7 +359,7 @@ def _states(
 
 
 def _state(recorded: Any) -> str:
-    return recorded if isinstance(recorded, str) and recorded in _STATES else ""
+    return recorded if isinstance(recorded, str) and recorded in ("scheduled", "started", "completed") else ""
 
 
 def group_names(entry: Entry) -> tuple[str, str]:
@@ -495,7 +479,10 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
     kept: list[int] = []
     covered: set[str] = set()
     for place in order:
-        groups = _process_groups(dumps[place])
+        # These are groups in which the rank called something, or that the dump lists.
+        dump = dumps[place]
+        tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
+        groups = {group for rows in tables for group in rows["group"].unique().to_list() if group}
         if not kept or (groups and not groups & covered):
             kept.append(place)
             covered |= groups
@@ -515,9 +502,3 @@ def _latest(dump: Tables, table: str, column: str) -> int:
     rows = dump.get(table)
     latest = rows[column].max() if rows is not None and column in rows.columns else None
     return int(latest) if isinstance(latest, int) else -1
-
-
-def _process_groups(dump: Tables) -> set[str]:
-    """Groups in which the rank called something, or that the dump lists."""
-    tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
-    return {group for rows in tables for group in rows["group"].unique().to_list() if group}

@@ -164,7 +164,11 @@ def registry() -> Registry:
         try:
             plugin = load(place)
             plugin = plugin() if isinstance(plugin, type) else plugin
-            name, missing = _checked(plugin)
+            lacks = [name for name in ("matches", "read") if not callable(getattr(plugin, name, None))]
+            name = getattr(plugin, "name", "")
+            if not isinstance(name, str) or not name:
+                lacks.insert(0, "name")
+            missing = f"it has no {', '.join(lacks)}" if lacks else ""
         except Exception as error:  # a plug-in may raise anything
             missing = f"{type(error).__name__}: {error}"
         if not missing and name in importers:
@@ -174,15 +178,6 @@ def registry() -> Registry:
         else:
             importers[name] = plugin
     return Registry(tuple(importers.values()), tuple(warnings))
-
-
-def _checked(plugin: Any) -> tuple[str, str]:
-    """The name of a plug-in, and what it lacks to be an importer."""
-    lacks = [name for name in ("matches", "read") if not callable(getattr(plugin, name, None))]
-    name = getattr(plugin, "name", None)
-    if not isinstance(name, str) or not name:
-        lacks.insert(0, "name")
-    return str(name), f"it has no {', '.join(lacks)}" if lacks else ""
 
 
 def _matches(importer: Importer, head: bytes) -> bool:

@@ -24,7 +24,7 @@ from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
-from dpro.ingest.formats import REQUEST_LOGS, Registry, registry, why_passed_over
+from dpro.ingest.formats import REQUEST_LOGS, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import num_cores, process_pool
@@ -151,13 +151,18 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     unopened: list[DproError] = []
     runs: set[Path] = set()
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
-        if _is_table(path):
+        # A part of a run is Parquet, as traces of other tools may be.
+        if path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent):
             traces.passed_over["tables of dpro runs"] += 1
             runs.add(path.parent.parent)
             continue
         try:
             for source, head in heads(path):
-                _sort(source, head, formats, traces)
+                importer = formats.find(head)
+                if importer:
+                    traces.files.append((source, importer.name))
+                else:
+                    traces.passed_over[why_passed_over(head)] += 1
         except DproError as error:
             unopened.append(error)
     traces.files.sort(key=lambda file_and_format: (file_and_format[0].path, file_and_format[0].member))
@@ -173,20 +178,6 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces
-
-
-def _is_table(path: Path) -> bool:
-    """Whether a file is part of a run: Parquet, as traces of other tools may be."""
-    return path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent)
-
-
-def _sort(source: Source, head: bytes, formats: Registry, traces: Traces) -> None:
-    """Add a file to those of known format, or count why it is passed over."""
-    importer = formats.find(head)
-    if importer:
-        traces.files.append((source, importer.name))
-    else:
-        traces.passed_over[why_passed_over(head)] += 1
 
 
 def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:
@@ -223,18 +214,7 @@ def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | 
     Raises:
         OSError: the staging folder cannot be written.
     """
-    _unpack_those_that_go_forward_only(tasks)
-    by_number = {task.number: task for task in tasks}
-    total = sum(task.bytes for task in tasks)
-    done = 0
-    for note in spread(stage, tasks, give_up):
-        done += by_number[note.number].bytes
-        if progress:
-            progress(done, total)
-
-
-def _unpack_those_that_go_forward_only(tasks: Sequence[ImportTask]) -> None:
-    """Put the members of compressed tars beside what is staged: each task would begin at the beginning."""
+    # Members of compressed tars are unpacked beside what is staged: each task would begin at the beginning.
     places: defaultdict[Path, dict[str, Path]] = defaultdict(dict)
     for task in tasks:
         if task.source.member:
@@ -242,6 +222,13 @@ def _unpack_those_that_go_forward_only(tasks: Sequence[ImportTask]) -> None:
     for archive, members in places.items():
         if goes_forward_only(archive):
             unpack(archive, members)
+    by_number = {task.number: task for task in tasks}
+    total = sum(task.bytes for task in tasks)
+    done = 0
+    for note in spread(stage, tasks, give_up):
+        done += by_number[note.number].bytes
+        if progress:
+            progress(done, total)
 
 
 # Tasks run in processes or by any executor, so that memory stays flat however many there are.

@@ -56,7 +56,9 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
     work = _work(spans) if moved else work
     is_early = pl.col("launch_ns") - pl.col("start_ns") > CLOCKS_NS
     early, work = work.filter(is_early)["row"], work.filter(is_early.fill_null(False).not_())
-    unordered = _unordered(work)
+    out_of_turn = _out_of_turn(work)
+    outlasting = _outlasting(work.filter(~pl.col("row").is_in(out_of_turn.implode())))
+    unordered = pl.concat([out_of_turn, outlasting])
     kept = np.ones(spans.height, np.bool_)
     kept[np.concatenate([early.to_numpy(), unordered.to_numpy()])] = False
     belated = _belated(spans, work.filter(~pl.col("row").is_in(unordered.implode())), kept)
@@ -111,17 +113,6 @@ def _on_clocks_of_hosts(spans: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.Dat
     by_ns = pl.col("device").replace_strict(clocks["device"], clocks["by_ns"].cast(pl.Int64), default=0)
     moved = spans.with_columns(start_ns=pl.col("start_ns") + pl.when(of_device).then(by_ns).otherwise(0))
     return moved, spans.select((of_device & (by_ns != 0)).sum()).item()
-
-
-def _unordered(work: pl.DataFrame) -> pl.Series:
-    """Return the `row` of work that begins or ends out of the order of its stream.
-
-    Args:
-        work: as from `_work`.
-    """
-    out_of_turn = _out_of_turn(work)
-    outlasting = _outlasting(work.filter(~pl.col("row").is_in(out_of_turn.implode())))
-    return pl.concat([out_of_turn, outlasting])
 
 
 def _out_of_turn(work: pl.DataFrame) -> pl.Series:

@@ -104,7 +104,10 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
             continue
         if "header" in document or "n_ranks" in document:
             current = _communicator(document)
-        if dropped := _dropped(mapping(document.get("dump_stats"))):
+        # These were measured and thrown away since the last dump, for want of space.
+        stats = mapping(document.get("dump_stats"))
+        kinds = (kind for kind in _KINDS.values() if kind != _PROXY)
+        if dropped := sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in kinds):
             skipped["collectives that the Inspector dropped"] += dropped
         for key, kind in _KINDS.items():
             facts = mapping(document.get(key))
@@ -131,12 +134,6 @@ def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
         pid=int64(metadata.get("pid")),
         version=text(metadata.get("inspector_output_format_version")),
     )
-
-
-def _dropped(stats: Mapping[str, Any]) -> int:
-    """Operations that were measured and thrown away since the last dump, for want of space."""
-    kinds = (kind for kind in _KINDS.values() if kind != _PROXY)
-    return sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in kinds)
 
 
 def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> Iterator[RankTrace]:
@@ -180,6 +177,11 @@ def _row(record: _Record, world_size: int) -> dict[str, Any]:
     op = operation(name) or name
     bytes_in, bytes_out = _bytes(op, int64(facts.get(f"{kind}_msg_size_bytes")), of.num_ranks)
     times = mapping(facts.get("event_trace_ts"))
+    # Verbose logs state when the first channel's kernel was seen to start, with 0 for never.
+    channels = map(mapping, sequence(times.get("kernel_events")))
+    starts = [rounded(channel.get("kernel_start_ts"), NS_PER_US) for channel in channels]
+    # A duration that begins with the call would include the time in the queue.
+    of_kernel = facts.get(f"{kind}_timing_source") != "collective_cpu"
     return {
         "op": op,
         "group": of.group,
@@ -189,8 +191,8 @@ def _row(record: _Record, world_size: int) -> dict[str, Any]:
         # A communicator of all ranks numbers them as the job does; the ranks of smaller ones are unknown.
         "peer": int32(facts.get("p2p_peer")) if of.num_ranks == world_size else -1,
         "enqueued_ns": rounded(times.get(f"{kind}_start_ts") or -1, NS_PER_US),
-        "start_ns": _kernel_start_ns(times),
-        "duration_ns": _duration_ns(facts, kind),
+        "start_ns": min((start for start in starts if start > 0), default=-1),
+        "duration_ns": rounded(facts.get(f"{kind}_exec_time_us"), NS_PER_US) if of_kernel else -1,
         "algorithm": _known(facts.get("coll_algo")),
         "protocol": _known(facts.get("coll_proto")),
         "source": SOURCE,
@@ -217,20 +219,6 @@ def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
         "scatter": (-1, size),
     }
     return sizes.get(op, (size, size))
-
-
-def _duration_ns(facts: Mapping[str, Any], kind: str) -> int:
-    """The duration measured on a kernel; the one from the call on would include the time in the queue."""
-    if facts.get(f"{kind}_timing_source") == "collective_cpu":
-        return -1
-    return rounded(facts.get(f"{kind}_exec_time_us"), NS_PER_US)
-
-
-def _kernel_start_ns(times: Mapping[str, Any]) -> int:
-    """When the first channel's kernel was seen to start; verbose logs state it, with 0 for never."""
-    channels = map(mapping, sequence(times.get("kernel_events")))
-    starts = [rounded(channel.get("kernel_start_ts"), NS_PER_US) for channel in channels]
-    return min((start for start in starts if start > 0), default=-1)
 
 
 def _known(value: Any) -> str:

@@ -34,11 +34,8 @@ SOURCE = "nsys"
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_NODE_VARIABLES = ("NODE_RANK", "GROUP_RANK")
 # Ranks that a job states in NVTX: a range called `rank 3`, or the payload of ncclCommInitRank.
 _RANK_IN_RANGE = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
-_RANK_IN_PAYLOAD = r'"Rank"\s*:\s*"?(\d+)'
-_PAYLOAD_SIZE = r'"No\. of ranks"\s*:\s*"?(\d+)'
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,10 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         session = _session(export)
         spans, skipped = read_spans(export)
         synchronised, recorded = sync_tables(export)
-        physical = _physical_devices(export)
+        devices = export.rows(
+            "TARGET_INFO_CUDA_DEVICE", {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64}
+        )
+        physical = {(pid, device): gpu for pid, device, gpu in devices.drop_nulls().iter_rows()}
     if spans.is_empty():
         raise InputError(f"{path}: no CUDA or NVTX activity in it; record with `nsys profile -t cuda,nvtx`")
     spans = _with_process(spans).with_columns(pl.col("start_ns") + session.start_ns)
@@ -168,12 +168,6 @@ def _facts(export: Export, table: str) -> dict[str, str]:
     return dict(rows.iter_rows())
 
 
-def _physical_devices(export: Export) -> dict[tuple[int, int], int]:
-    """(process, device as it calls it) -> the host's number of that GPU, where the export states it."""
-    devices = export.rows("TARGET_INFO_CUDA_DEVICE", {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64})
-    return {(pid, device): gpu for pid, device, gpu in devices.drop_nulls().iter_rows()}
-
-
 def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not state the process of GPU work: with one process that makes calls, it is that one."""
     processes = spans.filter(pl.col("process") >= 0)["process"].unique()
@@ -205,7 +199,10 @@ def _ranks(
     if min(ranks) >= 0 and len(set(ranks)) == len(ranks):
         return ranks, max(sizes), []
     if len(processes) > 1:
-        first = _first_rank(session.environment, len(processes))
+        # The ranks of the hosts before it come first.
+        match = re.search(r"--node[-_]rank[=\s](\d+)", session.environment)
+        node = int(match[1]) if match else _variable(session.environment, ("NODE_RANK", "GROUP_RANK"))
+        first = max(node, 0) * len(processes)
         by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
@@ -217,8 +214,8 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
     """Rank and world size that a process states in NVTX; -1 where it states none, or several."""
     ranges = spans.filter(pl.col("kind") == "annotation")
     inits = ranges.filter(pl.col("name").str.starts_with("ncclCommInit")).select(
-        rank=pl.col("payload").str.extract(_RANK_IN_PAYLOAD).cast(pl.Int64, strict=False),
-        size=pl.col("payload").str.extract(_PAYLOAD_SIZE).cast(pl.Int64, strict=False),
+        rank=pl.col("payload").str.extract(r'"Rank"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
+        size=pl.col("payload").str.extract(r'"No\. of ranks"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
     )
     # The largest communicator is the job's.
     world = inits.drop_nulls().sort("size", descending=True)
@@ -226,13 +223,6 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
         return world.row(0)
     named = ranges["name"].unique().str.extract(_RANK_IN_RANGE).drop_nulls().unique()
     return (int(named[0]) if named.len() == 1 else -1), -1
-
-
-def _first_rank(environment: str, num_processes: int) -> int:
-    """Rank of the first process of a host: those of the hosts before it come first."""
-    match = re.search(r"--node[-_]rank[=\s](\d+)", environment)
-    node = int(match[1]) if match else _variable(environment, _NODE_VARIABLES)
-    return max(node, 0) * num_processes
 
 
 def _variable(environment: str, names: Sequence[str]) -> int:
@@ -250,11 +240,8 @@ _COLUMNS = (
     *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),
     *("start_ns", "duration_ns", "span_id", "launch_span_id", "source"),
 )
-_NCCL = r"^nccl[A-Z]"
 # As NCCL names the fields of the payload of its ranges.
 _SIZE = r'"Message size[^"]*"\s*:\s*"?(\d+)'
-_PEER = r'"Peer rank"\s*:\s*"?(\d+)'
-_COMMUNICATOR = r'"NCCL communicator ID"\s*:\s*"?(\w+)'
 
 
 def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
@@ -307,7 +294,7 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
         (empty where they differ), `group`, `bytes_in`, `bytes_out` and `peer`.
     """
     nccl = (
-        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(_NCCL))
+        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(r"^nccl[A-Z]"))
         .sort("tid", "start_ns", "span_id")
         .select("span_id", "tid", "start_ns", "duration_ns", "name", "payload")
     )
@@ -324,8 +311,8 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
         .then("span_id")
         .otherwise(pl.col("ends").backward_fill().over("tid")),
         size=pl.col("payload").str.extract(_SIZE).cast(pl.Int64, strict=False),
-        peer=pl.col("payload").str.extract(_PEER).cast(pl.Int64, strict=False),
-        communicator=pl.col("payload").str.extract(_COMMUNICATOR),
+        peer=pl.col("payload").str.extract(r'"Peer rank"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
+        communicator=pl.col("payload").str.extract(r'"NCCL communicator ID"\s*:\s*"?(\w+)'),
     ).filter(pl.col("op") != "")
     return nccl.select("span_id", "tid", "start_ns", "duration_ns", "name").join(
         _together(calls), left_on="span_id", right_on="issue"
@@ -376,8 +363,6 @@ _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 # What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
 # `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
 _EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
-_SEQUENCE = r", seq = (\d+)"
-_SIZES = r", sizes = (\[.*?\])(?:, input_op_ids|$)"
 # Operators that torch.profiler calls annotations.
 _ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
 
@@ -492,8 +477,8 @@ def _ranges(export: Export) -> pl.DataFrame:
         ranges.with_columns(
             name=op,
             kind=pl.when(operator).then(pl.lit("cpu_op")).otherwise(pl.lit("annotation")),
-            sequence_number=name.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
-            shapes=name.str.extract(_SIZES).str.replace_all(" ", ""),
+            sequence_number=name.str.extract(r", seq = (\d+)").cast(pl.Int64, strict=False),
+            shapes=name.str.extract(r", sizes = (\[.*?\])(?:, input_op_ids|$)").str.replace_all(" ", ""),
         ),
         "",
         **{kept: pl.col(kept) for kept in ("sequence_number", "shapes", "domain", "payload")},
@@ -508,7 +493,7 @@ def _on_thread(rows: pl.DataFrame, kind: str, **more: pl.Expr) -> pl.DataFrame:
         kind=pl.lit(kind) if kind else pl.col("kind"),
         process=process_of("globalTid"),
         pid=process_of("globalTid"),
-        tid=thread_of("globalTid"),
+        tid=pl.col("globalTid") & _ID_MASK,
         **more,
     )
 
@@ -537,7 +522,10 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     for steps in (_counted(ranges), find_marked_steps(spans)):
         if steps.height:
             return steps
-    top = _top_level(ranges)
+    before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
+        before.is_null() | (pl.col("start_ns") >= before)
+    )
     steps = _repeated(top)
     return steps if steps.height else _busiest_phase(top, spans)
 
@@ -568,14 +556,6 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
     )
     steps = counted.join(best, on=series, how="semi").with_columns(source=pl.format("NVTX {}N", "prefix"))
     return steps.select(_STEP_COLUMNS).sort("step")
-
-
-def _top_level(ranges: pl.DataFrame) -> pl.DataFrame:
-    """The ranges that lie in no other one of their thread."""
-    before = pl.col("end_ns").cum_max().shift(1).over("tid")
-    return ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
-        before.is_null() | (pl.col("start_ns") >= before)
-    )
 
 
 def _busiest_phase(top: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
@@ -634,7 +614,6 @@ _CALLS = (
     (r"^(cuda|cu)StreamSynchronize", "stream_sync"),
     (r"^(cudaDeviceSynchronize|cuCtxSynchronize)", "device_sync"),
 )
-_QUERY = r"^(cuda|cu)(Event|Stream)Query"
 _WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
 _NONE = 0xFFFFFFFF  # of streams and events
 _SYNC_COLUMNS = [name for name in SYNCS.columns if name != "rank"]
@@ -685,7 +664,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     )
     by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
     # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
-    asked = calls.filter(pl.col("name").str.contains(_QUERY))
+    asked = calls.filter(pl.col("name").str.contains(r"^(cuda|cu)(Event|Stream)Query"))
     made = pl.concat([named.select("correlation"), asked.select("correlation")])
     uncalled = synchronised.join(made, on="correlation", how="anti").with_columns(
         kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
@@ -819,11 +798,6 @@ class Export:
 def process_of(serialised: str) -> pl.Expr:
     """The process id in a column of globalPid or globalTid."""
     return (pl.col(serialised) // (1 << _ID_BITS)) & _ID_MASK
-
-
-def thread_of(serialised: str) -> pl.Expr:
-    """The thread id in a column of globalTid."""
-    return pl.col(serialised) & _ID_MASK
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from dpro.schema.members import texts_of_lists
 from dpro.units import NS_PER_S
 
 SOURCE = "op-level parquet"
-_PARQUET = b"PAR1"
 
 COMPUTE_STREAM = 0
 COLLECTIVE_STREAM = 5
@@ -51,7 +50,7 @@ _OPTIONAL = ("dp_rank", "stage", "seq_id", "mc", "mb_id")
 
 def is_oplevel(head: bytes) -> bool:
     """Whether a file is Parquet. Its columns stand at its end: a file without the right ones is refused."""
-    return head.startswith(_PARQUET)
+    return head.startswith(b"PAR1")
 
 
 def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
@@ -68,7 +67,19 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         raise InputError(f"{path}: an operation of rank {odd[0]}, which no job has; export the trace again")
     operations, steps = _laid_out(operations)
     world_size = _meta(path).get("world_size", -1)
-    workers = _workers(operations).with_columns(world_size=pl.lit(world_size))
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    workers = (
+        operations.group_by("rank")
+        .agg(
+            dp=pl.col("dp_rank").max(),
+            pp=pl.col("stage").max(),
+            started_ns=pl.col("start_ns").min(),
+            ended_ns=end.max(),
+        )
+        .sort("rank")
+        .with_columns(pl.col("rank").cast(pl.Int32), source=pl.lit(SOURCE))
+        .with_columns(world_size=pl.lit(world_size))
+    )
     frames = {"spans": _spans(operations), "collectives": _collectives(operations), "workers": workers}
     by_rank = {name: frame.partition_by("rank", as_dict=True) for name, frame in frames.items()}
     traces = []
@@ -77,7 +88,19 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         of_rank["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
         traces.append(RankTrace(rank=number, world_size=world_size, frames=of_rank))
     # Warnings and counts of the whole file: once.
-    traces[0].warnings.extend(_warnings(path, operations, len(traces), world_size))
+    num_ranks = len(traces)
+    recorded = (
+        f"{num_ranks} of {world_size} ranks are" if world_size > num_ranks else f"{num_ranks} ranks are"
+    )
+    warnings = traces[0].warnings
+    if world_size != num_ranks:
+        warnings.append(
+            f"{path.name}: {recorded} recorded, one per tensor-parallel group; no gap in the trace"
+        )
+    taken: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
+    unknown = operations.filter(~pl.col("optype").is_in(taken))["optype"].unique().sort().to_list()
+    if unknown:
+        warnings.append(f"{path.name}: unknown operations are taken as compute: {', '.join(unknown)}")
     if operations.height < rows.height:
         traces[0].skipped["operations without a time"] = rows.height - operations.height
     return traces
@@ -254,21 +277,6 @@ def _in_groups(operations: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _workers(operations: pl.DataFrame) -> pl.DataFrame:
-    end = pl.col("start_ns") + pl.col("duration_ns")
-    return (
-        operations.group_by("rank")
-        .agg(
-            dp=pl.col("dp_rank").max(),
-            pp=pl.col("stage").max(),
-            started_ns=pl.col("start_ns").min(),
-            ended_ns=end.max(),
-        )
-        .sort("rank")
-        .with_columns(pl.col("rank").cast(pl.Int32), source=pl.lit(SOURCE))
-    )
-
-
 def _meta(path: Path) -> dict[str, int]:
     """Whole numbers of the `meta-NAME.yaml` beside `trace-NAME.parquet`; empty where there is none."""
     _, dash, name = path.name.removesuffix(".parquet").partition("-")
@@ -278,19 +286,3 @@ def _meta(path: Path) -> dict[str, int]:
             text = read_bytes(meta).decode("utf-8", errors="replace")
             return {key: int(value) for key, value in re.findall(r"(?m)^(\w+):\s*(\d+)\s*$", text)}
     return {}
-
-
-def _warnings(path: Path, operations: pl.DataFrame, num_ranks: int, world_size: int) -> list[str]:
-    recorded = (
-        f"{num_ranks} of {world_size} ranks are" if world_size > num_ranks else f"{num_ranks} ranks are"
-    )
-    warnings = []
-    if world_size != num_ranks:
-        warnings.append(
-            f"{path.name}: {recorded} recorded, one per tensor-parallel group; no gap in the trace"
-        )
-    taken: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
-    unknown = operations.filter(~pl.col("optype").is_in(taken))["optype"].unique().sort().to_list()
-    if unknown:
-        warnings.append(f"{path.name}: unknown operations are taken as compute: {', '.join(unknown)}")
-    return warnings

@@ -77,30 +77,20 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
     base_ns = events[0]["ts"]
     with tempfile.TemporaryDirectory(prefix="dpro-perfetto-") as folder:
         text = Path(folder) / source.name
-        _write(text, events, base_ns, base_ns + trace.wall_ns)
+        wall_ns = base_ns + trace.wall_ns
+        encoder = msgspec.json.Encoder()
+        with text.open("wb") as file:
+            file.write(b'{"baseTimeNanoseconds":%d,"traceEvents":[' % wall_ns)
+            for first in range(0, len(events), _LISTED):
+                some = events[first : first + _LISTED]
+                for event in some:
+                    event["ts"] = (event["ts"] - base_ns) / 1000
+                    event["dur"] = event["dur"] / 1000
+                file.write((b"," if first else b"") + encoder.encode(some)[1:-1])
+            file.write(b"]}")
         read = read_trace(Source(source.label, text), rank=rank)
     warnings = [f"{source.name}: {damage[0]}; read as far as it goes"] if damage else []
     return replace(read, skipped=read.skipped | dict(+trace.skipped), warnings=read.warnings + warnings)
-
-
-def _write(path: Path, events: Sequence[dict[str, Any]], base_ns: int, wall_ns: int) -> None:
-    """Write events as Kineto does.
-
-    Args:
-        events: with times in ns.
-        base_ns: from which their times are counted.
-        wall_ns: what that is on the wall clock.
-    """
-    encoder = msgspec.json.Encoder()
-    with path.open("wb") as file:
-        file.write(b'{"baseTimeNanoseconds":%d,"traceEvents":[' % wall_ns)
-        for first in range(0, len(events), _LISTED):
-            some = events[first : first + _LISTED]
-            for event in some:
-                event["ts"] = (event["ts"] - base_ns) / 1000
-                event["dur"] = event["dur"] / 1000
-            file.write((b"," if first else b"") + encoder.encode(some)[1:-1])
-        file.write(b"]}")
 
 
 def _packets(source: Source, damage: list[str]) -> Iterator[Any]:
@@ -229,7 +219,12 @@ class _Trace:
         if kind == "clock_snapshot":
             self._anchor(packet.clock_snapshot, sequence)
         elif kind == "track_descriptor":
-            self._describe(packet.track_descriptor)
+            track = packet.track_descriptor
+            if track.HasField("thread"):
+                self._threads[track.uuid] = track.thread.pid, track.thread.tid
+            elif track.HasField("process"):
+                self._threads[track.uuid] = track.process.pid, track.process.pid
+            self._parents[track.uuid] = track.parent_uuid
         elif kind == "track_event":
             self._mark(packet.track_event, at_ns, sequence)
         elif kind == "gpu_render_stage_event":
@@ -261,14 +256,6 @@ class _Trace:
         if is_incremental:
             sequence.clocks[clock] = unit, at_ns, True
         return int(at_ns)
-
-    def _describe(self, track: Any) -> None:
-        """Learn which thread a track is."""
-        if track.HasField("thread"):
-            self._threads[track.uuid] = track.thread.pid, track.thread.tid
-        elif track.HasField("process"):
-            self._threads[track.uuid] = track.process.pid, track.process.pid
-        self._parents[track.uuid] = track.parent_uuid
 
     def _thread(self, track: int) -> tuple[int, int]:
         """Process and thread of a track: its own, or the next one above it with its own number as thread."""

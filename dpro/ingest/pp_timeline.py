@@ -150,26 +150,21 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
     end = work["start_ns"] + work["duration_ns"]
     worker = {"rank": rank, "world_size": timeline.num_stages, "pp": stage, "source": SOURCE}
     worker |= {"started_ns": work["start_ns"].min(), "ended_ns": end.max()}
+    peers = {name: _peer(name, op, stage, timeline.num_stages) for name, op in ops.items()}
     frames = {
         "spans": spans,
-        "collectives": _collectives(spans, ops, stage, timeline.num_stages),
+        "collectives": spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
+            *("span_id", "rank", "start_ns", "duration_ns"),
+            collective_id=pl.int_range(pl.len()),
+            window=pl.lit(0),
+            op=pl.col("name").replace_strict(ops, return_dtype=pl.String),
+            peer=pl.col("name").replace_strict(peers, return_dtype=pl.Int64),
+            source=pl.lit(SOURCE),
+        ),
         "steps": steps,
         "workers": pl.DataFrame([worker]),
     }
     return RankTrace(rank=rank, world_size=timeline.num_stages, frames=frames)
-
-
-def _collectives(spans: pl.DataFrame, ops: dict[str, str], stage: int, num_stages: int) -> pl.DataFrame:
-    """The spans that communicate; `ops` has the operation of each name."""
-    peers = {name: _peer(name, op, stage, num_stages) for name, op in ops.items()}
-    return spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
-        *("span_id", "rank", "start_ns", "duration_ns"),
-        collective_id=pl.int_range(pl.len()),
-        window=pl.lit(0),
-        op=pl.col("name").replace_strict(ops, return_dtype=pl.String),
-        peer=pl.col("name").replace_strict(peers, return_dtype=pl.Int64),
-        source=pl.lit(SOURCE),
-    )
 
 
 def _communication(name: str) -> str:
@@ -203,7 +198,22 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
         )
     named, stage = rank_of_name(path.name), stages_named[0] if stages_named else -1
     rank = named if named >= 0 else stage
-    frame = _event_columns(events, of_all, rank)
+    # `time_ns` is since the iteration began in a rank's own file.
+    facts = [event.args if of_all else event for event in events]
+    times = [event.ts if of_all else event.rel_ts for event in events]
+    frame = pl.DataFrame(
+        {
+            "name": pl.Series([event.name for event in events], dtype=pl.String),
+            "ph": pl.Series([event.ph for event in events], dtype=pl.String),
+            "time": pl.Series(times, dtype=pl.Float64, strict=False),
+            "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
+            "step": pl.Series([event.iteration for event in facts], dtype=pl.Int64),
+            "micro_batch": pl.Series([event.microbatch for event in facts], dtype=pl.Int64),
+            "model_chunk": pl.Series([event.model_chunk for event in facts], dtype=pl.Int64),
+            "pad_before": pl.Series([event.pad_before for event in events], dtype=pl.Int64),
+            "duration_wall": pl.Series([event.duration_wall for event in events], dtype=pl.Int64),
+        },
+    ).with_columns(time_ns=(pl.col("time") * (NS_PER_US if of_all else 1)).round().cast(pl.Int64))
     whole, broken = _joined(frame if of_all else _on_one_clock(frame))
     instants = frame.filter(pl.col("ph") == "i")
     bounds = instants.filter(pl.col("name").str.contains("^iteration (begin|end)$"))
@@ -241,25 +251,6 @@ def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     whole = joined.filter(pl.col("end_ns") >= pl.col("start_ns"))
     duration = pl.col("end_ns") - pl.col("start_ns")
     return whole.with_columns(duration_ns=duration), joined.height - whole.height
-
-
-def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFrame:
-    """Events in their order; `time_ns` is since the iteration began in a rank's own file."""
-    facts = [event.args if of_all else event for event in events]
-    times = [event.ts if of_all else event.rel_ts for event in events]
-    return pl.DataFrame(
-        {
-            "name": pl.Series([event.name for event in events], dtype=pl.String),
-            "ph": pl.Series([event.ph for event in events], dtype=pl.String),
-            "time": pl.Series(times, dtype=pl.Float64, strict=False),
-            "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
-            "step": pl.Series([event.iteration for event in facts], dtype=pl.Int64),
-            "micro_batch": pl.Series([event.microbatch for event in facts], dtype=pl.Int64),
-            "model_chunk": pl.Series([event.model_chunk for event in facts], dtype=pl.Int64),
-            "pad_before": pl.Series([event.pad_before for event in events], dtype=pl.Int64),
-            "duration_wall": pl.Series([event.duration_wall for event in events], dtype=pl.Int64),
-        },
-    ).with_columns(time_ns=(pl.col("time") * (NS_PER_US if of_all else 1)).round().cast(pl.Int64))
 
 
 def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:

@@ -519,36 +519,30 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
 def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
     """The same of the content of a file."""
     if not text.lstrip().startswith(("{", "[")):
-        yield from _csv_rows(text)
+        reader = csv.DictReader(io.StringIO(text, newline=None))
+        try:
+            for row in reader:
+                values = {
+                    snake(name): value for name, value in row.items() if name and value not in (None, "")
+                }
+                yield reader.line_num, values if None not in row else "more values than columns"
+        except csv.Error as error:
+            yield reader.line_num + 1, f"not CSV ({error})"
         return
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
-        yield from _json_lines(text)
+        for number, line in enumerate(io.StringIO(text, newline=None), 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, BAD
+                continue
+            yield from _entries(number, entry)
         return
     for number, entry in enumerate(whole if isinstance(whole, list) else [whole], 1):
-        yield from _entries(number, entry)
-
-
-def _csv_rows(text: str) -> Iterator[tuple[int, Row | str]]:
-    reader = csv.DictReader(io.StringIO(text, newline=None))
-    try:
-        for row in reader:
-            values = {snake(name): value for name, value in row.items() if name and value not in (None, "")}
-            yield reader.line_num, values if None not in row else "more values than columns"
-    except csv.Error as error:
-        yield reader.line_num + 1, f"not CSV ({error})"
-
-
-def _json_lines(text: str) -> Iterator[tuple[int, Row | str]]:
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            yield number, BAD
-            continue
         yield from _entries(number, entry)
 
 

@@ -61,7 +61,12 @@ def sampled_counters(
         time_ns=since - pl.col("host").replace_strict(dict(ahead), default=0, return_dtype=pl.Int64),
         value=pl.when("grows").then(rate).otherwise("value") * pl.col("scale"),
     )
-    return shown.drop_nulls("value").sort(_interest(), "counter", "series", "time_ns")
+    place = pl.min_horizontal(
+        pl.when(pl.col("counter").str.contains(word, literal=True)).then(pl.lit(place))
+        for place, word in enumerate(_INTEREST)
+    )
+    interest = place.fill_null(len(_INTEREST))
+    return shown.drop_nulls("value").sort(interest, "counter", "series", "time_ns")
 
 
 def _quantities(sampled: pl.DataFrame) -> pl.DataFrame:
@@ -93,15 +98,6 @@ def _series() -> pl.Expr:
     )
     words = pl.concat_list(pl.col("host"), pl.col("device"), rank)
     return words.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
-
-
-def _interest() -> pl.Expr:
-    """Place of a counter in the order of `_INTEREST`."""
-    place = pl.min_horizontal(
-        pl.when(pl.col("counter").str.contains(word, literal=True)).then(pl.lit(place))
-        for place, word in enumerate(_INTEREST)
-    )
-    return place.fill_null(len(_INTEREST))
 
 
 def within(values: pl.DataFrame, begin_ns: int, end_ns: int) -> pl.DataFrame:

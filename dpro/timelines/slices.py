@@ -29,7 +29,6 @@ CRITICAL_REPLAYED = f"{CRITICAL} ({REPLAYED})"
 PATHS = {MEASURED: CRITICAL, REPLAYED: CRITICAL_REPLAYED}  # its group on each side
 FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # above the ranks
 WAIT = "wait"
-_INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
 
 def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Selection = ALL) -> pl.DataFrame:
@@ -56,7 +55,7 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     )
     on_path = np.zeros(graph.num_nodes, bool)
     on_path[critical] = True
-    drawn = ~np.isin(nodes.kind, _INSTANTS)
+    drawn = ~np.isin(nodes.kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS))
     before = np.full(graph.num_nodes, -1, np.int64)
     bound = timeline.binding != NO_NODE
     before[bound] = graph.edges.source[timeline.binding[bound]]

@@ -119,7 +119,12 @@ def read(path: Path) -> TopologyFile:
     """
     try:
         content = read_small(path)
-        _refuse_deep_keys(path, content)
+        # A key such as `a.b.c` takes time with the square of its parts; names in lists may have many dots.
+        for number, line in enumerate(content.splitlines(), 1):
+            *keys, rest = line.split(b"=")
+            keys = [re.split(rb"[,{]", key)[-1] for key in keys] + [rest] * line.lstrip().startswith(b"[")
+            if any(key.count(b".") > MAX_NESTING for key in keys):
+                raise InputError(f"{path}: line {number}: a key of more than {MAX_NESTING} parts")
         topology = msgspec.toml.decode(content, type=TopologyFile)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
@@ -132,19 +137,6 @@ def read(path: Path) -> TopologyFile:
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
     return topology
-
-
-def _refuse_deep_keys(path: Path, content: bytes) -> None:
-    """Refuse a key such as `a.b.c` of very many parts, which takes time with their square.
-
-    Raises:
-        InputError: there is one; names in lists may have any number of dots.
-    """
-    for number, line in enumerate(content.splitlines(), 1):
-        *keys, rest = line.split(b"=")
-        keys = [re.split(rb"[,{]", key)[-1] for key in keys] + [rest] * line.lstrip().startswith(b"[")
-        if any(key.count(b".") > MAX_NESTING for key in keys):
-            raise InputError(f"{path}: line {number}: a key of more than {MAX_NESTING} parts")
 
 
 def _placed(message: str) -> str:

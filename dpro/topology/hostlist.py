@@ -31,7 +31,11 @@ def expand(text: str) -> list[str]:
     expanded: list[str] = []
     characters = 0
     for part in _lists(text):
-        names = _expand_one(part)
+        pieces = _PART.split(part)  # text, ranges, text, ranges, …, text
+        choices = [_numbers(piece, part) if number % 2 else [piece] for number, piece in enumerate(pieces)]
+        count = prod(map(len, choices))
+        _refuse_many(part, count, count * sum(max(map(len, choice)) for choice in choices))
+        names = ["".join(parts) for parts in product(*choices)]
         expanded += names
         characters += sum(map(len, names))
         _refuse_many(text, len(expanded), characters)
@@ -61,14 +65,6 @@ def _lists(text: str) -> list[str]:
 
 def _shown(text: str) -> str:
     return repr(shortened(text, SHOWN))
-
-
-def _expand_one(text: str) -> list[str]:
-    pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
-    choices = [_numbers(piece, text) if number % 2 else [piece] for number, piece in enumerate(pieces)]
-    count = prod(map(len, choices))
-    _refuse_many(text, count, count * sum(max(map(len, choice)) for choice in choices))
-    return ["".join(parts) for parts in product(*choices)]
 
 
 def _numbers(ranges: str, text: str) -> list[str]:

@@ -107,7 +107,14 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
             if init[5] == "COMPLETE":
                 yield from _named(open_.pop(thread))
         elif said.startswith(("Channel", "Ring", "Trees")):
-            _note(open_.setdefault(thread, _Part(*thread[:2])), said)
+            part = open_.setdefault(thread, _Part(*thread[:2]))
+            if order := _ORDER.match(said):
+                part.orders[int(order[1])] = tuple(map(int, order[3].split()))
+                part.channels = max(part.channels, int(order[2]))
+            elif ring := _NEIGHBOURS.match(said):
+                part.after[int(ring[1])] = int(ring[4])
+            elif said.startswith("Trees"):
+                part.parent.update({int(channel): int(up) for channel, _, up in _TREE.findall(said)})
     for part in open_.values():
         yield from _named(part)
 
@@ -116,17 +123,6 @@ def _named(part: _Part) -> Iterator[_Part]:
     """The part, where it is known which member printed it."""
     if 0 <= part.member < part.size <= MAX_MEMBERS and part.size > 1:
         yield part
-
-
-def _note(part: _Part, said: str) -> None:
-    """Note what a line says of rings or trees."""
-    if order := _ORDER.match(said):
-        part.orders[int(order[1])] = tuple(map(int, order[3].split()))
-        part.channels = max(part.channels, int(order[2]))
-    elif ring := _NEIGHBOURS.match(said):
-        part.after[int(ring[1])] = int(ring[4])
-    elif said.startswith("Trees"):
-        part.parent.update({int(channel): int(up) for channel, _, up in _TREE.findall(said)})
 
 
 def _joined(parts: list[_Part]) -> LoggedCommunicator:

@@ -458,21 +458,17 @@ class _Window:
             solved = {root: Clock(root, line, "reference" if first else "nothing")}
             while solved:
                 self.clocks |= solved
-                solved = self._next(names)
-
-    def _next(self, names: list[str]) -> dict[str, Clock]:
-        """Clocks that can be inferred from known ones, each from the source with the least uncertainty."""
-        candidates = self._by_comparison()
-        poor = [
-            name
-            for name in names
-            if name not in self.clocks
-            and (name not in candidates or candidates[name].line.uncertainty_ns > MIN_OFFSET_NS)
-        ]
-        for name, clock in self._by_ends(poor).items():
-            if name not in candidates or clock.line.uncertainty_ns < candidates[name].line.uncertainty_ns:
-                candidates[name] = clock
-        return candidates
+                # Each clock comes from the source with the least uncertainty.
+                solved = self._by_comparison()
+                poor = [
+                    name
+                    for name in names
+                    if name not in self.clocks
+                    and (name not in solved or solved[name].line.uncertainty_ns > MIN_OFFSET_NS)
+                ]
+                for name, clock in self._by_ends(poor).items():
+                    if name not in solved or clock.line.uncertainty_ns < solved[name].line.uncertainty_ns:
+                        solved[name] = clock
 
     def _through(self, peer: str, line: ClockLine) -> ClockLine:
         """Uncertainties add up on the way from the reference."""
@@ -515,7 +511,10 @@ class _Window:
         times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
         ahead = times - self.clocks[peer].line.aligned(shared["peer_end"].to_numpy())
         line, source = fit_scattered(times, ahead), "collective ends"
-        if _apart(ahead, shared["way"].to_numpy()):
+        # A buffered send ends as soon as it is on its way: then sends and receives do not end together.
+        way = shared["way"].to_numpy()
+        there, back = ahead[way > 0], ahead[way < 0]
+        if there.size and back.size and np.median(there) - np.median(back) > CONVERSION_NS:
             lines = {name: line, peer: self.clocks[peer].line}
             low, high = _feasible(self._aligned(lines)).get(name, (-np.inf, np.inf))
             if np.isfinite([low, high]).all() and low <= high:
@@ -564,12 +563,6 @@ class _Window:
                     f"collective is left {early} before all have come, or data received before it is sent"
                 )
         return lines_off
-
-
-def _apart(ahead: Ints, way: Ints) -> bool:
-    """Whether sends and receives do not end together: a buffered send ends as soon as it is on its way."""
-    there, back = ahead[way > 0], ahead[way < 0]
-    return bool(there.size and back.size and np.median(there) - np.median(back) > CONVERSION_NS)
 
 
 def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:

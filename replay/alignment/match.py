@@ -104,7 +104,17 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     places = numbers.copy()
     refused: list[str] = []
     of = rows["of"].to_numpy().astype(np.int64)
-    calls = _calls(rows)
+    op = pl.col("op")
+    columns = rows.select(
+        rank="rank",
+        op=op.replace({"recv": "send"}).rank("dense"),
+        size="bytes_in",
+        symmetric=op.is_in(SAME_SIZE_EVERYWHERE),
+        end=pl.col("start_ns") + pl.col("duration_ns"),
+        apart=op.is_in(NUMBERED_APART),
+        on_gpu=pl.col("device").fill_null(-1) >= 0,
+    )
+    calls = _Calls._make(column.to_numpy() for column in columns)
     for group in _parts(of, np.flatnonzero(numbers < 0)):
         numbers[group], places[group], problems = _match_group(rows, calls, group)
         if problems:
@@ -197,20 +207,6 @@ class _Calls(NamedTuple):
     on_gpu: Bools
 
 
-def _calls(rows: pl.DataFrame) -> _Calls:
-    op = pl.col("op")
-    columns = rows.select(
-        rank="rank",
-        op=op.replace({"recv": "send"}).rank("dense"),
-        size="bytes_in",
-        symmetric=op.is_in(SAME_SIZE_EVERYWHERE),
-        end=pl.col("start_ns") + pl.col("duration_ns"),
-        apart=op.is_in(NUMBERED_APART),
-        on_gpu=pl.col("device").fill_null(-1) >= 0,
-    )
-    return _Calls._make(column.to_numpy() for column in columns)
-
-
 def _parts(of: Ints, rows: Ints) -> list[Ints]:
     """The rows [N] by what they are of, each part in order."""
     rows = rows[np.argsort(of[rows], kind="stable")]
@@ -229,17 +225,12 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Int
     numbers, places, problems = _by_order(_Calls._make(column[of_group] for column in calls))
     if problems and calls.apart[of_group].any() and calls.on_gpu[of_group].any():
         part = rows[of_group]
-        if _same_counts(part) and _agreed(part):
+        of_ranks = part.group_by("sequence", "rank").len()
+        even = of_ranks.group_by("sequence").agg(pl.col("len").n_unique() == 1)["len"].all()
+        if even and (part["sequence"] >= 0).all() and _agreed(part):
             numbers = places = _by_sequence(part)
             problems = []
     return numbers, places, problems
-
-
-def _same_counts(part: pl.DataFrame) -> bool:
-    """Whether all rows have sequence numbers, and all ranks as many of each."""
-    calls = part.group_by("sequence", "rank").len()
-    even = calls.group_by("sequence").agg(pl.col("len").n_unique() == 1)["len"].all()
-    return bool((part["sequence"] >= 0).all() and even)
 
 
 def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:

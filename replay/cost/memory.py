@@ -58,7 +58,10 @@ def footprint_of(run: Run | None) -> Footprint:
         raise Unanswerable(
             "the run holds no allocations within whole steps: record with `dpro record --memory`"
         )
-    return Footprint(max(within), _free_bytes(run, peak))
+    # Free is what the smallest GPU has left at the peak; without GPUs, it is the host's memory.
+    total = total_bytes_of(run)
+    on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
+    return Footprint(max(within), max(total - peak, 0) if on_gpu and total is not None else total)
 
 
 def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
@@ -139,10 +142,3 @@ def total_bytes_of(run: Run | None) -> int | None:
         & ((pl.col("device") != "") if on_gpu else (pl.col("device") == ""))
     )
     return None if reported.is_empty() else int(reported["value"].to_numpy().min())
-
-
-def _free_bytes(run: Run, peak: int) -> int | None:
-    """What is left at the peak of the smallest GPU of the run; without GPUs, of the host's memory."""
-    total = total_bytes_of(run)
-    on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
-    return max(total - peak, 0) if on_gpu and total is not None else total

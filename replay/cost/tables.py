@@ -157,31 +157,8 @@ def read_frame(path: Path | str) -> pl.DataFrame:
         InputError: it cannot be read, or lacks a column; the message says which.
     """
     numbers = (*BYTES, *TIMES, BANDWIDTH, *RANKS, *HOSTS, *RANKS_PER_HOST)
-    return _declared(read_measured(Path(path), numbers, ("op", *DEVICES, *WORDS)), str(path))
-
-
-def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
-    """The curves of measurements.
-
-    Args:
-        rows: as from `read_frame`.
-    """
-    curves, scores_of_curves = {}, []
-    chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
-    chosen = chosen.sort(*CurveGroup._fields, "bytes")
-    for key, part in chosen.group_by(CurveGroup._fields, maintain_order=True):
-        sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
-        curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
-        scores_of_curves.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
-    all_scores = np.concatenate(scores_of_curves) if scores_of_curves else np.empty(0)
-    links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
-    return NetworkTable(
-        curves, links, name, float(np.quantile(all_scores, HOLDS)) if all_scores.size else FEW
-    )
-
-
-def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows with declared columns: those of `CurveGroup`, `link`, `protocol`, `bytes` and `time_ns`."""
+    frame = read_measured(Path(path), numbers, ("op", *DEVICES, *WORDS))
+    name = str(path)
     if "op" not in frame.columns:
         raise InputError(f"{name}: no column op; docs/curves.md lists the columns of a network table")
     size = _first(frame, BYTES, name)
@@ -213,13 +190,39 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
         raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
-    _refuse_other_unit(rows, name)
+    # In another unit, half of the times are shorter than any, or longer than any that one waits for.
+    usual = float(np.median(rows["time_ns"].to_numpy()))
+    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
+    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
+    if usual > LONGEST_NS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
     guessed = pl.col("device").map_elements(link_of_device, pl.String)
     return rows.with_columns(
         link=pl.when(pl.col("link").fill_null("") == "")
         .then(guessed)
         .otherwise(pl.col("link").str.to_lowercase())
     ).with_columns(pl.col("device", "library", "version").fill_null(""))
+
+
+def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
+    """The curves of measurements.
+
+    Args:
+        rows: as from `read_frame`.
+    """
+    curves, scores_of_curves = {}, []
+    chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
+    chosen = chosen.sort(*CurveGroup._fields, "bytes")
+    for key, part in chosen.group_by(CurveGroup._fields, maintain_order=True):
+        sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
+        curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
+        scores_of_curves.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
+    all_scores = np.concatenate(scores_of_curves) if scores_of_curves else np.empty(0)
+    links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
+    return NetworkTable(
+        curves, links, name, float(np.quantile(all_scores, HOLDS)) if all_scores.size else FEW
+    )
 
 
 def _first(frame: pl.DataFrame, names: Mapping[str, float], table: str) -> pl.Expr:
@@ -240,20 +243,6 @@ def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
         if column in frame.columns:
             return (ranks / pl.col(column)).ceil()
     return pl.lit(1.0)
-
-
-def _refuse_other_unit(rows: pl.DataFrame, name: str) -> None:
-    """Refuse a table of which half of the times are shorter than any, or longer than any that one waits for.
-
-    Raises:
-        InputError: so they are.
-    """
-    usual = float(np.median(rows["time_ns"].to_numpy()))
-    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
-    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
-        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
-    if usual > LONGEST_NS:
-        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
 
 
 def link_of_device(name: str) -> str:

@@ -71,7 +71,11 @@ def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
 
 
 def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
-    usable = _usable(graph)
+    # Only transfers of known size and of recorded peers count: the time of others is waiting, too.
+    edges = graph.edges
+    met = np.zeros(graph.num_nodes, np.bool_)
+    met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
+    usable = np.flatnonzero(_of_known_size(graph) & met)
     pools: dict[tuple[object, ...], list[CollectiveKind]] = {}
     by_kind = messages_by_kind(graph)
     for kind, messages in by_kind.items():
@@ -253,14 +257,6 @@ def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     )
 
 
-def _usable(graph: Graph) -> Ints:
-    """Transfers of known size; those whose peers are recorded, for the time of others is waiting, too."""
-    edges = graph.edges
-    met = np.zeros(graph.num_nodes, np.bool_)
-    met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
-    return np.flatnonzero(_of_known_size(graph) & met)
-
-
 def _of_known_size(graph: Graph) -> Bools:
     """[N] the transfers whose bytes and time are known."""
     nodes = graph.nodes
@@ -410,10 +406,10 @@ def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
         here = _nearest_version(table, group._replace(num_ranks=ranks), group.version)
         if here is None:
             continue
-        sizes, _ = here.knots
+        sizes, times = here.knots
         ratios = list(_ratios(table, group, ranks, sizes))
         if ratios:
-            return _moved(here, np.median(ratios, axis=0))
+            return fit_curve(sizes, times * np.exp(np.median(ratios, axis=0)))
     return None
 
 
@@ -433,12 +429,6 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -
         target = nearest._replace(num_ranks=group.num_ranks)
         if target in table.curves and target != group:
             yield np.log(table.curves[target].time_ns(sizes) / table.curves[nearest].time_ns(sizes))
-
-
-def _moved(curve: LinkCost, by: Floats) -> LinkCost:
-    """A curve with each of its times longer by a factor, given in logarithm [K]."""
-    sizes, times = curve.knots
-    return fit_curve(sizes, times * np.exp(by))
 
 
 def _nearest_version(

@@ -18,7 +18,7 @@ Pathways", 2022, appendix B, but for that.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import polars as pl
@@ -213,7 +213,15 @@ def find_mfu(
         Unanswerable: operations are not known, or the GPUs or the precision are not known.
     """
     gpu = gpu_named(gpus)
-    dtype = _precision(spans, gpu.tflops)
+    kernels = spans.filter((pl.col("kind") == "kernel") & pl.col("name").str.contains(_MATMUL_KERNELS))
+    times: dict[str, int] = {}
+    for name, ns in kernels.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
+        dtype = stored_as(name)
+        times[dtype] = times.get(dtype, 0) + ns
+    known_types = {dtype: ns for dtype, ns in times.items() if dtype in gpu.tflops}
+    if not known_types:
+        raise Unanswerable("the precision of its matmuls is not in the names of its kernels")
+    dtype = max(known_types, key=lambda dtype: (known_types[dtype], dtype))
     operations, basis = _operations(spans, stretches) / max(stretches.height, 1), SHAPES
     if operations <= 0:
         operations, basis = by_parameters, PARAMETERS
@@ -268,20 +276,3 @@ def _operations(spans: pl.DataFrame, stretches: pl.DataFrame) -> float:
     counted = inside.group_by("name", "shapes").len()
     asked = ((matmul_of(name, shapes), count) for name, shapes, count in counted.iter_rows())
     return float(sum(matmul.operations * count for matmul, count in asked if matmul is not None))
-
-
-def _precision(spans: pl.DataFrame, dtypes: Collection[str]) -> str:
-    """Return the element type that matmul kernels spend most of their time on, by their names.
-
-    Raises:
-        Unanswerable: no name of a kernel says it.
-    """
-    kernels = spans.filter((pl.col("kind") == "kernel") & pl.col("name").str.contains(_MATMUL_KERNELS))
-    times: dict[str, int] = {}
-    for name, ns in kernels.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
-        dtype = stored_as(name)
-        times[dtype] = times.get(dtype, 0) + ns
-    known_types = {dtype: ns for dtype, ns in times.items() if dtype in dtypes}
-    if not known_types:
-        raise Unanswerable("the precision of its matmuls is not in the names of its kernels")
-    return max(known_types, key=lambda dtype: (known_types[dtype], dtype))

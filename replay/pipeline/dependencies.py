@@ -64,12 +64,15 @@ def find_dependencies(operations: Operations) -> PipelineStructure:
     )
     rows, short = _instances(rows, messages)
     handed = _handed_over(rows, operations)
+    before = pl.col("id").shift(1).over(*STEP, "stream")
+    # The optimizer needs the gradients; collecting garbage nothing but its place on the stream.
+    work = _of(rows, Role.WORK).filter(pl.col("name") != GARBAGE_COLLECTION)
     pairs = pl.concat(
         [
-            _stream_order(rows),
+            _pairs(rows.select(source=before, target="id"), EdgeKind.STREAM),
             _around_messages(rows, messages),
             _around_collectives(rows),
-            _after_collectives(rows),
+            _pairs(_last_before(work, _of(rows, Role.GATHER, Role.REDUCE), []), EdgeKind.EVENT),
         ]
     )
     pairs = pairs.unique(["source", "target"], keep="first", maintain_order=True)
@@ -84,12 +87,6 @@ def _pairs(frame: pl.DataFrame, kind: EdgeKind) -> pl.DataFrame:
 
 def _of(rows: pl.DataFrame, *roles: Role) -> pl.DataFrame:
     return rows.filter(pl.col("role").is_in([int(role) for role in roles]))
-
-
-def _stream_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Each operation after the one before it on its stream."""
-    before = pl.col("id").shift(1).over(*STEP, "stream")
-    return _pairs(rows.select(source=before, target="id"), EdgeKind.STREAM)
 
 
 def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
@@ -285,15 +282,6 @@ def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([_pairs(ends, EdgeKind.EVENT) for ends in (to_forward, after_chunk, after_all)])
 
 
-def _after_collectives(rows: pl.DataFrame) -> pl.DataFrame:
-    """Communication of parameters and gradients -> other work after it: the optimizer needs the gradients.
-
-    Collecting garbage needs nothing but its place on the stream.
-    """
-    work = _of(rows, Role.WORK).filter(pl.col("name") != GARBAGE_COLLECTION)
-    return _pairs(_last_before(work, _of(rows, Role.GATHER, Role.REDUCE), []), EdgeKind.EVENT)
-
-
 def _last_before(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """For each row as `target` the one of the others that had ended last when it began, as `source`."""
     began = rows.select(*STEP, *by, target="id", at=pl.col("start") + CLOCK_SLACK_NS).sort("at")
@@ -323,7 +311,12 @@ def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
         at=pl.col("place"), batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
     )
     key = ["step", "dp", "batch", "at"]
-    ways = _ways(operations)
+    # Ways lead between places in the model, `low` to `high` on the way forward.
+    places = operations.num_stages * operations.num_chunks
+    links = [(low, low + 1) for low in range(places - 1)]
+    if operations.num_chunks == 1 and is_connected(operations.links, operations.num_stages):
+        links = sorted(operations.links)
+    ways = pl.DataFrame(links, {"low": pl.Int64, "high": pl.Int64}, orient="row")
     parts = [rows.clear().select(source="id", target="id")]
     for role, (one, other) in ((Role.FORWARD, ways.columns), (Role.BACKWARD, ways.columns[::-1])):
         of_role = _of(computes, role)
@@ -333,12 +326,3 @@ def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
         targets = of_role.select(*key[:3], pl.col("at").alias(other), target="id")
         parts.append(sources.join(targets, on=[*key[:3], other]).select("source", "target"))
     return _pairs(pl.concat(parts), EdgeKind.HANDOVER)
-
-
-def _ways(operations: Operations) -> pl.DataFrame:
-    """Places in the model that hand on, `low` to `high` on the way there."""
-    places = operations.num_stages * operations.num_chunks
-    ways = [(low, low + 1) for low in range(places - 1)]
-    if operations.num_chunks == 1 and is_connected(operations.links, operations.num_stages):
-        ways = sorted(operations.links)
-    return pl.DataFrame(ways, {"low": pl.Int64, "high": pl.Int64}, orient="row")

@@ -133,6 +133,8 @@ def read_operations(run: Run) -> Operations:
         )
     )
     has_steps = steps.height > 0
+    # Chunks go round the stages.
+    num_stages = max(place.stage for place in places.values()) + 1
     rows = (
         named.with_columns(pl.col("step") if has_steps else pl.lit(0, pl.Int64).alias("step"), role=_role())
         .drop_nulls("step")
@@ -143,7 +145,7 @@ def read_operations(run: Run) -> Operations:
             end=pl.col("start_ns") + pl.col("duration_ns"),
             stream="stream",
             chunk=pl.col("model_chunk").cast(pl.Int64),
-            place=_place(places),
+            place=pl.col("model_chunk").cast(pl.Int64).clip(lower_bound=0) * num_stages + pl.col("stage"),
             micro_batch=pl.col("micro_batch").cast(pl.Int64),
             op=pl.col("op").fill_null(""),
             group=pl.col("group").fill_null(""),
@@ -153,12 +155,6 @@ def read_operations(run: Run) -> Operations:
         .sort("step", "rank", "start", "end", "span_id")
     )
     return Operations(rows, _extents(rows, run.table(STEPS) if has_steps else None), places, has_steps)
-
-
-def _place(places: Mapping[int, MeshPosition]) -> pl.Expr:
-    """Chunks go round the stages."""
-    num_stages = max(place.stage for place in places.values()) + 1
-    return pl.col("model_chunk").cast(pl.Int64).clip(lower_bound=0) * num_stages + pl.col("stage")
 
 
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}
@@ -210,7 +206,14 @@ def placed_in_steps(run: Run, operations: pl.DataFrame, source: str) -> pl.DataF
         operations: `rank`, `start_ns`, `end`, `place` (in the model; null where it is that of the stage),
             `micro_batch`, `kind`.
     """
-    stages = _stages(run, operations)
+    # Stages are as the job's groups say, else by the first chunk that a rank has, else in the order of ranks.
+    along = places_along(mesh_of_run(run), "pp")
+    recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
+    first = operations.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
+    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
+    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
+    stages = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
+    stages = stages.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))
     placed = operations.join(stages, on="rank").with_columns(pl.col("place").fill_null(pl.col("stage")))
     chunk = pl.col("place").rank("dense").over("rank").cast(pl.Int64) - 1
     steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0)
@@ -227,17 +230,3 @@ def placed_in_steps(run: Run, operations: pl.DataFrame, source: str) -> pl.DataF
         source=pl.lit(source),
     )
     return complete(OPERATIONS, rows).sort(OPERATIONS.sort_by)
-
-
-def _stages(run: Run, operations: pl.DataFrame) -> pl.DataFrame:
-    """`rank` and `stage`: as the job's groups say, else by the first chunk that a rank has, else by rank.
-
-    Where neither groups nor operations say where a stage is, ranks are in the order of stages.
-    """
-    along = places_along(mesh_of_run(run), "pp")
-    recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
-    first = operations.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
-    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
-    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
-    stages = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
-    return stages.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))

@@ -272,9 +272,16 @@ def has_operations(run: Run) -> bool:
 def read_recorded(run: Run) -> Operations:
     """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
     has_name = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
-    table = _operations(run).filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    if run.parts(OPERATIONS):
+        table = run.table(OPERATIONS)
+    else:
+        table = operations_by_ranges(run) if has_ranges(run) else operations_by_backwards(run)
+    table = table.filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
-    alignment, places = _alignment(run, ranks), _places(run, table)
+    # Clocks are aligned by recorded comparisons alone: operations are not matched with collectives.
+    nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
+    alignment = align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
+    places = _places(run, table)
     device = on_device(run, table) if run.manifest.gpus else None
     table, recorded = (device.table, device.steps) if device else (table, run.table(STEPS))
     table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(recorded))
@@ -301,13 +308,6 @@ def read_recorded(run: Run) -> Operations:
     return Operations(rows, extents.sort("begin"), places, True, begins, recorded_links(run, places))
 
 
-def _operations(run: Run) -> pl.DataFrame:
-    """Rows of `operations`: as recorded, else by ranges, else by backward passes."""
-    if run.parts(OPERATIONS):
-        return run.table(OPERATIONS)
-    return operations_by_ranges(run) if has_ranges(run) else operations_by_backwards(run)
-
-
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}
 _COLUMNS = (
     "rank", "dp", "stage", "step", "span_id", "name", "role", "direction", "start", "end", "stream", "chunk",
@@ -318,12 +318,6 @@ _COLUMNS = (
 def _windowless(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows as rows outside windows: a rank's first clock is then taken."""
     return frame.with_columns(window=pl.lit(-1, pl.Int32))
-
-
-def _alignment(run: Run, ranks: list[int]) -> Alignment:
-    """Clocks by the comparisons that were recorded: operations are not matched with collectives."""
-    nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
-    return align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
 
 
 def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
@@ -540,7 +534,13 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     called = spans.filter(pl.col("kind") == "cpu_op")
     messages = called.filter(name.str.starts_with(SENT) | name.str.starts_with(RECEIVED))
     functions = called.filter(name.str.starts_with(FUNCTION))
-    operators = _outside(called.filter(~name.str.contains(f"{MESSAGE}|^autograd::")), functions)
+    # Only operators that no function of autograd runs count: not what is recomputed.
+    operators = called.filter(~name.str.contains(f"{MESSAGE}|^autograd::"))
+    of_functions = functions.select(*PLACE, begin="start_ns", until="end")
+    held = operators.join_asof(
+        of_functions, left_on="start_ns", right_on="begin", by=PLACE, check_sortedness=False
+    )
+    operators = held.filter((pl.col("start_ns") >= pl.col("until")).fill_null(True)).drop("begin", "until")
     passes = _passes(functions, messages, operators)
     others = spans.filter((pl.col("kind") == "annotation") & name.str.contains(NO_FORWARD))
     starts = [events.select(*PLACE, "start_ns") for events in (messages, functions, run.table(STEPS))]
@@ -554,13 +554,6 @@ def _may_pipeline(spans: pl.DataFrame) -> bool:
     """Whether a rank sends messages, and computes gradients."""
     name = spans.filter(pl.col("kind") == "cpu_op")["name"]
     return bool(name.str.starts_with(SENT).any() and name.str.starts_with(FUNCTION).any())
-
-
-def _outside(operators: pl.DataFrame, functions: pl.DataFrame) -> pl.DataFrame:
-    """Operators that no function of autograd runs: not what is recomputed."""
-    bounds = functions.select(*PLACE, begin="start_ns", until="end")
-    held = operators.join_asof(bounds, left_on="start_ns", right_on="begin", by=PLACE, check_sortedness=False)
-    return held.filter((pl.col("start_ns") >= pl.col("until")).fill_null(True)).drop("begin", "until")
 
 
 def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ METHODS = [
     "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",
     "calls.flight:Flight.on_open", "calls.flight:Flight._look", "calls.flight:Flight.before_fork",
     "calls.flight:Flight.after_fork", "calls.buckets:Buckets.save", "calls.buckets:Buckets.on_module",
-    "wall:sample", "wall:install", "peers:Peers.on_second", "peers:install",
+    "peers:sample", "peers:Peers.on_second", "peers:install",
     "process.exits:Exits.on_open", "process.exits:Exits.on_raise", "process.exits:Exits.on_fork",
     "process.exits:Exits.on_reaped", "process.exits:install", "recorder:Recorder.on_work",
     "recorder:Recorder._weigh", "recorder:Recorder._on_anchor", "recorder:Recorder.on_backward",

@@ -111,13 +111,11 @@ class _Probe:
                 if any(parameter.dtype != torch.float32 for parameter in parameters):
                     self.report.refuse(f"gradients are {parameters[0].dtype} already")
                     return
-                self._watch(module, _Bucket(number, index, parameters, facts["names"]))
+                bucket = _Bucket(number, index, parameters, facts["names"])
+                for place, parameter in enumerate(bucket.parameters):
+                    ready = functools.partial(self._ready, module, bucket, place)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
             self.report.applied(f"{len(buckets)} buckets of {type(module.module).__name__}")
-
-    def _watch(self, module: Any, bucket: _Bucket) -> None:
-        for place, parameter in enumerate(bucket.parameters):
-            ready = functools.partial(self._ready, module, bucket, place)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
     def _ready(self, module: Any, bucket: _Bucket, place: int, parameter: torch.Tensor) -> None:
         if self._hooks and module.require_backward_grad_sync and parameter.grad is not None:

@@ -107,15 +107,12 @@ class Flight:
         """Start the thread that dumps the rings, once there is a process group."""
         if self._thread is None and dist.is_initialized():
             with self._lock:
-                self._begin()
+                # Rings read their sizes from the environment as they are first asked for.
+                if not self._rings:
+                    start = RingProgress(time.monotonic(), 0, -1, 0.0, 1.0, 0)
+                    self._rings = rings()
+                    self._levels = {ring.name: start for ring in self._rings}
             self._thread = Thread(self._drain, self._wake)
-
-    def _begin(self) -> None:
-        """Find the rings, which read their sizes from the environment as they are first asked for."""
-        if not self._rings:
-            start = RingProgress(time.monotonic(), 0, -1, 0.0, 1.0, 0)
-            self._rings = rings()
-            self._levels = {ring.name: start for ring in self._rings}
 
     def on_step(self, _step: int) -> None:
         """Begin to watch the rings, if this is the first step since a process group was made."""
@@ -532,7 +529,11 @@ def shortened(dump: bytes, last: int) -> bytes:
         last: `record_id` of the last call that was saved before.
     """
     if not dump.startswith(b"{"):
-        return _shortened_pickle(dump, last)
+        document = _unpickled(dump)
+        entries = document.get("entries", ())
+        kept = (n for n, entry in enumerate(entries) if entry["record_id"] > last or not entry.get("retired"))
+        oldest = next(kept, max(len(entries) - 1, 0))
+        return json.dumps({**document, "entries": list(entries[oldest:])}).encode()
     begin = dump.find(_ENTRIES) + len(_ENTRIES)
     first = dump[begin : dump.find(b":", begin) + 1]  # how each entry begins: keys are sorted
     if begin < len(_ENTRIES) or not first.startswith(b"{"):
@@ -543,14 +544,6 @@ def shortened(dump: bytes, last: int) -> bytes:
     unfinished = dump.find(_UNFINISHED, begin, number)
     cut = dump.rfind(first, begin, number if unfinished < 0 else unfinished)
     return dump[:begin] + dump[cut:] if cut >= 0 else dump
-
-
-def _shortened_pickle(dump: bytes, last: int) -> bytes:
-    document = _unpickled(dump)
-    entries = document.get("entries", ())
-    kept = (n for n, entry in enumerate(entries) if entry["record_id"] > last or not entry.get("retired"))
-    first = next(kept, max(len(entries) - 1, 0))
-    return json.dumps({**document, "entries": list(entries[first:])}).encode()
 
 
 def _unpickled(dump: bytes) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from .flight import STALL_S
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
 MAX_MESSAGES = 65536  # messages of a window that are kept
 DEEPEST = 16  # calls of the stack that are kept
-_OPS = ("send", "recv")
 
 
 class Stalls:
@@ -160,7 +159,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("end", stalls.on_end)
     recorder.listen("fork", stalls.on_fork)
     if dist.is_available():
-        for op in _OPS:
+        for op in ("send", "recv"):
             _patch(recorder, stalls, op)
         if internal("torch.distributed.ProcessGroup._end_coalescing") is not None:
             patch(dist.ProcessGroup, "_end_coalescing", before=lambda *_: recorder.call(stalls.on_coalesced))

@@ -17,7 +17,6 @@ from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, is_profiling
 
 MAX_CALLS = 65536  # calls that are kept, of a window and outside of windows
-_MESSAGES = ("send", "recv")
 
 
 class Members(NamedTuple):
@@ -63,7 +62,7 @@ class Calls:
         Returns:
             The call; its end and when it was asked for are filled in later.
         """
-        key = (of.name, op, str(peer)) if op in _MESSAGES else (of.name,)
+        key = (of.name, op, str(peer)) if op in ("send", "recv") else (of.name,)
         self._counts[key] += 1
         self._used[of.name] = of.ranks
         first = next(iter([*given, *got]), None)

@@ -124,7 +124,9 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
         )
     from torch.distributed import device_mesh, distributed_c10d
 
-    _share_gpus(int(os.environ["LOCAL_RANK"]))
+    # A script that takes the GPU of its local rank takes one that there is.
+    if count := torch.cuda.device_count():
+        os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % count)
     mailbox = Mailbox(recorder.launch, rank, recorder.config["pretend"]["ranks"])
     received, calls = Received(refusal.refuse), Calls(recorder)
     recorder.pretending = PretendedAnswers(calls, received, refusal, mailbox), Objects(mailbox, refusal)
@@ -158,13 +160,6 @@ def _followed(original: Callable[..., Any], received: Received) -> Callable[...,
         return result
 
     return followed
-
-
-def _share_gpus(local_rank: int) -> None:
-    """Have a script that takes the GPU of its local rank take one that there is."""
-    count = torch.cuda.device_count()
-    if count:
-        os.environ["LOCAL_RANK"] = str(local_rank % count)
 
 
 # Collectives of objects: what a pretended rank gets to see of what others would have sent.

@@ -26,7 +26,6 @@ SMALL = 64  # elements: what is larger is data, not something to decide by
 _MARK = "_dpro_received"  # an attribute of tensors: the call that brought them
 _BEACON = "_dpro_beacon"  # another: lives as long as the tensor
 _READS = ("__bool__", "__int__", "__index__", "__float__", "tolist", "numpy", "__array__")
-_SHOWS = ("__repr__", "__format__")
 _COMPARISONS = (
     *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__"),
     *("__floor__", "__ceil__", "__trunc__", "is_integer"),
@@ -107,7 +106,7 @@ class Received:
         self._showing = False
         for name in ("item", *_READS):
             self._watch(name)
-        for name in _SHOWS:
+        for name in ("__repr__", "__format__"):
             self._show(name)
         for name in _QUESTIONS:
             setattr(math, name, _asking(getattr(math, name)))

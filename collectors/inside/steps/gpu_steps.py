@@ -182,14 +182,11 @@ class GpuSteps:
                 return
             first, second = waiting.popleft(), waiting[0]
             if second.is_end and first.stream == second.stream:
-                self._write(first, second)
+                elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
+                writer = self._recorder.records
+                if writer is not None and elapsed_ns >= 0:
+                    writer.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
             self._free.append(first.event)
-
-    def _write(self, first: StepEvent, second: StepEvent) -> None:
-        elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
-        writer = self._recorder.records
-        if writer is not None and elapsed_ns >= 0:
-            writer.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
 
 
 def install(recorder: Recorder) -> None:

@@ -124,14 +124,7 @@ class ModelCalls:
 def install(recorder: Recorder) -> None:
     """Record the model calls of a job that does not train."""
     calls = ModelCalls(recorder)
-    _watch_modes(recorder, calls)
-    recorder.listen("open", calls.search)
-    recorder.listen("exit", calls.on_exit)
-    recorder.listen("fork", calls.on_fork)
-
-
-def _watch_modes(recorder: Recorder, calls: ModelCalls) -> None:
-    """Have `train(False)` noticed: `eval` calls it, also that of a class which has its own."""
+    # `train(False)` is noticed, since `eval` calls it, also that of a class which has its own.
     original = Module.train
     within = Local()  # it is called anew for each module within the model
 
@@ -148,6 +141,9 @@ def _watch_modes(recorder: Recorder, calls: ModelCalls) -> None:
         return result
 
     Module.train = train
+    recorder.listen("open", calls.search)
+    recorder.listen("exit", calls.on_exit)
+    recorder.listen("fork", calls.on_fork)
 
 
 def outermost_module() -> Any:

@@ -52,7 +52,8 @@ class Case:
         return [
             end
             for root in graph.find_roots(self.waits)
-            if _lasts(root, self) or has_left(root, self)
+            # Where it is not known when dumps were saved, how long a wait has lasted is not known either.
+            if not 0 <= self.waited_ns(root) < MIN_WAIT_NS or has_left(root, self)
             for end in each_frozen(root, self)
         ]
 
@@ -83,11 +84,6 @@ def gone_early(death: Death, now_ns: int) -> bool:
         now_ns: when the last dump was saved, -1 unknown.
     """
     return death.first or 0 <= death.ended_ns < now_ns
-
-
-def _lasts(root: Root, case: Case) -> bool:
-    """Return whether the wait has lasted `MIN_WAIT_NS`, or it is not known when dumps were saved."""
-    return not 0 <= case.waited_ns(root) < MIN_WAIT_NS
 
 
 def has_left(root: Root, case: Case) -> bool:
@@ -174,7 +170,15 @@ def with_failed(records: Records) -> Records:
     ).with_columns(state=pl.when("failed").then(pl.lit("scheduled")).otherwise("state"))
     open_ = calls.filter(pl.col("state").is_in(UNFINISHED) & ~pl.col("p2p")).join(bad, on="rank", how="semi")
     first = open_.group_by("rank", "key").agg(first=pl.col("sequence").min())
-    return replace(records, calls=calls.drop("failed"), status=_held_back(records.status, first))
+    # What ranks reported as completed is lowered to the call before the first unfinished one.
+    joined = records.status.join(first, on=["rank", "key"], how="left", maintain_order="left")
+    before = pl.when(pl.col("first") > 1).then(pl.col("first") - 1).otherwise(-1)  # PyTorch counts from 1
+    held_back = (
+        pl.when(pl.col("first").is_null()).then("completed").otherwise(pl.min_horizontal("completed", before))
+    )
+    return replace(
+        records, calls=calls.drop("failed"), status=joined.with_columns(completed=held_back).drop("first")
+    )
 
 
 def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
@@ -223,20 +227,6 @@ def _issued(records: Records) -> pl.DataFrame:
     return pl.concat([calls, reported]).group_by("rank", "key").agg(pl.col("issued").max())
 
 
-def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
-    """Lower what ranks reported as completed to the call before the first unfinished one.
-
-    Args:
-        unfinished: `rank`, `key`, `first`: sequence number of that call.
-    """
-    joined = status.join(unfinished, on=["rank", "key"], how="left", maintain_order="left")
-    before = pl.when(pl.col("first") > 1).then(pl.col("first") - 1).otherwise(-1)  # PyTorch counts from 1
-    held_back = (
-        pl.when(pl.col("first").is_null()).then("completed").otherwise(pl.min_horizontal("completed", before))
-    )
-    return joined.with_columns(completed=held_back).drop("first")
-
-
 # Ranks that ended before the job did.
 
 TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended together
@@ -263,7 +253,6 @@ _MEANS = {
     signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
 }
 _FULL = re.compile(r"inline_container.* unexpected pos|PytorchStreamWriter failed writing")  # of torch.save
-_FULL_MEANS = "its disk is full, or the quota there is used up"
 _LOADER, _PROCESSES = "/torch/utils/data/dataloader.py", "/multiprocessing/"  # in calls
 _LOADER_MEANS = "a worker process of its DataLoader is gone: killed, as where memory or /dev/shm runs out"
 
@@ -293,7 +282,12 @@ class Death:
 
 def find_deaths(records: Records) -> list[Death]:
     """Return the ranks that died, in the order in which they did."""
-    asked_ns = _asked_ns(records)
+    signalled = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
+    interrupted = pl.col("error").str.starts_with(INTERRUPTED)
+    asked = records.ranks.filter(interrupted | (signalled & (pl.col("error") == "")))
+    when = pl.when(interrupted).then("failed_ns").otherwise("ended_ns")
+    first_asked = asked.select(when.min()).item()
+    asked_ns = first_asked if isinstance(first_asked, int) else 0
     rows = [row for row in records.ranks.iter_rows(named=True) if _died(row, asked_ns)]
     rows.sort(key=lambda row: (_died_ns(row), row["rank"]))
     first = _first_causes(rows, records.world_size, asked_ns)
@@ -309,16 +303,6 @@ def find_deaths(records: Records) -> list[Death]:
         )
         for row in rows
     ]
-
-
-def _asked_ns(records: Records) -> int:
-    """Return when the first rank ended by a signal from outside or Ctrl-C, ns; 0 for none."""
-    signalled = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
-    interrupted = pl.col("error").str.starts_with(INTERRUPTED)
-    asked = records.ranks.filter(interrupted | (signalled & (pl.col("error") == "")))
-    when = pl.when(interrupted).then("failed_ns").otherwise("ended_ns")
-    first = asked.select(when.min()).item()
-    return first if isinstance(first, int) else 0
 
 
 def left_early(records: Records) -> dict[int, int]:
@@ -404,7 +388,7 @@ def _means(row: Mapping[str, Any]) -> str:
         return _MEANS.get(row["exit_signal"], "")
     if _lost_worker(row["error"]):
         return _LOADER_MEANS
-    return _FULL_MEANS if _FULL.search(row["error"]) else ""
+    return "its disk is full, or the quota there is used up" if _FULL.search(row["error"]) else ""
 
 
 def own_call(calls: Sequence[str]) -> str:

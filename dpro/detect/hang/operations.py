@@ -90,7 +90,10 @@ def know(records: Records) -> Knowledge:
         done=pl.col("sequence").filter(pl.col("state") == "completed").max(),
     )
     reports = _with_status(rows, records)
-    proven = _proven(calls, reports).join(records.members, on="key")
+    # All ranks of a group must have made its `proven` call, since one of them has finished it.
+    finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
+    reached = pl.concat([finished.select("key", proven="sequence"), reports.select("key", proven="said")])
+    proven = reached.group_by("key").agg(pl.col("proven").max()).join(records.members, on="key")
     dumped = records.ranks.filter("dumped")
     outdated = _outdated(calls, reports, proven, dumped)
     issued = {(rank, key): seq for rank, key, seq in reports.select("rank", "key", "issued").iter_rows()}
@@ -98,20 +101,6 @@ def know(records: Records) -> Knowledge:
         issued[rank, key] = max(issued.get((rank, key), -1), sequence)
     done = {(rank, key): seq for rank, key, seq in reports.select("rank", "key", "done").iter_rows()}
     return Knowledge(frozenset(dumped["rank"].to_list()) - outdated, outdated, issued, done)
-
-
-def _proven(calls: pl.DataFrame, reports: pl.DataFrame) -> pl.DataFrame:
-    """Return the last call of each group that all its ranks must have made, since one has finished it.
-
-    Args:
-        reports: what each rank reports, as of `_with_status`.
-
-    Returns:
-        `key`, `proven`: its sequence number.
-    """
-    finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
-    reached = pl.concat([finished.select("key", proven="sequence"), reports.select("key", proven="said")])
-    return reached.group_by("key").agg(pl.col("proven").max())
 
 
 def _outdated(
@@ -300,7 +289,11 @@ def _numbered_messages(
     sends: Sequence[_Row], recvs: Sequence[_Row]
 ) -> Iterator[tuple[int, _Row | None, _Row | None]]:
     """Pair the n-th send with the n-th receive where one is unfinished; the other may be `_FINISHED`."""
-    sides = [_numbers(rows) for rows in (sends, recvs)]
+    # Numbers count the messages of the pair, from 1.
+    sides = [
+        {row["sequence"] if row["counted"] else n: row for n, row in enumerate(rows, 1)}
+        for rows in (sends, recvs)
+    ]
     last = [max(side, default=0) for side in sides]
     numbers = {n for side in sides for n, row in side.items() if row["state"] in UNFINISHED}
     for number in sorted(numbers):
@@ -311,11 +304,6 @@ def _numbered_messages(
             done = gone or (row is not None and row["state"] not in UNFINISHED)
             ends.append(_FINISHED if done else row)
         yield number, ends[0], ends[1]
-
-
-def _numbers(rows: Sequence[_Row]) -> dict[int, _Row]:
-    """Return rows by their number among those of the pair, from 1."""
-    return {row["sequence"] if row["counted"] else n: row for n, row in enumerate(rows, 1)}
 
 
 def _trailing_messages(

@@ -161,7 +161,13 @@ def make_records(
     ).filter(~pl.col("op").str.ends_with(":coalesced"))
     calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
     calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))
-    members = _members(calls, pl.concat([call_keys, said_keys]))
+    # Where no members of a group are listed, they are those that called it.
+    keys = pl.concat([call_keys, said_keys])
+    ranks_of_text = of_each_text("ranks", members_of, pl.List(pl.Int32()))
+    named = keys.unique("key").with_columns(rank=ranks_of_text).drop("ranks")
+    named = named.explode("rank", empty_as_null=True).drop_nulls()
+    callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
+    members = pl.concat([named, callers]).unique().sort("key", "rank")
     status = said.filter((pl.col("group") != "") & (pl.col("enqueued") >= 0))
     return Records(
         calls.drop("record"),
@@ -221,15 +227,6 @@ def _keyed(
     )
     keyed = frame.join(keys.select(*on, "key"), on=on, how="left", maintain_order="left")
     return keyed, keys.select("key", "ranks")
-
-
-def _members(calls: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return `key`, `rank`: the members of each group; those that called it where none are listed."""
-    ranks_of_text = of_each_text("ranks", members_of, pl.List(pl.Int32()))
-    named = keys.unique("key").with_columns(rank=ranks_of_text).drop("ranks")
-    named = named.explode("rank", empty_as_null=True).drop_nulls()
-    callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
-    return pl.concat([named, callers]).unique().sort("key", "rank")
 
 
 def _ranks(

@@ -11,8 +11,9 @@ no scipy, and beside a running job.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -89,7 +90,11 @@ class WaitGraph:
 def build_waits(operations: Sequence[Operation]) -> WaitGraph:
     """Build the wait-for graph of unfinished operations."""
     waits = WaitGraph(operations)
-    queues = _queues(operations)
+    # Each rank has its unfinished operations as (order of its call, place in the list), oldest first.
+    queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, operation in enumerate(operations):
+        for rank, call in operation.unfinished.items():
+            insort(queues[rank], (call.order, number))
     for number, operation in enumerate(operations):
         node = (OPERATION, number)
         for rank, call in operation.unfinished.items():
@@ -109,15 +114,6 @@ def build_waits(operations: Sequence[Operation]) -> WaitGraph:
             for other in others:
                 waits.connect(node, (OPERATION, other), soft=operations[other].unfinished[rank].op == "send")
     return waits
-
-
-def _queues(operations: Sequence[Operation]) -> dict[int, list[tuple[int, int]]]:
-    """Return each rank's unfinished operations as (order of its call, place in the list), oldest first."""
-    queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, operation in enumerate(operations):
-        for rank, call in operation.unfinished.items():
-            queues[rank].append((call.order, number))
-    return {rank: sorted(queue) for rank, queue in queues.items()}
 
 
 def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
@@ -190,7 +186,9 @@ def _single(node: Node, waits: WaitGraph) -> Root:
     """
     kind, number = node
     if kind == RANK:
-        return Root(HOST, (number,), _waiting_for(node, waits))
+        waiting = [operation for operation in waits.operations if number in operation.absent]
+        waiting.sort(key=lambda operation: (-len(operation.unfinished), operation.since_ns))
+        return Root(HOST, (number,), tuple(waiting))
     operation = waits.operations[number]
     held = waits.held.get(node)
     if held and 2 * len(held) <= len(operation.members):
@@ -226,11 +224,6 @@ def _cycle_from(start: Node, component: Sequence[Node], waits: WaitGraph) -> lis
                 came[end] = node
                 todo.append(end)
     return list(component)
-
-
-def _waiting_for(node: Node, waits: WaitGraph) -> tuple[Operation, ...]:
-    waiting = [operation for operation in waits.operations if node[1] in operation.absent]
-    return tuple(sorted(waiting, key=lambda operation: (-len(operation.unfinished), operation.since_ns)))
 
 
 def _unknown_root(waits: WaitGraph) -> list[Root]:
@@ -292,26 +285,22 @@ def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Opera
     todo: list[Node] = [(RANK, rank)]
     for node in todo:
         if node[0] == OPERATION and id(waits.operations[node[1]]) in ends:
-            return _walk(node, came, waits)
+            chain: list[tuple[int, Operation]] = []
+            while node in came:
+                before = came[node]
+                if node[0] == OPERATION and before[0] == RANK:
+                    chain.append((before[1], waits.operations[node[1]]))
+                elif node[0] == OPERATION:  # behind another operation, on a rank that takes part in both
+                    earlier, later = waits.operations[node[1]], waits.operations[before[1]]
+                    shared = sorted(set(earlier.unfinished) & set(later.unfinished))
+                    chain.append((shared[0] if shared else -1, earlier))
+                node = before
+            return chain[::-1]
         for end in waits.successors(node):
             if end not in came and end != todo[0]:
                 came[end] = node
                 todo.append(end)
     return []
-
-
-def _walk(node: Node, came: Mapping[Node, Node], waits: WaitGraph) -> list[tuple[int, Operation]]:
-    chain: list[tuple[int, Operation]] = []
-    while node in came:
-        before = came[node]
-        if node[0] == OPERATION and before[0] == RANK:
-            chain.append((before[1], waits.operations[node[1]]))
-        elif node[0] == OPERATION:  # behind another operation, on a rank that takes part in both
-            earlier, later = waits.operations[node[1]], waits.operations[before[1]]
-            shared = sorted(set(earlier.unfinished) & set(later.unfinished))
-            chain.append((shared[0] if shared else -1, earlier))
-        node = before
-    return chain[::-1]
 
 
 def sinks(nodes: Sequence[Node], successors: Callable[[Node], Sequence[Node]]) -> list[list[Node]]:

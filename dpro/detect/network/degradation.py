@@ -191,10 +191,16 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     class_, kind, name, sure, shown = _component(change, traffic)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
+    worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
+    worst = worst.select("op", "bytes", "members", "before_ns", "after_ns").head(MAX_LINES)
     evidence = [
         f"since step {change.since} transfers {SIDES[change.between]} take {change.times:.2f} times as long "
         f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
-        *_slowest(slow),
+        *(
+            f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
+            f"{format_duration(before)}"
+            for op, size, members, before, after in worst.iter_rows()
+        ),
         *shown,
         _other_side(transfers, change),
         traffic.gain_in_words("before", "the steps since then take", cost, step),
@@ -249,19 +255,6 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
     return suspects, verdict.verdict.confidence, verdict.lines("groups", "became slower")
 
 
-def _slowest(slow: pl.DataFrame) -> list[str]:
-    worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
-    return [
-        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
-        f"{format_duration(before)}"
-        for op, size, members, before, after in worst.select(
-            "op", "bytes", "members", "before_ns", "after_ns"
-        )
-        .head(MAX_LINES)
-        .iter_rows()
-    ]
-
-
 def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
     """Whether transfers on the other side, within hosts or between them, changed as well."""
     rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
@@ -310,7 +303,11 @@ def find_communication_bound(
         calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
         apart: ranks that were left out of these, which others may have waited for.
     """
-    idle = idle_times(own_times, steps, counters)
+    counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
+    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
+    # Idle is own time without work, and without what was waited for and counted.
+    rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
+    idle = counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
     job = job_steps(steps)
     if idle.is_empty() or job.is_empty():
         return []
@@ -322,18 +319,6 @@ def find_communication_bound(
         code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
         changes += [(group, change)] if change and not code else []
     return [_finding(group, change, job) for group, change in changes]
-
-
-def idle_times(own_times: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted.
-
-    Args:
-        own_times: as `own_time` returns it.
-    """
-    counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
-    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
-    rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
-    return counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
 
 
 def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
@@ -418,17 +403,13 @@ def with_losses(
         ends = frozenset(hosts.get(rank, "") for rank in finding.ranks)
         name = finding.component_id if finding.component_id in by_name else name_of_pair.get(ends, "")
         if finding.class_ in NETWORK and name:
-            by_name[name] = _with_cost(by_name[name], finding)
+            loss = by_name[name]
+            cost, severity = loss.cost_ns + finding.cost_ns, round(loss.severity + finding.severity, 4)
+            evidence = (*finding.evidence, *(line for line in loss.evidence if line != _UNKNOWN))
+            by_name[name] = replace(loss, cost_ns=cost, severity=severity, evidence=evidence)
         else:
             kept.append(finding)
     return [*kept, *by_name.values()]
-
-
-def _with_cost(lossy: Finding, slow: Finding) -> Finding:
-    """What loses packets, with what is slow because of it: a pair of ranks, or the part itself."""
-    cost, severity = lossy.cost_ns + slow.cost_ns, round(lossy.severity + slow.severity, 4)
-    evidence = tuple(line for line in lossy.evidence if line != _UNKNOWN)
-    return replace(lossy, cost_ns=cost, severity=severity, evidence=(*slow.evidence, *evidence))
 
 
 def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:

@@ -227,14 +227,25 @@ def traffic_of_calls(
     """
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     outside = steps.filter(pl.col("window") < 0)
-    calls = _in_steps(_timed(collectives), steps)
+    # What is between steps belongs to the one before.
+    begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
+    calls = _timed(collectives).filter(pl.col("began_ns") >= 0).sort("began_ns")
+    calls = calls.join_asof(
+        begins, left_on="began_ns", right_on="start_ns", by="rank", check_sortedness=False
+    ).filter(pl.col("window") < 0)
+    others = calls.filter(~pl.col("op").is_in(["send", "recv", "send_recv"]))
     all_recorded = outside["rank"].n_unique() >= world_size
     transfers = pl.concat(
         [
             _met(
                 _messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, all_recorded
             ),
-            _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, all_recorded),
+            _met(
+                others.with_columns(receives=pl.lit(False)),
+                ["group", "sequence", "op", "source"],
+                hosts,
+                all_recorded,
+            ),
         ]
     )
     transfers = transfers.sort("step", *KEYS, "transfer_ns").with_row_index("instance")
@@ -257,22 +268,6 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         num_members().alias("size"),
         bytes=pl.max_horizontal("bytes_in", "bytes_out"),
         began_ns=began,
-    )
-
-
-def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add the step of the rank that each call began in; what is between steps belongs to the one before."""
-    begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
-    joined = calls.filter(pl.col("began_ns") >= 0).sort("began_ns")
-    joined = joined.join_asof(
-        begins, left_on="began_ns", right_on="start_ns", by="rank", check_sortedness=False
-    )
-    return joined.filter(pl.col("window") < 0)
-
-
-def _collective(calls: pl.DataFrame) -> pl.DataFrame:
-    return calls.filter(~pl.col("op").is_in(["send", "recv", "send_recv"])).with_columns(
-        receives=pl.lit(False)
     )
 
 

@@ -79,7 +79,15 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, explained_slow) else [])]
+        names = ", ".join(map(words_of, suspects))
+        who = f"one of these ({names})" if len(suspects) > 1 else names
+        shared = [f"all of them have {who} in common, and no other group of their kind has"]
+        if len(suspects) > 1:
+            shared.append("no group is recorded that has one of these without the others")
+        # A link between hosts may be slow since other flows are on its path.
+        links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
+        if links and (explained_slow["num_hosts"] > 1).any():
+            shared.append(doubt)
         finding = _describe(traffic, suspects, explained_slow, shared, 1.0)
         findings += [finding] if finding else []
     return costliest_first(findings)
@@ -141,19 +149,6 @@ def _on_wires(
         findings += [finding] if finding else []
         explained |= members if finding else set()
     return findings, explained
-
-
-def _in_common(suspects: Sequence[Suspect]) -> list[str]:
-    names = ", ".join(map(words_of, suspects))
-    who = f"one of these ({names})" if len(suspects) > 1 else names
-    alone = ["no group is recorded that has one of these without the others"] if len(suspects) > 1 else []
-    return [f"all of them have {who} in common, and no other group of their kind has", *alone]
-
-
-def _may_be_crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> bool:
-    """Whether a link between hosts is suspected: it may be slow since other flows are on its path."""
-    links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
-    return links and bool((slow["num_hosts"] > 1).any())
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
@@ -476,7 +471,7 @@ def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
 def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, ...], ...] | None:
     """Parts that fast groups join, if all slow groups are between them and no fast one is; None otherwise."""
     fast, slow = (
-        [_hosts_of(members, hosts) for members in levels.filter(which)["members"]]
+        [{hosts.get(int(rank), "") for rank in group.split(",")} for group in levels.filter(which)["members"]]
         for which in (~pl.col("slow"), pl.col("slow"))
     )
     parts = tuple(sorted(_joined(fast, set().union(*fast, *slow))))
@@ -484,10 +479,6 @@ def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, .
     between = all(len({place[host] for host in group}) > 1 for group in slow)
     large = sum(len(part) >= MIN_HOSTS for part in parts)
     return parts if between and large >= 2 and large == len(parts) else None
-
-
-def _hosts_of(members: str, hosts: Mapping[int, str]) -> set[str]:
-    return {hosts.get(int(rank), "") for rank in members.split(",")}
 
 
 def _joined(groups: Iterable[set[str]], every: set[str]) -> Iterator[tuple[str, ...]]:

@@ -197,7 +197,10 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
     for verdict in at_fault(crossing, evidence):
         likely = crossing[:, verdict.suspects[0]] > 0.5 * crossing[:, verdict.suspects[0]].max()
         shows = evidence > 0
-        suspects = _whole([candidates[column] for column in verdict.suspects])
+        # One way of a cable is no suspect where the cable is one, too.
+        parts = [candidates[column] for column in verdict.suspects]
+        links = {link for part in parts if part.kind in (CABLE, PORT) for link in part.links}
+        suspects = tuple(part for part in parts if part.kind != DIRECTION or part.links[0] not in links)
         runner_up = candidates[verdict.runner_up] if verdict.runner_up >= 0 else None
         counts = (int(flows.sum()) for flows in (likely, likely & shows, ~likely & shows))
         blamed.append(Blamed(verdict, suspects, runner_up, *counts))
@@ -214,12 +217,6 @@ def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
         if part.kind != DIRECTION
         or not np.allclose(crossing[:, column], crossing[:, of_link[part.links[0]]], atol=1e-9)
     ]
-
-
-def _whole(suspects: Sequence[FabricPart]) -> tuple[FabricPart, ...]:
-    """Suspects without a way of a cable where the cable is one of them, too."""
-    whole = {link for part in suspects if part.kind in (CABLE, PORT) for link in part.links}
-    return tuple(part for part in suspects if part.kind != DIRECTION or part.links[0] not in whole)
 
 
 def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -247,12 +244,8 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
     if not shows.any():
         return []
     flows, links = _flows(placed, wires)
-    blamed = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
+    blamed = blame_parts(wires.components, links, flows.of, votes(shows.astype(np.bool_)))
     return [(part, set(placed["members"].filter(pl.Series(part.verdict.explained)))) for part in blamed]
-
-
-def _as_bools(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Bools:
-    return values.astype(np.bool_)
 
 
 def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:

@@ -54,7 +54,12 @@ def gpu_collectives(
     names = [name for name in kernels["name"].unique() if is_communication(name)]
     if not names:
         return pl.DataFrame(schema=COLUMNS)
-    kernels = _with_issuers(kernels.filter(pl.col("name").is_in(names)), spans)
+    issued = launched(kernels.filter(pl.col("name").is_in(names)), spans)
+    name, kind = pl.col("name"), pl.col("kind")
+    issued = enclosed(issued, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
+    issued = enclosed(issued, spans.filter(name == "record_param_comms"), "record")
+    issued = enclosed(issued, spans.filter(name.str.starts_with("c10d::")), "call")
+    kernels = issued.sort("start_ns", "span_id", maintain_order=True)
     batched = _batched(kernels, spans, args)
     rows = [
         _row(kernel | {"record_position": part}, args, groups, rank)
@@ -96,16 +101,6 @@ def _batched(
     return carried_by
 
 
-def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Each kernel with its runtime call, and with the ranges on the calling thread that the call lies in."""
-    issued = launched(kernels, spans)
-    name, kind = pl.col("name"), pl.col("kind")
-    issued = enclosed(issued, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
-    issued = enclosed(issued, spans.filter(name == "record_param_comms"), "record")
-    issued = enclosed(issued, spans.filter(name.str.starts_with("c10d::")), "call")
-    return issued.sort("start_ns", "span_id", maintain_order=True)
-
-
 def _row(
     kernel: Mapping[str, Any], args: Sequence[EventArguments], groups: Groups, rank: int
 ) -> dict[str, Any]:
@@ -114,7 +109,9 @@ def _row(
         for position in map(kernel.get, ("position", "range_position", "record_position", "call_position"))
     )
     recorded = kernel_args if text(kernel_args.collective) else record
-    op = _operation(kernel, recorded)
+    names = (text(recorded.collective), kernel["range_name"] or "", kernel["call_name"] or "")
+    issued = next(filter(None, map(operation, names)), "")
+    op = issued or classify(kernel["name"]).op or str(kernel["name"])
     group = group_columns(recorded, groups)
     ranks = group["group_ranks"]
     algorithm = _ALGORITHM.search(kernel["name"])
@@ -133,13 +130,6 @@ def _row(
         "launch_span_id": -1 if kernel["launch_span_id"] is None else kernel["launch_span_id"],
         "source": "kineto kernel",
     }
-
-
-def _operation(kernel: Mapping[str, Any], recorded: EventArguments) -> str:
-    """The operation as recorded, else by the names of the issuing ranges, else by the kernel's own name."""
-    names = (text(recorded.collective), kernel["range_name"] or "", kernel["call_name"] or "")
-    issued = next(filter(None, map(operation, names)), "")
-    return issued or classify(kernel["name"]).op or str(kernel["name"])
 
 
 # Bytes, group and peer of one communication call, from the arguments that the profiler kept.

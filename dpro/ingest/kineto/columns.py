@@ -216,7 +216,12 @@ class Columns:
             _by_time(start, duration, np.flatnonzero(timed & which))
             for which in (kind != SYNC_KIND, kind == SYNC_KIND)
         ]
-        rows = _rows_of_parts(orders, {"gpu": _ON_GPU[kind], "rich": kind != PYTHON})
+        # Where each order finds rows that only a part has columns for: -1 where it has none.
+        parts = {"gpu": _ON_GPU[kind], "rich": kind != PYTHON}
+        rows = {"all": list(orders)}
+        for name, has in parts.items():
+            places = np.where(has, np.cumsum(has, dtype=np.int64) - 1, -1)
+            rows[name] = [places[order] for order in orders]
         frames: tuple[list[pl.Series], ...] = ([], [])
         for name, part_of in _LAYOUT.items():
             column = {"kind": kind, "start_ns": start, "duration_ns": duration}.get(name)
@@ -271,22 +276,6 @@ _LAYOUT = {
 def is_detailed(name: str) -> bool:
     """Whether the details of spans on CPU that have a name are kept."""
     return bool(_DETAILED.match(name))
-
-
-def _rows_of_parts(orders: Sequence[Array], parts: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """Where, for each order of all rows, a column holds them that only part of the rows have.
-
-    Args:
-        parts: `[N] bool` by name, whether a row has the columns of that part.
-
-    Returns:
-        Places by name of the part, -1 for rows that are not of it; the orders themselves for `all`.
-    """
-    rows = {"all": list(orders)}
-    for name, has in parts.items():
-        places = np.where(has, np.cumsum(has, dtype=np.int64) - 1, -1)
-        rows[name] = [places[order] for order in orders]
-    return rows
 
 
 def _shapes(args: list[EventArguments]) -> list[bytes]:

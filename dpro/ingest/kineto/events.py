@@ -612,8 +612,6 @@ def is_frame(category: str | None) -> bool:
 
 _BEGIN, _END, _METADATA = "B", "E", "M"
 _MARKS = frozenset((_BEGIN, _END, _METADATA))
-_RANK_MARKS = ("global_rank", "rank")
-_NAME_MARKS = ("process_name", "process_labels")
 
 
 class Marks:
@@ -634,16 +632,13 @@ class Marks:
         """Take the marks of a chunk."""
         for event in [event for event in events if event.phase in _MARKS]:  # most are others: flow arrows
             if event.phase == _METADATA:
-                self._note_rank(event)
+                if self.rank < 0 and event.args:
+                    rank = _stated_rank(event.name, event.args)
+                    if rank >= 0:
+                        self.rank, self.rank_source = rank, event.name
             else:
                 args = event.args or NO_ARGS
                 self._ends.append(msgspec.structs.replace(event, args=unbound(args)))
-
-    def _note_rank(self, event: TraceEvent) -> None:
-        if self.rank < 0 and event.args:
-            rank = _stated_rank(event.name, event.args)
-            if rank >= 0:
-                self.rank, self.rank_source = rank, event.name
 
     def spans(self) -> tuple[list[TraceEvent], int]:
         """Spans from each begin to its end, and the number of marks without the other.
@@ -662,7 +657,10 @@ class Marks:
             if event.phase == _BEGIN:
                 opened.append(mark)
                 continue
-            begin = _matching(opened, self._ends, event.name)
+            begin = next(
+                (mark for mark in reversed(opened) if not event.name or self._ends[mark].name == event.name),
+                None,
+            )
             if begin is None or times[begin] == MISSING_NS:
                 unmatched += 1
                 continue
@@ -679,10 +677,6 @@ def unbound(args: EventArguments) -> EventArguments:
         if isinstance(value := getattr(args, name), Raw) and bytes(value)
     }
     return msgspec.structs.replace(args, **raw) if raw else args
-
-
-def _matching(opened: list[int], events: list[TraceEvent], name: str) -> int | None:
-    return next((mark for mark in reversed(opened) if not name or events[mark].name == name), None)
 
 
 def _span(begin: TraceEvent, start_ns: int, duration_ns: int) -> TraceEvent:
@@ -706,10 +700,10 @@ def _microseconds(ns: int) -> Any:
 
 def _stated_rank(mark: str, args: EventArguments) -> int:
     """The rank in one piece of metadata, -1 where it states none."""
-    if mark in _RANK_MARKS and args.value is not None:
+    if mark in ("global_rank", "rank") and args.value is not None:
         (rank,) = whole_numbers([args.value]).tolist()
         return int(rank)
-    if mark in _NAME_MARKS:
+    if mark in ("process_name", "process_labels"):
         match = re.search(r"\brank[ _:=-]?(\d{1,9})\b", f"{args.name} {args.labels}", re.IGNORECASE)
         return int(match[1]) if match else -1
     return -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 SOURCE = "kineto"
-_NO_TOTALS = "memory events without totals"
 _KEPT_BYTES = (1 << 25) - (1 << 12)  # with what comes before a block, below that limit
 
 
@@ -57,7 +56,9 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         InputError: the file is not a trace, or no span can be read from it.
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
-    _keep_freed_memory()
+    # The C library keeps what one chunk frees for the next: requesting it again took 10% of the time. glibc
+    # hands blocks back that are larger than any which it has seen freed, 32 MB at most.
+    bytes(_KEPT_BYTES)  # never touched, so that it takes address space alone
     columns, marks, memory = Columns(), Marks(), Memory()
     scanner = scanner_of(source, columns, memory)
     reader = EventReader(source, scanner.take if scanner else None)
@@ -71,7 +72,8 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
             memory.add(events)
     if scanner:
         scanner.flush()
-    skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.without_total})
+    marked, unmatched = marks.spans()
+    columns.add(marked)
     facts, distributed = reader.facts, _distributed(reader.facts)
     spans, sync_events = columns.frames(_base_ns(facts))
     spans, impossible = drop_impossible(spans)
@@ -82,6 +84,14 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
+    lost = {"begin or end without the other": unmatched, "memory events without totals": memory.without_total}
+    lost |= {"malformed events": reader.malformed, "truncated tail": int(bool(reader.truncated))}
+    versions = {
+        "cuda_runtime": facts.cuda_runtime,
+        "cuda_driver": facts.cuda_driver,
+        "hip_runtime": facts.hip_runtime,
+        "nccl": distributed.get("nccl_version"),
+    }
     return RankTrace(
         rank=own_rank,
         world_size=int32(distributed.get("world_size")),
@@ -89,18 +99,10 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         | ({"counters": of_rank(counters, own_rank)} if counters.height else {}),
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
-        versions=_versions(facts, distributed),
-        skipped=dict(sorted((columns.lost + skipped + impossible + _losses(reader)).items())),
+        versions={name: str(version) for name, version in versions.items() if version},
+        skipped=dict(sorted((columns.lost + impossible + Counter(lost)).items())),
         warnings=[*warnings, *damage, *impossible_in_words(source.name, impossible)],
     )
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what one chunk frees for the next: requesting it again took 10% of the time.
-
-    glibc hands blocks back to the system that are larger than any which it has seen freed, 32 MB at most.
-    """
-    bytes(_KEPT_BYTES)  # never touched, so that it takes address space alone
 
 
 def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:
@@ -134,9 +136,18 @@ def _tables(
 ) -> dict[str, pl.DataFrame]:
     """All tables, without the columns that are equal in every row."""
     distributed = _distributed(facts)
-    groups = _groups(distributed)
+    # A list of ranks that is itself abbreviated is left out.
+    groups = {}
+    configs = distributed.get("pg_config")
+    for config in configs if isinstance(configs, list) else []:
+        ranks = config.get("ranks") if isinstance(config, dict) else None
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            groups[str(config.get("pg_name"))] = ranks_of(ranks)
     spans = spans.with_columns(span_id=pl.int_range(pl.len()))
-    others = _others(spans, columns.names)
+    # Of Python calls, which are often the most, only some have more derived from them.
+    is_other = pl.col("kind") != "python"
+    calls = model_calls(columns.names)
+    others = spans.filter(is_other | pl.col("name").is_in(calls) if calls else is_other)
     details = [*columns.details, NO_ARGS]  # position -1 is of no details
     collectives = pl.concat(
         [read(others, details, groups, rank) for read in (gpu_collectives, gloo_collectives)]
@@ -149,25 +160,6 @@ def _tables(
         "iterations": find_iterations(others),
         "workers": _worker(spans, facts, distributed),
     }
-
-
-def _others(spans: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
-    """Spans that more is derived from: of Python calls, which are often the most, only some."""
-    is_other = pl.col("kind") != "python"
-    calls = model_calls(names)
-    return spans.filter(is_other | pl.col("name").is_in(calls) if calls else is_other)
-
-
-def _add_marked(columns: Columns, marks: Marks) -> Counter[str]:
-    """Add the spans between begin and end marks; the count of marks without the other."""
-    spans, unmatched = marks.spans()
-    columns.add(spans)
-    return Counter({"begin or end without the other": unmatched} if unmatched else {})
-
-
-def _losses(reader: EventReader) -> Counter[str]:
-    losses = Counter({"malformed events": reader.malformed, "truncated tail": int(bool(reader.truncated))})
-    return +losses
 
 
 def _damage(reader: EventReader, source: Source) -> list[str]:
@@ -186,17 +178,6 @@ def _why_empty(reader: EventReader) -> str:
     if not reader.read:
         return "a trace without events; record it again, with profiled work in the window"
     return "no operator, runtime call or kernel in it; record it with torch.profiler"
-
-
-def _groups(distributed: dict[str, Any]) -> Groups:
-    """Ranks of each process group by name; a list that is itself abbreviated is left out."""
-    groups = {}
-    configs = distributed.get("pg_config")
-    for config in configs if isinstance(configs, list) else []:
-        ranks = config.get("ranks") if isinstance(config, dict) else None
-        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            groups[str(config.get("pg_name"))] = ranks_of(ranks)
-    return groups
 
 
 def _worker(spans: pl.DataFrame, facts: TraceFacts, distributed: dict[str, Any]) -> pl.DataFrame:
@@ -222,16 +203,6 @@ def _gpu_name(facts: TraceFacts, spans: pl.DataFrame) -> str:
         if used.len() and isinstance(device, dict) and device.get("id") == used[0]:
             return _text(device.get("name"))
     return ""
-
-
-def _versions(facts: TraceFacts, distributed: dict[str, Any]) -> dict[str, str]:
-    versions = {
-        "cuda_runtime": facts.cuda_runtime,
-        "cuda_driver": facts.cuda_driver,
-        "hip_runtime": facts.hip_runtime,
-        "nccl": distributed.get("nccl_version"),
-    }
-    return {name: str(version) for name, version in versions.items() if version}
 
 
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:

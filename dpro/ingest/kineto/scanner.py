@@ -7,7 +7,7 @@ anything is not JSON of the usual form is refused as a whole: the typed decoder 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -266,11 +266,20 @@ class Scanner:
         fields = self._rows[:, : self._count]
         numbers = fields[: kernel.CATEGORY]
         if numbers[kernel.PID :].min() <= kernel.TEXT:
-            self._read_texts(numbers[kernel.PID :])
-        self._add_memory(fields)
+            # Numbers that are written as strings take the place of the codes of these strings.
+            for column in numbers[kernel.PID :]:
+                rows = np.flatnonzero(column <= kernel.TEXT)
+                codes = (kernel.TEXT - column[rows]).tolist()
+                texts = {code: _decoded(self._strings.text(code)) for code in set(codes)}
+                column[rows] = whole_numbers([texts[code] for code in codes])
+        instants = np.flatnonzero(fields[kernel.PHASE] == _INSTANT)
+        samples = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
+        if samples.size:
+            self._memory.add_arrays(*(fields[field, samples] for field in _MEMORY))
         spans = fields[kernel.PHASE] == _X
         kinds = np.where(spans, self._kinds.of(fields[kernel.CATEGORY]), FRAME)
-        self._note_untaken(fields[kernel.CATEGORY][kinds == UNTAKEN])
+        for code, count in Counter(fields[kernel.CATEGORY][kinds == UNTAKEN].tolist()).items():
+            self._columns.note_untaken(_decoded(self._strings.text(code)), count)
         shapes, older = fields[kernel.SHAPES], fields[kernel.SHAPES_2020]
         self._columns.add_arrays(
             {name: numbers[field] for name, field in _NUMBERS.items()}
@@ -284,24 +293,6 @@ class Scanner:
         self._positions[: self._count] = -1
         self._count = 0
 
-    def _add_memory(self, fields: Ints) -> None:
-        instants = np.flatnonzero(fields[kernel.PHASE] == _INSTANT)
-        samples = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
-        if samples.size:
-            self._memory.add_arrays(*(fields[field, samples] for field in _MEMORY))
-
-    def _note_untaken(self, categories: Ints) -> None:
-        for code, count in Counter(categories.tolist()).items():
-            self._columns.note_untaken(_decoded(self._strings.text(code)), count)
-
-    def _read_texts(self, numbers: Ints) -> None:
-        """Put the numbers that are written as strings in place of the codes of these strings."""
-        for column in numbers:
-            rows = np.flatnonzero(column <= kernel.TEXT)
-            codes = (kernel.TEXT - column[rows]).tolist()
-            texts = {code: _decoded(self._strings.text(code)) for code in set(codes)}
-            column[rows] = whole_numbers([texts[code] for code in codes])
-
 
 def _keys(strings: Strings) -> Ints:
     """What strings stand for as keys, by code: of an event, and of its arguments."""
@@ -310,11 +301,13 @@ def _keys(strings: Strings) -> Ints:
     rows, marked = np.empty((kernel.COLUMNS, 1), np.int64), np.empty(1, np.int64)
     nothing = np.full((2, 0), kernel.PASSED_OVER, np.int64)
     scan(np.frombuffer(text, np.uint8), 0, rows, marked, nothing, strings.arrays())
-    return np.array([_meant(strings, keys) for keys in (_EVENT_KEYS, _ARGUMENT_KEYS)], np.int64)
-
-
-def _meant(strings: Strings, keys: Mapping[str, int]) -> list[int]:
-    return [keys.get(text.decode(), kernel.PASSED_OVER) for text in strings.texts()]
+    return np.array(
+        [
+            [keys.get(text.decode(), kernel.PASSED_OVER) for text in strings.texts()]
+            for keys in (_EVENT_KEYS, _ARGUMENT_KEYS)
+        ],
+        np.int64,
+    )
 
 
 def _decoded(text: bytes) -> str:

@@ -122,20 +122,11 @@ def loads(data: bytes) -> Any:
     file = io.BufferedReader(io.BytesIO(data))
     with without_collection():
         value = _PlainUnpickler(file).load() if is_harmless(data) else _CarefulUnpickler(file).load()
-        _refuse_repetition(value, len(data))
+        # A value is refused that is far larger when shared parts are written out in each place.
+        written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * len(data))), protocol=4)
+        written.fast = True  # nothing is memoised
+        written.dump(value)
         return value
-
-
-def _refuse_repetition(value: Any, size: int) -> None:
-    """Refuse values that are far larger than the pickle when shared parts are written out in each place.
-
-    Raises:
-        pickle.UnpicklingError: it is far more than the pickle.
-        Exception: they are nested too deeply, or hold themselves.
-    """
-    written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * size)), protocol=4)
-    written.fast = True  # nothing is memoised
-    written.dump(value)
 
 
 class _Counter(io.RawIOBase):

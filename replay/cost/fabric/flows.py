@@ -113,7 +113,10 @@ def flows_of(
         algorithm = algorithms[number] if algorithms else ""
         recorded = channels[number] if channels else NOT_RECORDED
         made = _made(fabric, list(gpus), host_of, op, algorithm, recorded)
-        flows += [(number, begin, end, share, _key(begin, end, salt)) for begin, end, share, salt in made]
+        flows += [
+            (number, begin, end, share, (begin * 1_000_003 + end) * 64 + salt % 64)
+            for begin, end, share, salt in made
+        ]
     columns = [np.array([flow[column] for flow in flows]) for column in range(5)]
     of, begin, end, key = (columns[column].astype(np.int64) for column in (0, 1, 2, 4))
     return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
@@ -124,9 +127,16 @@ def _made(
 ) -> list[_Flow]:
     """The flows of one communication."""
     if op in PAIRWISE:
-        return _pairs(fabric, gpus, host_of)
+        share = 1.0 / max(len(gpus) - 1, 1)
+        return [
+            flow
+            for one in gpus
+            for other in gpus
+            if one != other
+            for flow in _between(fabric, one, other, host_of, share)
+        ]
     if op in MESSAGES:
-        return _chain(fabric, gpus, host_of)
+        return _between(fabric, gpus[0], gpus[-1], host_of, 1.0) if gpus[0] != gpus[-1] else []
     if op == "all_reduce" and algorithm == TREE:
         both_ways = tuple((*hops, *((up, down) for down, up in hops)) for hops in recorded.trees)
         if both_ways:
@@ -169,10 +179,6 @@ def _by_host(gpus: list[int], host_of: dict[int, int]) -> dict[int, list[int]]:
 def _of_tree(size: int) -> float:
     """What a member sends along a tree one way, of what the busiest of a ring sends."""
     return size / (2 * (size - 1)) if size > 1 else 0.0
-
-
-def _key(begin: int, end: int, ring: int) -> int:
-    return (begin * 1_000_003 + end) * 64 + ring % 64
 
 
 def _port(fabric: Fabric, gpu: int) -> int:
@@ -242,23 +248,6 @@ def _parent(host: int, count: int) -> int:
     bit = host & -host
     up = (host ^ bit) | (bit << 1)
     return up if up < count else host ^ bit
-
-
-def _chain(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
-    """A message from the first to the last."""
-    return _between(fabric, gpus[0], gpus[-1], host_of, 1.0) if gpus[0] != gpus[-1] else []
-
-
-def _pairs(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
-    """Each rank sends a share to each other one."""
-    share = 1.0 / max(len(gpus) - 1, 1)
-    return [
-        flow
-        for one in gpus
-        for other in gpus
-        if one != other
-        for flow in _between(fabric, one, other, host_of, share)
-    ]
 
 
 def _between(fabric: Fabric, one: int, other: int, host_of: dict[int, int], share: float) -> list[_Flow]:

@@ -139,7 +139,10 @@ def _of_one_kind(
 ) -> pl.DataFrame:
     gpu = sources.sheets[device]
     if dtype not in gpu.tflops:
-        return _refused(operations.height, f"{device} does not multiply in {dtype}")
+        height = operations.height
+        reason = f"{device} does not multiply in {dtype}"
+        nothing: dict[str, list[str] | list[None]] = {name: [None] * height for name in TIMES}
+        return pl.DataFrame(nothing | {"method": [""] * height, "reason": [reason] * height}, schema=SCHEMA)
     us, low, high = (np.full(operations.height, np.nan) for _ in range(3))
     method = np.full(operations.height, "", dtype=object)
     for predicted in _scaled(operations, kind, dtype, device, sources, given):
@@ -161,11 +164,6 @@ def _of_one_kind(
         "method",
         reason=pl.when(missing).then(pl.lit(why)),
     ).cast(SCHEMA)
-
-
-def _refused(height: int, reason: str) -> pl.DataFrame:
-    nothing: dict[str, list[str] | list[None]] = {name: [None] * height for name in TIMES}
-    return pl.DataFrame(nothing | {"method": [""] * height, "reason": [reason] * height}, schema=SCHEMA)
 
 
 def _scaled(

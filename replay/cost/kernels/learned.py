@@ -105,8 +105,12 @@ def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:
     predicted = formula_us(trees.numbers.numbers, sizes_of(operations), gpu, trees.dtype)
     if not predicted.size:
         return predicted
+    from threadpoolctl import threadpool_limits
+
     columns = features(operations, gpu, predicted)
-    missed = np.where(_inside(trees, columns), _evaluated(trees.trees, columns), 0.0)
+    with threadpool_limits(1):
+        values: Floats = trees.trees.predict(columns)
+    missed = np.where(_inside(trees, columns), values, 0.0)
     return predicted * np.exp(missed)
 
 
@@ -191,11 +195,3 @@ def _grown(columns: Floats, missed: Floats) -> Any:
 
     with threadpool_limits(1):  # its threads wait for each other where other processes run
         return HistGradientBoostingRegressor(**TREES).fit(columns, missed)
-
-
-def _evaluated(trees: Any, columns: Floats) -> Floats:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
-        predicted: Floats = trees.predict(columns)
-    return predicted
