@@ -11,7 +11,7 @@ from msgspec import field
 from dpro.documents import Document, DocumentPart
 
 
-class LostTime(DocumentPart, frozen=True):
+class StepEntry(DocumentPart, frozen=True):
     """What of the usual step goes into one cause; all of them add up to the step.
 
     Attributes:
@@ -59,7 +59,7 @@ class Account(DocumentPart, frozen=True):
     step_low_ms: float | None = None
     step_high_ms: float | None = None
     recorded_step_ms: float | None = None
-    entries: list[LostTime] = field(default_factory=list)
+    entries: list[StepEntry] = field(default_factory=list)
     limit: str = ""
     fault: str = ""
     faulty_ranks: list[int] = field(default_factory=list)

@@ -52,7 +52,7 @@ LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be
 Change = Callable[[ReplayedJob], ReplayedJob]
 
 
-class Entry(NamedTuple):
+class LedgerRow(NamedTuple):
     """What of the usual step goes into one cause.
 
     Attributes:
@@ -78,24 +78,24 @@ class FreeWork:
         return graph.with_durations(np.where(works, 0, graph.nodes.duration))
 
 
-def entries_of(facts: JobFacts) -> list[Entry]:
+def entries_of(facts: JobFacts) -> list[LedgerRow]:
     """Take the usual step of a job apart; what takes nothing is left out, but for what is unexplained."""
-    job, left_ns, entries = facts.job, facts.step_ns, list[Entry]()
+    job, left_ns, entries = facts.job, facts.step_ns, list[LedgerRow]()
     for cause, ranks, change, evidence in _changes(facts):
         with suppress(DproError):  # the run does not show it, or there is nothing of it
             changed = change(job)
             now_ns = min(_step_of(facts, changed), left_ns)
-            entries.append(Entry(cause, ranks, left_ns - now_ns, evidence))
+            entries.append(LedgerRow(cause, ranks, left_ns - now_ns, evidence))
             job, left_ns = changed, now_ns
     if facts.analysis.outline.of_operations:
         busiest_ns = without_bubble(job.graph, facts.ends)
         if busiest_ns is not None:
             now_ns = min(float(np.mean(busiest_ns)), left_ns)
-            entries.append(Entry(BUBBLE, (), left_ns - now_ns, "work of the busiest rank"))
-            entries.append(Entry(COMPUTE, (), now_ns, "work of the busiest rank"))
+            entries.append(LedgerRow(BUBBLE, (), left_ns - now_ns, "work of the busiest rank"))
+            entries.append(LedgerRow(COMPUTE, (), now_ns, "work of the busiest rank"))
             left_ns = 0.0
     kept = [entry for entry in entries if entry.ns > 0]
-    return [*kept, Entry(UNEXPLAINED, (), left_ns, "what is left")]
+    return [*kept, LedgerRow(UNEXPLAINED, (), left_ns, "what is left")]
 
 
 def _changes(facts: JobFacts) -> Iterator[tuple[str, tuple[int, ...], Change, str]]:
@@ -134,7 +134,7 @@ def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
     return float(steps_under(facts.ends, facts.job, job, timeline).mean())
 
 
-def shares_of_limits(entries: Sequence[Entry]) -> dict[str, float]:
+def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:
     """What of the step each limit takes, as a share; what no evidence explains is under its own name."""
     whole = sum(entry.ns for entry in entries) or 1.0
     shares: dict[str, float] = {}
@@ -144,7 +144,7 @@ def shares_of_limits(entries: Sequence[Entry]) -> dict[str, float]:
     return shares
 
 
-def limit_of_entries(entries: Sequence[Entry], of_operations: bool) -> str:
+def limit_of_entries(entries: Sequence[LedgerRow], of_operations: bool) -> str:
     """What limits a job: what takes most of its step but compute, if that is much, else compute.
 
     Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.

@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from dpro.account import Account, AccountedDocument, Gain, LostTime
+from dpro.account import Account, AccountedDocument, Gain, StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, mfu_of
@@ -39,7 +39,7 @@ from dpro.verdict.advice import (
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
-from dpro.verdict.ledger import Entry, entries_of, limit_of_entries, shares_of_limits
+from dpro.verdict.ledger import LedgerRow, entries_of, limit_of_entries, shares_of_limits
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,
@@ -177,7 +177,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
 
 
 def _account(
-    facts: JobFacts, entries: Sequence[Entry], limit: Limit | None, fault: str, advice: Sequence[Advice]
+    facts: JobFacts, entries: Sequence[LedgerRow], limit: Limit | None, fault: str, advice: Sequence[Advice]
 ) -> Account:
     """What all answers about the run share."""
     as_it_is = facts.predict()
@@ -191,7 +191,9 @@ def _account(
         step_low_ms=ms(as_it_is.low_ns),
         step_high_ms=ms(as_it_is.high_ns),
         recorded_step_ms=ms(measured_ns(facts.analysis.trust, facts.ends)) or None,
-        entries=[LostTime(entry.cause, list(entry.ranks), ms(entry.ns), entry.evidence) for entry in entries],
+        entries=[
+            StepEntry(entry.cause, list(entry.ranks), ms(entry.ns), entry.evidence) for entry in entries
+        ],
         limit=limit.kind if limit else "",
         fault=fault,
         faulty_ranks=_ranks_of(facts.findings),
@@ -316,7 +318,7 @@ def _part_of(finding: Finding) -> str:
     return f"{finding.component} ({finding.cause or finding.class_})"
 
 
-def limit_of(facts: JobFacts, entries: Sequence[Entry] | None = None) -> Limit | None:
+def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Limit | None:
     """What limits the step, with its cause; None where devices idle for what was not recorded.
 
     Args:
@@ -326,7 +328,7 @@ def limit_of(facts: JobFacts, entries: Sequence[Entry] | None = None) -> Limit |
     return limit and replace(limit, cause=cause_of(facts, limit.kind))
 
 
-def _limit_without_cause(facts: JobFacts, entries: Sequence[Entry]) -> Limit | None:
+def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:
     """What takes most of the usual step, by its ledger; None where most was not recorded."""
     if facts.lacks_device_work:
         return None

@@ -41,9 +41,9 @@ OUTSTANDING = 128
 BLOCKED_NS = 100_000
 # A thread that records nothing for less than this before it reads when events happened need not have waited.
 SILENCE_NS = 500_000
-# A piece of an operator or call that lasts so many times as long as calls of its name usually do, of which
-# there are enough to say, and such a share of the step, was blocked if it ends with a transfer: from so much
-# before that ends to so much after, which must not be likelier by chance than this.
+# A piece of an operator or call that lasts this many times as long as calls of its name usually do, of which
+# there are enough to say, and this share of the step, was blocked if it ends with a transfer: within these
+# times before and after its end, which must not be likelier by chance than this.
 TIMES_USUAL = 5
 ENOUGH_CALLS = 5
 SHARE_OF_STEP = 0.05
@@ -433,9 +433,9 @@ def _unusually_long(
     """Pieces of operators and calls that last too long and end with a transfer: they waited for it, inferred.
 
     An allocator that runs out of memory waits for events inside the operator that asked for some, and
-    profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. Copies
-    and kernels are so many that a long operator often ends with one of them that it did not wait for: they
-    count for synchronising calls only, which must have waited for something.
+    profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. By
+    chance a long operator often ends with a copy or kernel that it did not wait for: those count for
+    synchronising calls only, which must have waited for something.
 
     Args:
         streams: its GPU work in order.

@@ -467,7 +467,7 @@ def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
 
 def test_operators_that_wait_for_a_transfer_while_memory_is_freed_are_no_work(jobs):
     # In the first step cudaMalloc fails inside `aten::cat`; the allocator waits for the all-to-all before it
-    # frees what that used. Rank 2 comes last: it waits for 3.4 ms, which is too little to be told from work.
+    # frees what that used. Rank 2 comes last: it waits for 3.4 ms, too little to be distinguished from work.
     graph = jobs[OPT4].graph
     source, target = graph.edges.source, graph.edges.target
     waits = (graph.edges.kind == EdgeKind.SYNC) & (graph.nodes.kind[source] == NodeKind.TRANSFER)

@@ -12,7 +12,7 @@ from dpro.verdict.ledger import (
     ORDER,
     RANK,
     UNEXPLAINED,
-    Entry,
+    LedgerRow,
     entries_of,
     limit_of_entries,
     shares_of_limits,
@@ -22,8 +22,8 @@ from tests.builders import TinyRun, cpu_job
 from tests.unit.verdict.test_verdict import facts_of
 
 
-def entries(**ns: float) -> list[Entry]:
-    return [Entry(cause.replace("_", "-"), (), value, "") for cause, value in ns.items()]
+def entries(**ns: float) -> list[LedgerRow]:
+    return [LedgerRow(cause.replace("_", "-"), (), value, "") for cause, value in ns.items()]
 
 
 def two_parts() -> TinyRun:
@@ -70,7 +70,9 @@ def test_the_largest_part_but_compute_is_the_limit_where_it_is_large():
 
 def test_parts_of_one_limit_count_together():
     assert limit_of_entries(entries(rank=0.12, imbalance=0.1, host=0.18, compute=0.6), False) == IMBALANCE
-    assert limit_of_entries([Entry(NO_CORE, (), 0.15, ""), *entries(host=0.1, compute=0.75)], False) == HOST
+    assert (
+        limit_of_entries([LedgerRow(NO_CORE, (), 0.15, ""), *entries(host=0.1, compute=0.75)], False) == HOST
+    )
 
 
 def test_stages_of_a_pipeline_are_never_limited_by_compute():
@@ -87,7 +89,7 @@ CAUSES = st.sampled_from([cause for cause in ORDER if cause not in (COMPUTE, UNE
 
 @given(st.lists(st.tuples(CAUSES, st.floats(0, 1)), max_size=8), st.floats(0.01, 1))
 def test_the_limit_is_compute_or_takes_a_fifth_of_the_step(parts, compute):
-    listed = [*(Entry(cause, (), ns, "") for cause, ns in parts), Entry(COMPUTE, (), compute, "")]
+    listed = [*(LedgerRow(cause, (), ns, "") for cause, ns in parts), LedgerRow(COMPUTE, (), compute, "")]
     limit = limit_of_entries(listed, False)
     shares = shares_of_limits(listed)
     assert sum(shares.values()) == pytest.approx(1.0)
