@@ -81,10 +81,11 @@ class FreeWork:
 def entries_of(facts: JobFacts) -> list[LedgerRow]:
     """Take the usual step of a job apart; what takes nothing is left out, but for what is unexplained."""
     job, left_ns, entries = facts.job, facts.step_ns, list[LedgerRow]()
-    for cause, ranks, change, evidence in _changes(facts):
+    for cause, ranks, change, evidence, cost_ns in _changes(facts):
         with suppress(DproError):  # the run does not show it, or there is nothing of it
             changed = change(job)
-            now_ns = min(_step_of(facts, changed), left_ns)
+            now_ns = _step_of(facts, changed) if cost_ns is None else left_ns - cost_ns
+            now_ns = min(max(now_ns, 0.0), left_ns)
             entries.append(LedgerRow(cause, ranks, left_ns - now_ns, evidence))
             job, left_ns = changed, now_ns
     if facts.analysis.outline.of_operations:
@@ -98,27 +99,46 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
     return [*kept, LedgerRow(UNEXPLAINED, (), left_ns, "what is left")]
 
 
-def _changes(facts: JobFacts) -> Iterator[tuple[str, tuple[int, ...], Change, str]]:
-    """Causes in the order in which they are taken out, with their ranks, what ends them, and the evidence."""
+class Cause(NamedTuple):
+    """What may take time of a step.
+
+    Attributes:
+        cause: one of `ORDER`.
+        ranks: that it is of, where it is of some.
+        change: makes a job in which it takes none.
+        evidence: what says that it is there.
+        cost_ns: what it costs, where a finding has said so.
+    """
+
+    cause: str
+    ranks: tuple[int, ...]
+    change: Change
+    evidence: str
+    cost_ns: float | None = None
+
+
+def _changes(facts: JobFacts) -> Iterator[Cause]:
+    """Causes in the order in which they are taken out."""
     replayed = "replayed without it"
     if facts.still is not None:
         ended = facts.still.ended
-        yield NO_CORE, (), lambda job: job.with_change(ended), "calls that take longer than such usually do"
+        longer = "calls that take longer than such usually do"
+        yield Cause(NO_CORE, (), lambda job: job.with_change(ended), longer)
     for finding in facts.findings:
         if finding.class_ in ("slow.host", "slow.compute") and finding.component_kind == "rank":
             ranks = tuple(finding.ranks)
-            yield RANK, ranks, partial(_healed, ranks), f"{finding.class_}, {replayed}"
-    yield INPUT, (), lambda job: job.with_change(ReadyInput()), replayed
-    yield SYNCHRONISATION, (), lambda job: job.under(NoSync(), in_full=False).job, replayed
-    yield IMBALANCE, (), equal_ranks, replayed
-    yield IMBALANCE, (), lambda job: job.under(Balance(over="stages"), in_full=False).job, replayed
+            yield Cause(RANK, ranks, partial(_healed, ranks), f"finding {finding.class_}", finding.cost_ns)
+    yield Cause(INPUT, (), lambda job: job.with_change(ReadyInput()), replayed)
+    yield Cause(SYNCHRONISATION, (), lambda job: job.under(NoSync(), in_full=False).job, replayed)
+    yield Cause(IMBALANCE, (), equal_ranks, replayed)
+    yield Cause(IMBALANCE, (), lambda job: job.under(Balance(over="stages"), in_full=False).job, replayed)
     if facts.analysis.outline.of_operations:
         return
     free = Network(bandwidth=FREE, latency=0.0)
-    yield COMMUNICATION, (), lambda job: job.under(free, in_full=False).job, replayed
-    yield HOST, (), lambda job: job.under(FreeHost(), in_full=False).job, replayed
-    yield COPIES, (), lambda job: job.with_change(FreeCopies()), replayed
-    yield COMPUTE, (), lambda job: job.with_change(FreeWork()), replayed
+    yield Cause(COMMUNICATION, (), lambda job: job.under(free, in_full=False).job, replayed)
+    yield Cause(HOST, (), lambda job: job.under(FreeHost(), in_full=False).job, replayed)
+    yield Cause(COPIES, (), lambda job: job.with_change(FreeCopies()), replayed)
+    yield Cause(COMPUTE, (), lambda job: job.with_change(FreeWork()), replayed)
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:

@@ -42,6 +42,16 @@ def assert_one_account(run: Path) -> dict:
     assert account["faulty_ranks"] == explanation["faulty_ranks"]
     assert account["step_low_ms"] <= account["step_ms"] <= account["step_high_ms"]
     assert sum(entry["ms"] for entry in account["entries"]) == pytest.approx(account["step_ms"], rel=1e-6)
+    costs = {
+        tuple(found["ranks"]): found["cost_ms_per_step"]
+        for found in documents["diagnose"]["findings"]
+        if found["component"]["kind"] == "rank"
+    }
+    for entry in account["entries"]:
+        if entry["cause"] == "rank":
+            assert entry["ms"] == pytest.approx(
+                min(costs[tuple(entry["ranks"])], account["step_ms"]), rel=1e-3
+            )
     for edit, gain in account["gains"].items():
         (prediction,) = answered("whatif", run, "--edit", edit)["predictions"]
         assert gain == {
