@@ -70,8 +70,8 @@ class AccountedDocument(Document, frozen=True, kw_only=True):
     """An answer about one run.
 
     Attributes:
-        account: of the job, the same in the documents of all commands; null where the run cannot be judged,
-            and where the answer is of selected steps.
+        account: of the job and all its steps, the same in the documents of all commands; null where the run
+            cannot be judged.
     """
 
     account: Account | None = None

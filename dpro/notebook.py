@@ -120,8 +120,8 @@ class OpenedRun:
 
     @property
     def graph(self) -> Graph:
-        """The graph of all ranks, CPU threads and GPU streams."""
-        return self._analysis.built.graph
+        """The graph of all ranks, CPU threads and GPU streams, of the job as it runs."""
+        return self._analysis.built.predictive
 
     def select(self, steps: str = "", ranks: str = "") -> OpenedRun:
         """Selected steps and ranks: tables, breakdown and mean step of these alone, as `dpro report --steps`.

@@ -314,9 +314,10 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     from dpro.replay.timeline import replay
 
     built = build_graph(run, lambda done, total: report(done, total + 1))  # the last part is the replay
+    judged = built
     if run.manifest.is_pretended:
         judged = without_rendezvous(built)
-    else:
+    elif not built.of_operations:
         cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
         judged = built = replace(built, recording=cost)
     return built, assess(judged, replay(judged.graph), run.manifest)

@@ -75,8 +75,7 @@ def diff(
 
         from dpro.verdict.verdict import account_of, with_account
 
-        b = None if selection else account_of(after)
-        print_json(difference if selection else replace(with_account(difference, before), account_b=b))
+        print_json(replace(with_account(difference, before), account_b=account_of(after)))
     else:
         print_selection(selection)
         _print(difference)

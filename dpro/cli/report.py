@@ -184,14 +184,14 @@ def report(
         _write(opened, pages, markdown, as_json)
         return
     selection = selection_of(steps, ranks, opened)
-    analysis = select(Analysis(opened, read_network(network_table)), selection)
+    whole = Analysis(opened, read_network(network_table))
+    analysis = select(whole, selection)
     tables = report_tables(analysis, selection)
     if as_json:
         from dpro.verdict.verdict import with_account
 
         document = report_document(analysis, tables, top, selection)
-        document = document if selection else with_account(document, analysis)
-        print_json(extended("answered", document, opened))
+        print_json(extended("answered", with_account(document, whole), opened))
     else:
         if selection:  # else the verdict begins with it
             print_end(analysis.end)

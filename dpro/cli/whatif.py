@@ -189,7 +189,7 @@ def whatif(
         answer = what_if(analysis, parsed, budget, progress=report, selection=selection)
     refused_alone = parsed and answer.document.refused and not answer.predictions
     if as_json:
-        print_json(answer.document if steps else with_account(answer.document, analysis))
+        print_json(with_account(answer.document, analysis))
     elif refused_alone:
         for line in refused_in_words(answer.document.refused):
             console().print(line)

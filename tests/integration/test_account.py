@@ -91,5 +91,7 @@ def test_a_run_that_hangs_has_an_account_without_a_ledger():
     assert account["fault"] == documents[0]["fault"]
 
 
-def test_selected_steps_are_not_what_the_account_is_of():
-    assert answered("whatif", SAMPLES / "slow_rank", "--edit", "no-comm", "--steps", "6")["account"] is None
+def test_the_account_is_of_all_steps_whichever_are_selected():
+    of_some = answered("whatif", SAMPLES / "slow_rank", "--edit", "no-comm", "--steps", "6")
+    assert of_some["account"] == answered("explain", SAMPLES / "slow_rank")["account"]
+    assert of_some["baseline_ms"] != of_some["account"]["step_ms"]

@@ -265,7 +265,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
     Raises:
         Unanswerable: the run has no topology, or its ranks are on one host.
     """
-    graph = analysis.outline.graph
+    graph = analysis.outline.predictive
     placement = placed(graph)
     unknown = known_paths(placement.flows, placement.routes, placement.path_entries).missing
     across = placement.fabric.kind[connections_of(placement.flows).flows.begin] == NIC
@@ -335,7 +335,7 @@ def _busiest(placement: Placed, used: Usage, steps: int, step_ns: float) -> list
 
 
 def _collisions(analysis: Analysis, placement: Placed) -> list[CollisionDocument]:
-    graph, fabric = analysis.outline.graph, placement.fabric
+    graph, fabric = analysis.outline.predictive, placement.fabric
     named = connections_of(placement.flows)
     met = met_between_switches(graph, placement)[:NAMED]
     steps = _steps(analysis)
@@ -369,7 +369,7 @@ def _cost(analysis: Analysis, placement: Placed, meeting: Meeting) -> float:
 
 
 def _step_with(analysis: Analysis, placement: Placed, gbps: Floats) -> float:
-    graph, load = analysis.outline.graph, quantile(placement.now, 0.5)
+    graph, load = analysis.outline.predictive, quantile(placement.now, 0.5)
     best = Cables(sprayed(placement.flows, placement.routes), placement.fabric.gbps)
     other = with_fabric(
         graph, placement.communications, best, Cables(load, placement.fabric.gbps), Cables(load, gbps)

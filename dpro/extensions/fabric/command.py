@@ -153,7 +153,7 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
     analysis = analyse(str(run))
     if given["plan"]:
         probes = read_paths(given["probes"]) if given["probes"] else []
-        plan = PathsFile(paths=list(plan_of(analysis.outline.graph, probes)))
+        plan = PathsFile(paths=list(plan_of(analysis.outline.predictive, probes)))
         write_text(given["plan"], as_json(plan))
     return changed(document, traffic=traffic_document(analysis))
 

@@ -65,7 +65,7 @@ def _chosen(link: Link) -> tuple[str, str]:
 
 def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
     """As of `cable_info`, of the paths that the link chooses; unknown ones are taken as spread evenly."""
-    graph_, (then, _) = loaded.outline.graph, _chosen(link)
+    graph_, (then, _) = loaded.outline.predictive, _chosen(link)
     placement = placed(graph_)
     paths = known_paths(placement.flows, placement.routes, placement.path_entries)
     by_plan = planned_connections(placement.flows, placement.routes, placement.fabric.gbps)
@@ -106,7 +106,7 @@ def _ranks(placement: Placed) -> dict[int, list[int]]:
 
 
 def _drawn(loaded: Loaded, link: Link) -> Any:
-    placement = placed(loaded.outline.graph)
+    placement = placed(loaded.outline.predictive)
     (then, metric), cables = _chosen(link), _cables(loaded, link)
     unknown = traffic_of(loaded).unknown
     note = "Shares of what a cable carries each way, of the fuller way; bytes are those that were recorded."

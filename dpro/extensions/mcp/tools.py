@@ -211,7 +211,7 @@ def _report(asked: OfReport, folders: Sequence[Path]) -> Document:
     selection = read_selection(asked.steps, asked.ranks, whole.run)
     analysis = select(whole, selection)
     document = report_document(analysis, report_tables(analysis, selection), asked.top, selection)
-    document = document if selection else with_account(document, whole)
+    document = with_account(document, whole)
     return cast(Document, extended("answered", document, whole.run))
 
 
@@ -229,7 +229,7 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     edits = [with_paths(parse_edit(text), lambda path: readable(str(path), folders)) for text in asked.edits]
     analysis = _analysis(asked.run, folders)
     document = what_if(analysis, edits, asked.budget, selection=selection).document
-    return document if selection else with_account(document, analysis)
+    return with_account(document, analysis)
 
 
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> Document:
@@ -250,7 +250,7 @@ def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
     before, after = (_analysis(run, folders) for run in (asked.a, asked.b))
     selection = read_selection(asked.steps, asked.ranks, before.run, after.run)
     difference = difference_of(before, after, selection)
-    return difference if selection else replace(with_account(difference, before), account_b=account_of(after))
+    return replace(with_account(difference, before), account_b=account_of(after))
 
 
 TOOLS: dict[str, Tool] = {

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro.analysis.graphs import make_graph
 from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
 from dpro.detect.run import IN_WINDOWS, notes_of, run_detectors
 from dpro.detect.stragglers.replayed import HealingGains, healing_gains, large_gains
 from dpro.opening import open_path
-from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.by_rank import condense_run
 from dpro.replay.steps import step_breakdown, steps_of
 from dpro.schema import COLLECTIVES, SPANS
@@ -34,7 +34,7 @@ WINDOWS = ((2, 2), (5, 2), (8, 2))
 def both_of(run: Run, folder: Path) -> tuple[Baseline, Baseline]:
     with ThreadPoolExecutor(1) as executor:
         condensed = condense_run(run, folder, executor)
-    return Baseline(build_graph(run).graph), Baseline(condensed_job(run, condensed, folder))
+    return Baseline(make_graph(run)[0].predictive), Baseline(condensed_job(run, condensed, folder))
 
 
 def judged(run: Run, windows: Baseline) -> tuple[list[Finding], list[str]]:

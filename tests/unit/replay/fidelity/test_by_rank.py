@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.analysis.graphs import make_graph
 from dpro.opening import open_path
-from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import PERCENTILES, Trust, assess, counted, start_errors
+from dpro.replay.fidelity.accuracy import PERCENTILES, Trust, counted, start_errors
 from dpro.replay.fidelity.by_rank import CondensedRun, condense_run, path_of_run
 from dpro.replay.fidelity.saved import load_condensed, save, save_condensed
 from dpro.replay.graph import NodeKind
@@ -37,9 +37,8 @@ def comparable(trust: Trust) -> Trust:
 
 
 def assert_judged_as_whole(run: Run, folder: Path) -> Trust:
-    found, built = condensed(run, folder), build_graph(run)
-    whole, small = replay(built.graph), replay(found.joined.graph)
-    trust = assess(built, whole, run.manifest)
+    found, (built, trust) = condensed(run, folder), make_graph(run)
+    whole, small = replay(built.predictive), replay(found.joined.graph)
     assert equal(comparable(found.trust), comparable(trust))
     assert found.joined.graph.num_nodes < built.graph.num_nodes
     assert found.pooled.num_nodes == np.count_nonzero(built.graph.nodes.kind != NodeKind.RENDEZVOUS)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dpro.analysis.graphs import make_graph
 from dpro.errors import Unanswerable
 from dpro.opening import open_path
-from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.by_rank import CondensedRun, condense_run
 from dpro.replay.fidelity.overlap import Contention
-from dpro.replay.timeline import replay
 from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.job import WHOLE_ONLY
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
@@ -88,9 +86,11 @@ class Both:
 
     def __init__(self, run: Run, folder: Path, overlap: Contention | None = None) -> None:
         self.run, self.folder = run, folder
-        built = build_graph(run)
-        trust = assess(built, replay(built.graph), run.manifest)
-        self.graph, self.trust = built.graph, dataclasses.replace(trust, overlap=overlap or trust.overlap)
+        built, trust = make_graph(run)
+        self.graph, self.trust = (
+            built.predictive,
+            dataclasses.replace(trust, overlap=overlap or trust.overlap),
+        )
         with ThreadPoolExecutor(2) as executor:
             self.condensed = condense_run(run, folder, executor)
         self.job = condensed_job(run, self.condensed, folder)
