@@ -18,6 +18,7 @@ from dpro.analysis.answers.replay import deciding_work
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
+from dpro.analysis.selected import difference_of
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.counters import CounterTrack, counter_tracks
@@ -31,7 +32,6 @@ from dpro.errors import DproError, UsageError
 from dpro.freed_memory import give_back_freed_memory
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.difference import explain as explain_difference
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import NodeKind
 from dpro.replay.mesh import Mesh, mesh_of_run
@@ -247,7 +247,7 @@ class Loaded(Analysis):
         """
         return self.once(
             "difference",
-            lambda: explain_difference(other.built.predictive, self.built.predictive),
+            lambda: difference_of(other, self),
             inputs=ref(other),  # which may be closed meanwhile
         )
 

@@ -91,12 +91,14 @@ def explain(
     selection: Selection = ALL,
     names: tuple[str, str] = ("A", "B"),
     doubts: Sequence[str] = (),
+    usual_ns: tuple[float | None, float | None] = (None, None),
 ) -> DifferenceDocument:
     """Compare two runs.
 
     Args:
         selection: the steps whose mean is compared, and the ranks whose work in them is. A step ends with the
             last of its work on any rank, selected or not.
+        usual_ns: of each, as of `usual_steps`.
 
     Raises:
         Unanswerable: one of them has no whole step.
@@ -104,7 +106,9 @@ def explain(
     keys = selection.keep(_keys(a)), selection.keep(_keys(b))
     work = _compared(*map(_work, keys))
     times_a, times_b = _times(*(_with_rows(of_run, work) for of_run in keys))
-    forth, back = (_swapped(graph, times, work, selection) for graph, times in ((a, times_a), (b, times_b)))
+    usual_a, usual_b = usual_ns
+    forth = _swapped(a, times_a, work, selection, usual_a)
+    back = _swapped(b, times_b, work, selection, usual_b)
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
     lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
@@ -126,7 +130,7 @@ def explain(
         delta_ms=ms(after - before),
         contributors=contributors,
         unexplained_ms=ms(rest),
-        by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection).items()},
+        by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection, usual_b).items()},
         doubts=list(doubts),
         selection=selection_document(selection),
     )
@@ -216,7 +220,9 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     )
 
 
-def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection) -> Floats:
+def _swapped(
+    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection, usual_ns: float | None
+) -> Floats:
     """[K + 1] mean step, ns: unchanged, then with one more kind of work as long as in the other run."""
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
     changed = _changed(graph, keys)
@@ -224,7 +230,7 @@ def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Se
     for number in range(work.height):
         of_kind = node[row == number]
         durations[of_kind, number + 1 :] = changed[of_kind, None]
-    return _mean_steps(graph, durations, selection)
+    return _mean_steps(graph, durations, selection, usual_ns)
 
 
 def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
@@ -235,14 +241,14 @@ def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
     return duration
 
 
-def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
+def _mean_steps(graph: Graph, durations: Ints, selection: Selection, usual_ns: float | None) -> Floats:
     """[S] mean of selected steps, ns, with each column of durations [N, S]; the first is the baseline."""
     ends = replay_durations(graph, durations)
     first = np.ascontiguousarray(ends[:, 0])
     baseline = step_ends(graph, first - durations[:, 0], first)
     if baseline.is_empty():
         raise Unanswerable("no complete step in the run: record at least two steps")
-    baseline = baseline if selection else usual_steps(baseline)
+    baseline = baseline if selection else usual_steps(baseline, usual_ns)
     means = [_mean(durations_of(baseline), selection)]
     if not means[0]:
         raise Unanswerable("no step of the run takes any time: record steps with work in them")
@@ -258,11 +264,11 @@ def _mean(steps: pl.DataFrame, selection: Selection) -> float:
     return float(selection.keep(steps)["duration_ns"].to_numpy().mean())
 
 
-def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection) -> dict[int, float]:
+def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection, usual_ns: float | None) -> dict[int, float]:
     """What the second run would save if one rank's work were as long as in the first, rank by rank."""
     ranks = sorted(keys["rank"].unique().to_list())
     changed = _changed(b, keys)
     durations = [b.nodes.duration]
     durations += [np.where(b.nodes.rank == rank, changed, b.nodes.duration) for rank in ranks]
-    steps = _mean_steps(b, np.stack(durations, axis=1), selection)
+    steps = _mean_steps(b, np.stack(durations, axis=1), selection, usual_ns)
     return {rank: float(steps[0] - step) for rank, step in zip(ranks, steps[1:])}

@@ -22,6 +22,7 @@ from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 FEW = 5  # steps: of fewer any may be unusual
 RARE = 1 / 3  # of the steps: what more of them do is usual
+IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -217,11 +218,13 @@ def are_usual(lengths: Ints | Floats) -> Bools:
     return usual
 
 
-def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
+def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFrame:
     """The steps that say how long one usually takes, as `are_usual`.
 
     Args:
         ends: as `step_ends` returns it.
+        usual_ns: what a step takes where all hosts run ahead of their devices. To begin a window its devices
+            are waited for, and for some steps hosts have no lead: these do not count where there are others.
 
     Returns:
         The same; with `counted` where some are unusual.
@@ -229,6 +232,9 @@ def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
     usual = are_usual(step_lengths(ends))
     if "queued" in ends.columns and (usual & ~ends["queued"].to_numpy()).any():
         usual &= ~ends["queued"].to_numpy()
+    if usual_ns is not None:
+        in_time = usual & (step_lengths(ends) <= IN_TIME * usual_ns)
+        usual = in_time if in_time.any() else usual
     return ends if usual.all() else ends.with_columns(counted=usual)
 
 

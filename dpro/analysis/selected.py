@@ -19,6 +19,7 @@ from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps import (
     collective_totals,
+    device_step_ns,
     device_steps,
     recorded_steps,
     spans_of_steps,
@@ -221,4 +222,5 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
             selection.checked(replayed_steps(analysis), f"{name}: ")
     doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
     names = a.run.label, b.run.label
-    return explain(a.built.predictive, b.built.predictive, selection, names, doubts)
+    usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
+    return explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)

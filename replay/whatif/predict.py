@@ -55,7 +55,6 @@ PROVEN_DOUBT = 0.7
 # links of a fixed speed, which nothing disturbs (docs/accuracy.md). A gain that is
 # measured is between two.
 RECORDINGS = 0.004
-IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
 SAME_HOSTS = 0.005  # by which hosts may differ from what is taken for likely without a replay for that
 
 # The order in which predictions are given, and what each block of them is called.
@@ -221,24 +220,11 @@ def baseline_steps(
     if selection.steps:
         steps = steps.with_columns(counted=is_in_ranges("step", selection.steps))
     else:
-        steps = _behind_hosts(usual_steps(steps), usual_ns)
+        steps = usual_steps(steps, usual_ns)
     lengths = step_lengths(steps)
     if lengths.size and not lengths.any():
         raise Unanswerable("no step of the run takes any time: record steps with work in them")
     return steps
-
-
-def _behind_hosts(steps: pl.DataFrame, usual_ns: float | None) -> pl.DataFrame:
-    """Of hosts that run ahead of their devices only steps whose devices did not wait for them.
-
-    To begin a window its devices are waited for, and for some steps hosts have no lead, as they usually do.
-    """
-    if usual_ns is None:
-        return steps
-    counted = steps["counted"].to_numpy() if "counted" in steps.columns else np.ones(steps.height, np.bool_)
-    lengths = step_lengths(steps.drop("counted", strict=False))
-    in_time = counted & (lengths <= IN_TIME * usual_ns)
-    return steps.with_columns(counted=in_time) if in_time.any() and not in_time.all() else steps
 
 
 def predict(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import click
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dpro.cli import cli
 from dpro.cli.analysis import analyse
 from dpro.cli.diff import diff
 from dpro.cli.replay import replay
-from dpro.cli.report import report
 from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
 from dpro.extensions.export.command import drawing_of, export
@@ -22,6 +23,7 @@ from tests.builders import TinyRun, cpu_job
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
+report = cli.get_command(click.Context(cli), "report")  # with the options of extensions
 ALL_OF_JOB = ("--steps", "0-99", "--ranks", "0-99")
 
 
