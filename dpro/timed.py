@@ -53,6 +53,12 @@ def hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
     return hosts.filter("ahead").drop("ahead").sort("rank")
 
 
+def all_hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
+    """`hosts_ahead` of a job in which all hosts are; no rows of any other."""
+    hosts = hosts_ahead(steps)
+    return hosts if hosts.height == steps["rank"].n_unique() else hosts.clear()
+
+
 def disturbed(steps: pl.DataFrame) -> pl.Expr:
     """Whether a deep window was being recorded in a step or the one before, which slows it down.
 

@@ -64,7 +64,7 @@ def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
 
 
 def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None) -> Graph:
-    """The same graph, facts about which are kept beside its file.
+    """Let facts about a saved graph be kept beside its file.
 
     Args:
         duration: [N] ns, how long nodes last in the graph that facts are asked of, where that is another:

@@ -51,7 +51,7 @@ from dpro.replay.intervals import Intervals, Times, covered, union
 from dpro.schema import COUNTERS, GPU_WORK_KINDS, STEPS
 from dpro.schema.members import num_members
 from dpro.store import Run
-from dpro.timed import disturbed, hosts_ahead, with_times
+from dpro.timed import all_hosts_ahead, disturbed, with_times
 
 FACTS = {  # counter of a step -> column
     "step_data_wait_ns": "data_wait_ns",
@@ -312,18 +312,20 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     )
 
 
+def series_outside(steps: pl.DataFrame, at_least: int = 1) -> StepSeries | None:
+    """How long steps outside deep windows take; None where there are fewer."""
+    series = step_series(steps)
+    return None if series is None or series.recorded or series.times.size < at_least else series
+
+
 def device_step_ns(steps: pl.DataFrame) -> float | None:
     """Ns of the typical step outside windows of a job whose hosts all run ahead of their devices.
 
     Returns:
         None where a host waits for its device in most steps, or no device timed them.
     """
-    timed = with_times(steps)
-    ahead = hosts_ahead(timed)
-    if ahead.is_empty() or ahead.height < timed["rank"].n_unique():
-        return None
-    series = step_series(timed)
-    return None if series is None or series.recorded else series.typical_ns
+    series = None if all_hosts_ahead(steps).is_empty() else series_outside(steps)
+    return None if series is None else series.typical_ns
 
 
 def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:

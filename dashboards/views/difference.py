@@ -21,7 +21,7 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
 from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.steps import step_series
+from dpro.replay.steps import series_outside
 from dpro.units import format_duration, format_ms
 from dpro.words import shortened
 
@@ -116,8 +116,8 @@ def _summary(loaded: Loaded, link: Link) -> Any:
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
     """The typical step of each run as measured outside of deep windows, where both have such."""
-    timed = [step_series(run.steps) for run in runs]
-    typical = [series.typical_ns for series in timed if series is not None and not series.recorded]
+    timed = [series_outside(run.steps) for run in runs]
+    typical = [series.typical_ns for series in timed if series is not None]
     if len(typical) < 2:
         return []
     here, there = map(format_duration, typical)

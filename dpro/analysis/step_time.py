@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
-from dpro.replay.steps import step_series
+from dpro.replay.steps import series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
@@ -127,8 +127,8 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
 
     The interval is that of two medians by their order statistics, the widest that both allow.
     """
-    first, series = steps.filter(pl.col("window") >= 0)["step"].min(), step_series(steps)
-    if not isinstance(first, int) or series is None or series.recorded:
+    first, series = steps.filter(pl.col("window") >= 0)["step"].min(), series_outside(steps)
+    if not isinstance(first, int) or series is None:
         return None
     usual = ~series.paused & (series.steps >= WARM_UP)
     before = series.times[usual & (series.steps < first)][-MAX_SIDE:]

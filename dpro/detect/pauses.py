@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.replay.steps import StepSeries, host_facts, step_series
-from dpro.timed import hosts_ahead
+from dpro.timed import all_hosts_ahead
 from dpro.units import NS_PER_S, format_bytes, format_duration
 from dpro.words import few, ordinal, ranks_in_words
 
@@ -148,8 +148,8 @@ def pauses_of(
     lost = {int(series.steps[row]): float(series.lost[row]) for row in paused}
     more = _counted(series, host_facts(steps, counters))
     explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
-    hosts = hosts_ahead(steps) if series.by_device else steps.clear()
-    if hosts.height == steps["rank"].n_unique():
+    hosts = all_hosts_ahead(steps) if series.by_device else steps.clear()
+    if hosts.height:
         explained |= {
             step: cause
             for step, (kind, *_) in explained.items()

@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.cached import cached
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.arrays import Bools, Floats
@@ -188,6 +189,12 @@ def _is_call(graph: Graph) -> Bools:
     return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
 
 
+@cached
+def _replayed_parts(analysis: Analysis) -> pl.DataFrame:
+    """Where usual steps of a run go as replayed: the same for the job without its limit."""
+    return replayed_breakdown(analysis.timeline, analysis.baseline)
+
+
 STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
@@ -342,7 +349,7 @@ class JobFacts:
         """
         analysis = self.analysis
         if analysis.condensed is None and not analysis.built.of_operations:
-            replayed = replayed_breakdown(analysis.timeline, analysis.baseline)
+            replayed = _replayed_parts(analysis)
             if replayed["rank"].n_unique() == len(analysis.built.graph.ranks):
                 means = means_over_all(replayed)
                 return {part: means[part] / means["duration_ns"] for part in PARTS}

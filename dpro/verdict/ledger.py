@@ -18,26 +18,20 @@ import numpy as np
 
 from dpro.errors import DproError
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
-from dpro.replay.whatif.edits.communication import Network
-from dpro.replay.whatif.edits.host import FreeHost, NoSync
-from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import slowdowns_of, steps_under
+from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import (
     BUBBLE,
+    CHANGES,
     COMMUNICATION,
     COMPUTE,
     COPIES,
-    FREE,
     HOST,
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
-    FreeCopies,
-    ReadyInput,
-    equal_ranks,
     without_bubble,
 )
 
@@ -47,6 +41,7 @@ ORDER = (
     UNEXPLAINED,
 )  # fmt: skip
 LIMIT_OF = {NO_CORE: HOST, RANK: IMBALANCE}  # what the limit is called that such an entry is a part of
+OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # what is replayed of whole operations
 LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
 
 Change = Callable[[ReplayedJob], ReplayedJob]
@@ -73,7 +68,7 @@ class FreeWork:
     """Kernels, and what hosts do, take no time."""
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph without that work; waits, transfers and copies stay."""
         works = is_of(graph.nodes.kind, (NodeKind.KERNEL, *CPU_KINDS))
         return graph.with_durations(np.where(works, 0, graph.nodes.duration))
 
@@ -84,7 +79,7 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
     for cause, ranks, change, evidence, cost_ns in _changes(facts):
         with suppress(DproError):  # the run does not show it, or there is nothing of it
             changed = change(job)
-            now_ns = _step_of(facts, changed) if cost_ns is None else left_ns - cost_ns
+            now_ns = left_ns - cost_ns if cost_ns is not None else _step_of(facts, changed)
             now_ns = min(max(now_ns, 0.0), left_ns)
             entries.append(LedgerRow(cause, ranks, left_ns - now_ns, evidence))
             job, left_ns = changed, now_ns
@@ -119,7 +114,6 @@ class Cause(NamedTuple):
 
 def _changes(facts: JobFacts) -> Iterator[Cause]:
     """Causes in the order in which they are taken out."""
-    replayed = "replayed without it"
     if facts.still is not None:
         ended = facts.still.ended
         longer = "calls that take longer than such usually do"
@@ -128,17 +122,10 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
         if finding.class_ in ("slow.host", "slow.compute") and finding.component_kind == "rank":
             ranks = tuple(finding.ranks)
             yield Cause(RANK, ranks, partial(_healed, ranks), f"finding {finding.class_}", finding.cost_ns)
-    yield Cause(INPUT, (), lambda job: job.with_change(ReadyInput()), replayed)
-    yield Cause(SYNCHRONISATION, (), lambda job: job.under(NoSync(), in_full=False).job, replayed)
-    yield Cause(IMBALANCE, (), equal_ranks, replayed)
-    yield Cause(IMBALANCE, (), lambda job: job.under(Balance(over="stages"), in_full=False).job, replayed)
-    if facts.analysis.outline.of_operations:
-        return
-    free = Network(bandwidth=FREE, latency=0.0)
-    yield Cause(COMMUNICATION, (), lambda job: job.under(free, in_full=False).job, replayed)
-    yield Cause(HOST, (), lambda job: job.under(FreeHost(), in_full=False).job, replayed)
-    yield Cause(COPIES, (), lambda job: job.with_change(FreeCopies()), replayed)
-    yield Cause(COMPUTE, (), lambda job: job.with_change(FreeWork()), replayed)
+    of_operations = facts.analysis.outline.of_operations
+    for cause, change in (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork()))):
+        if not of_operations or cause in OF_OPERATIONS:
+            yield Cause(cause, (), change, "replayed without it")
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
@@ -150,8 +137,7 @@ def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
 
 def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
     """Ns of the mean usual step in a changed job."""
-    timeline = next(facts.job.replays(job, slowdowns_of(facts.analysis.trust)[:1]))
-    return float(steps_under(facts.ends, facts.job, job, timeline).mean())
+    return float(changed_steps_ns(facts.ends, facts.job, job, slowdowns_of(facts.analysis.trust)).mean())
 
 
 def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:

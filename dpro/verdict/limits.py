@@ -28,7 +28,7 @@ from dpro.replay.whatif.edits.host import LAUNCHES, FreeHost, NoSync, free_host,
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import slowdowns_of, steps_under
+from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.schema import STEPS
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
@@ -90,8 +90,8 @@ def gains_of(before: ReplayedJob, after: ReplayedJob, ends: pl.DataFrame, trust:
     Args:
         ends: `baseline_steps` of the unchanged one.
     """
-    timeline = next(before.replays(after, slowdowns_of(trust)[:1]))
-    gains: Floats = lengths_of(ends) / np.maximum(steps_under(ends, before, after, timeline), 1)
+    changed_ns = changed_steps_ns(ends, before, after, slowdowns_of(trust))
+    gains: Floats = lengths_of(ends) / np.maximum(changed_ns, 1)
     return gains
 
 
@@ -138,7 +138,7 @@ class FasterKernels:
         return graph.with_durations(np.rint(shorter).astype(np.int64))
 
 
-def equal_ranks(job: ReplayedJob) -> ReplayedJob:
+def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
     """All ranks of one role take what half of them take at most, be they late by turns or together.
 
     Devices are compared in each phase of each step. Hosts vary from phase to phase for no reason, which would
@@ -324,14 +324,14 @@ def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
     return lambda job: job.with_change(change)
 
 
-# Of these two may have to go together.
-INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)
+INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)  # of these two may have to go together
+# What ends each limit, from specific ones to general ones.
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
-    (HOST, _under(FreeHost())),
-    (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
-    (IMBALANCE, equal_ranks),
-    (IMBALANCE, _under(Balance(over="stages"))),
     (INPUT, _with(ReadyInput())),
     (SYNCHRONISATION, _under(NoSync())),
+    (IMBALANCE, _equal_ranks),
+    (IMBALANCE, _under(Balance(over="stages"))),
+    (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
+    (HOST, _under(FreeHost())),
     (COPIES, _with(FreeCopies())),
 )

@@ -24,11 +24,11 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.pace import host_paces
-from dpro.replay.steps import step_series
-from dpro.replay.timeline import replay, step_ends, step_lengths, usual_steps
+from dpro.replay.steps import series_outside
+from dpro.replay.timeline import durations_of, replay, step_ends, usual_steps
 from dpro.schema import SPANS
 from dpro.store import Run
-from dpro.timed import disturbed, hosts_ahead, with_times
+from dpro.timed import all_hosts_ahead, disturbed, with_times
 
 # What an event costs, in times of a call of `aten::as_strided`, which says how fast the machine is: medians
 # of ten jobs on a CPU, where it took 270 ns, and of one on an H200 whose machine took 675 ns.
@@ -58,7 +58,6 @@ SCHEMA = {
     "rank": pl.Int64, "window": pl.Int64, "kind": pl.String, "events": pl.Int64, "ns": pl.Float64,
     "low_ns": pl.Float64, "high_ns": pl.Float64, "source": pl.String,
 }  # fmt: skip
-
 
 Cell = tuple[int, int]  # a rank, and a window of it
 
@@ -137,7 +136,7 @@ class CpuWork(NamedTuple):
         return duration
 
     def at_scales(self, graph: Graph) -> list[Ints]:
-        """The same at each of `SCALES`."""
+        """[N] ns at each of `SCALES`, how long nodes last without the prior times that scale."""
         return [self.without(graph, np.full(len(self.cells), scale)) for scale in SCALES]
 
     def sums(self, duration: Ints) -> Floats:
@@ -394,8 +393,8 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
         steps: table `steps`.
     """
     timed = with_times(steps)
-    hosts = hosts_ahead(timed)
-    if hosts.height and hosts.height == timed["rank"].n_unique():
+    hosts = all_hosts_ahead(timed)
+    if hosts.height:
         outside = timed.filter(pl.col("by_device") & (pl.col("time_ns") > 0) & ~disturbed(timed))
         quantiles = [
             pl.col("duration_ns").quantile(q).alias(name) for q, name in ((0.75, "high"), (0.25, "low"))
@@ -403,8 +402,8 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
         spread = hosts.join(outside.group_by("rank").agg(quantiles), on="rank")
         rows = spread.select("rank", "pace_ns", "high", "low").iter_rows()
         return Reference(BY_HOSTS, {rank: (pace, high, low) for rank, pace, high, low in rows})
-    series = step_series(steps)
-    if series is None or series.recorded or series.times.size < MIN_STEPS:
+    series = series_outside(steps, MIN_STEPS)
+    if series is None:
         return None
     times = series.times[~series.paused]
     recorded = timed.filter(pl.col("window") >= 0)["step"].min()
@@ -429,8 +428,6 @@ def host_paces_of(graph: Graph, cells: Sequence[Cell]) -> Floats:
 def steps_of_cells(graph: Graph, cells: Sequence[Cell]) -> Floats:
     """[cells] ns, the mean usual step of the window of each, replayed; NaN where it has none."""
     timeline = replay(graph)
-    ends = usual_steps(step_ends(graph, timeline.start, timeline.end))
-    counted = ends.filter("counted") if "counted" in ends.columns else ends
-    lengths = pl.DataFrame({"window": counted["window"], "ns": step_lengths(ends)})
-    of_window = dict(lengths.group_by("window").agg(pl.col("ns").mean()).iter_rows())
+    lengths = durations_of(usual_steps(step_ends(graph, timeline.start, timeline.end)))
+    of_window = dict(lengths.group_by("window").agg(pl.col("duration_ns").mean()).iter_rows())
     return np.array([of_window.get(window, np.nan) for _, window in cells])

@@ -24,7 +24,7 @@ from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import PartialCollectives, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.steps import StepSeries, step_series, steps_of
+from dpro.replay.steps import StepSeries, series_outside, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
@@ -146,8 +146,8 @@ def _smallest_change(
 def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
     """Ns of the median step in deep windows, and the steps outside; None where either are missing."""
     deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
-    usual = step_series(steps)
-    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
+    usual = series_outside(steps, MIN_USUAL_STEPS)
+    if deep.is_empty() or usual is None:
         return None
     return float(np.median(deep["time_ns"].to_numpy())), usual
 

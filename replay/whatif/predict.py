@@ -320,7 +320,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
     refuse_nothing_left(after_ns)
     ends_ns, limits_ns = (
         [
-            float(steps_under(baseline, before, other, next(before.replays(other, slowdowns[:1]))).mean())
+            float(changed_steps_ns(baseline, before, other, slowdowns).mean())
             for other in applied.others(alternatives)
         ]
         for alternatives in (lambda change: change.ends(), lambda change: change.limits())
@@ -374,9 +374,7 @@ def _steps_with_hosts(
     before = applied.before
 
     def mean_ns(job: J) -> float:
-        job = job.with_change(hosts)
-        timeline = next(before.replays(job, slowdowns[:1]))
-        return float(steps_under(baseline, before, job, timeline).mean())
+        return float(changed_steps_ns(baseline, before, job.with_change(hosts), slowdowns).mean())
 
     # Of the job without edits it is the same for all that are compared with it.
     columns = (before.graph.nodes.duration, before.graph.edges.lag, baseline, hosts.factors)
@@ -523,3 +521,16 @@ def steps_under(baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob,
         return steps_ns
     least_ns = min(after.pace_ns, float(step_lengths(baseline).mean()))
     return steps_ns + max(round(least_ns - mean_ns), 0)
+
+
+def changed_steps_ns(
+    baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob, slowdowns: Sequence[float]
+) -> Ints:
+    """[S] ns, how long each step of a changed job takes by its likeliest replay.
+
+    Args:
+        baseline: `baseline_steps` of the job as it was.
+        before, after: the job, and as it is changed.
+        slowdowns: as of `slowdowns_of`.
+    """
+    return steps_under(baseline, before, after, next(before.replays(after, slowdowns[:1])))

@@ -42,7 +42,7 @@ from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, recording_in_words, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
-from dpro.replay.steps import step_series
+from dpro.replay.steps import series_outside
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
@@ -581,8 +581,8 @@ def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
 
 def _step_outside_windows_ms(analysis: Analysis) -> float | None:
     """The typical step where no deep window slowed it down; None where there are no such steps."""
-    series = step_series(analysis.steps)
-    return None if series is None or series.recorded else ms(series.typical_ns)
+    series = series_outside(analysis.steps)
+    return None if series is None else ms(series.typical_ns)
 
 
 def recording_lines(analysis: Analysis) -> list[str]:
