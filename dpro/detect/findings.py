@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType, field
 
+from dpro.detect.observations import Observation, ObservationDocument, observation_documents
 from dpro.documents import DocumentPart
 from dpro.units import ms
+from dpro.words import short_name, shortened
 
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
+
+
+_LONGEST_NAME = 64  # characters: has room for a DataLoader's `__next__`
+_PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # how profilers name a call of Python
+_STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # how stacks of hung jobs name one
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the code time is spent.
+
+    Attributes:
+        name: of a function, an operator, a kernel or a range.
+        file, line: of a function of Python; empty and 0 where they are not known.
+    """
+
+    name: str
+    file: str = ""
+    line: int = 0
+
+    @classmethod
+    def of(cls, name: str) -> Place:
+        """The place that a span or a line of a stack names."""
+        python = _PYTHON_SPAN.search(name) or _STACK_LINE.fullmatch(name)
+        return cls(python[3], python[1], int(python[2])) if python else cls(name)
+
+    @property
+    def in_words(self) -> str:
+        """A function with its file, without the path; numbered layers of a model are one."""
+        if self.file:
+            return f"{self.name} ({self.file.rpartition('/')[2]}:{self.line})"
+        return shortened(re.sub(r"\.\d+\b", ".*", short_name(self.name)).strip("# "), _LONGEST_NAME)
 
 
 @dataclass(frozen=True)
@@ -24,10 +59,13 @@ class Finding:
         severity: share of the step it costs.
         confidence: 0 to 1.
         cost_ns: what it costs per step, found by replaying with the component healed.
-        evidence: what was seen, one line each.
+        observations: what shows it.
         cause: what within the component takes the time, empty where that is the component itself.
         axis: of parallelism along which slow transfers are, or others wait most for a late rank, as `tp`;
             empty where it is not known or not one.
+        place: where in the code its time is spent; None where that is not known.
+        remedy: what to do about it, in words; empty where the finding does not know.
+        waited_ns: for how long ranks have waited by the end, of a hang; else 0.
     """
 
     class_: str
@@ -37,9 +75,21 @@ class Finding:
     severity: float
     confidence: float
     cost_ns: float
-    evidence: tuple[str, ...]
+    observations: tuple[Observation, ...]
     cause: str = ""
     axis: str = ""
+    place: Place | None = None
+    remedy: str = ""
+    waited_ns: int = 0
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The observations in words, one line each."""
+        return tuple(getattr(one, "text", one) for one in self.observations)
+
+    def observing(self, *more: Observation) -> Finding:
+        """The finding with more observations."""
+        return replace(self, observations=(*self.observations, *more))
 
     @property
     def component(self) -> str:
@@ -89,6 +139,20 @@ class ComponentDocument(DocumentPart, frozen=True):
     id: str
 
 
+class PlaceDocument(DocumentPart, frozen=True):
+    """Where in the code time is spent.
+
+    Attributes:
+        name: of a function, an operator, a kernel or a range.
+        file: of a function of Python; empty where that is not known.
+        line: in it; 0 where that is not known.
+    """
+
+    name: str
+    file: str
+    line: int
+
+
 class FindingDocument(DocumentPart, frozen=True):
     """One thing that is slow or broken.
 
@@ -99,7 +163,12 @@ class FindingDocument(DocumentPart, frozen=True):
         severity: share of the step that it costs.
         confidence: 0 to 1.
         cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
+        waited_ms: for how long ranks have waited by the end of a hang; null of others.
+        cause: what within the component takes the time; empty where that is the component itself.
+        place: where in the code; null where that is not known.
+        remedy: what to do about it; empty where the finding does not know.
         evidence: what was observed, one line each.
+        observations: the figures behind each line of `evidence`, in their order.
         axis: of parallelism along which slow transfers are, or others wait most for a late rank: `tp`, or
             `dp x tp` where ranks of a group differ along both; absent where it is not known, or not the same
             for all groups.
@@ -111,7 +180,12 @@ class FindingDocument(DocumentPart, frozen=True):
     severity: float
     confidence: float
     cost_ms_per_step: float | None
+    waited_ms: float | None
+    cause: str
+    place: PlaceDocument | None
+    remedy: str
     evidence: list[str]
+    observations: list[ObservationDocument]
     axis: str | UnsetType = UNSET
 
 
@@ -124,6 +198,11 @@ def finding_document(finding: Finding) -> FindingDocument:
         severity=finding.severity,
         confidence=finding.confidence,
         cost_ms_per_step=finding.cost_ms,
+        waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
+        cause=finding.cause,
+        place=PlaceDocument(place.name, place.file, place.line) if (place := finding.place) else None,
+        remedy=finding.remedy,
         evidence=list(finding.evidence),
+        observations=observation_documents(finding.observations),
         axis=finding.axis or UNSET,
     )

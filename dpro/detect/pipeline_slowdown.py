@@ -235,7 +235,7 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
         severity = round(cost / analysed.step_ns, 4)
         findings.append(
             dataclasses.replace(
-                finding, cost_ns=cost, severity=severity, evidence=(*finding.evidence, *evidence)
+                finding, cost_ns=cost, severity=severity, observations=(*finding.observations, *evidence)
             )
         )
     return findings

@@ -86,7 +86,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
     if findings and run.num_rows(SPANS) <= MAX_NAMED:
         layers = uneven_layers(imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS)))
-        findings = [replace(finding, evidence=(*finding.evidence, *layers)) for finding in findings]
+        findings = [replace(finding, observations=(*finding.observations, *layers)) for finding in findings]
     by_rank = {
         rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
     }
@@ -274,7 +274,7 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
         elif stage.confidence <= DOUBTED:
             doubt = f"one of two: the rank is slow, or stage {stage.component_id}, its own, has too much work"
             sure = min(finding.confidence, DOUBTED)
-            kept.append(replace(finding, confidence=sure, evidence=(*finding.evidence, doubt)))
+            kept.append(replace(finding, confidence=sure, observations=(*finding.observations, doubt)))
     return kept
 
 

@@ -122,7 +122,7 @@ def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
         return finding
     named = ranks_in_words(finding.ranks)
     doubt = f"or the dump of {named} is a little older than the others: a dump taken now would decide"
-    return replace(finding, confidence=min(finding.confidence, _OPEN), evidence=(*finding.evidence, doubt))
+    return replace(finding, confidence=min(finding.confidence, _OPEN), observations=(*finding.observations, doubt))
 
 
 def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: Case) -> list[Finding]:
@@ -440,7 +440,7 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
     evidence = "\n".join(finding.evidence).replace(" is in ", " was in ")
     lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
-    return replace(finding, evidence=(*finding.evidence, *lines))
+    return replace(finding, observations=(*finding.observations, *lines))
 
 
 def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:

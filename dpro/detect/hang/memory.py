@@ -75,9 +75,9 @@ def with_memory(
             row = next((last[rank] for rank in finding.ranks if rank in last), None)
             lines = described(row) if row else ["not known: what filled the memory, as nothing recorded it"]
             cause = CAUSE + (most_of(row) if row else UNKNOWN)
-            finding = replace(finding, evidence=(*finding.evidence, *lines), cause=cause)
+            finding = replace(finding, observations=(*finding.observations, *lines), cause=cause)
         elif finding in dead and of_host and any("SIGKILL" in line for line in finding.evidence):
-            finding = replace(finding, evidence=(*finding.evidence, *of_host))
+            finding = replace(finding, observations=(*finding.observations, *of_host))
         explained.append(finding)
     return explained
 

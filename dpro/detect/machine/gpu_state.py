@@ -289,7 +289,7 @@ def with_errors(
                 f"not named here, and it may be the cause: {line}"
                 for line in _errors(gpus, others, at_end=True, of_hardware=True)
             ]
-        explained.append(replace(finding, evidence=(*finding.evidence, *lines[:MAX_LINES])))
+        explained.append(replace(finding, observations=(*finding.observations, *lines[:MAX_LINES])))
     return explained
 
 
@@ -326,12 +326,12 @@ def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
             confidence = round(min(confidence / HOST_OR_GPU_SURE, 1.0), 3)
     lines += _errors(gpus, finding.ranks)
     evidence += lines[:MAX_LINES]
-    return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
+    return replace(finding, observations=tuple(evidence), cause=cause, confidence=confidence)
 
 
 def _with_hardware(finding: Finding, gpus: JobGpus) -> Finding:
     lines = [*_errors(gpus, finding.ranks, of_hardware=True)]
-    return replace(finding, evidence=(*finding.evidence, *lines[:MAX_LINES]))
+    return replace(finding, observations=(*finding.observations, *lines[:MAX_LINES]))
 
 
 def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | None:
@@ -536,7 +536,7 @@ def with_broken_links(
     )
     signs = list(LinkLevels(counters, workers).signs(since))
     return [
-        replace(finding, evidence=(*finding.evidence, *(sign.line for sign in signs[:MAX_LINES])))
+        replace(finding, observations=(*finding.observations, *(sign.line for sign in signs[:MAX_LINES])))
         if finding.class_ in HANGS
         else finding
         for finding in findings
@@ -562,7 +562,7 @@ def _links_explained(finding: Finding, signs: Sequence[LinkSign]) -> Finding:
     alone = len({sign.ranks for sign in signs}) == 1 and not finding.cause
     cause = signs_of_ranks[0].what if alone else finding.cause
     lines = [sign.line for sign in signs_of_ranks[:MAX_LINES]]
-    return replace(finding, cause=cause, evidence=(*finding.evidence, *lines))
+    return replace(finding, cause=cause, observations=(*finding.observations, *lines))
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def with_throttling(
             finding for finding in findings if finding.component_kind == "rank" and finding.ranks == (rank,)
         ]
         explained = [
-            replace(finding, cause=HELD_BACK, evidence=(line, *finding.evidence))
+            replace(finding, cause=HELD_BACK, observations=(line, *finding.observations))
             if finding in named and finding.cause == CONTENTION
             else finding
             for finding in explained

@@ -406,7 +406,7 @@ def with_losses(
             loss = by_name[name]
             cost, severity = loss.cost_ns + finding.cost_ns, round(loss.severity + finding.severity, 4)
             evidence = (*finding.evidence, *(line for line in loss.evidence if line != _UNKNOWN))
-            by_name[name] = replace(loss, cost_ns=cost, severity=severity, evidence=evidence)
+            by_name[name] = replace(loss, cost_ns=cost, severity=severity, observations=evidence)
         else:
             kept.append(finding)
     return [*kept, *by_name.values()]

@@ -204,7 +204,7 @@ def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Find
     axis = axes.pop() if len(axes) == 1 else ""
     if not axis:
         return finding
-    return replace(finding, axis=axis, evidence=(*finding.evidence, f"these transfers are along {axis}"))
+    return replace(finding, axis=axis, observations=(*finding.observations, f"these transfers are along {axis}"))
 
 
 # Traffic of calls, or of sends, that were timed while they ran: no deep window is needed for it.

@@ -368,7 +368,7 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
 def _doubted(finding: Finding) -> Finding:
     doubt = f"not known: whether it is the first cause; {MESSAGES_UNSEEN}"
     confidence = min(finding.confidence, 0.5)
-    return replace(finding, confidence=confidence, evidence=(*finding.evidence, doubt))
+    return replace(finding, confidence=confidence, observations=(*finding.observations, doubt))
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
@@ -516,7 +516,7 @@ def _on_gpu(finding: Finding) -> Finding:
         return finding
     evidence = tuple(LAST_ON_GPU if line == HOST_OR_GPU else line for line in finding.evidence)
     confidence = round(min(finding.confidence / HOST_OR_GPU_SURE * LAST_ON_GPU_SURE, 1.0), 3)
-    return replace(finding, evidence=evidence, confidence=confidence)
+    return replace(finding, observations=evidence, confidence=confidence)
 
 
 COMPONENT = "what ranks take in turn"

@@ -506,7 +506,7 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
         "recorded steps; the step does not wait for it in all of them"
     )
     sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
-    return replace(finding, confidence=sure, evidence=(*finding.evidence, why))
+    return replace(finding, confidence=sure, observations=(*finding.observations, why))
 
 
 def _costs(gains: HealingGains) -> bool:

@@ -190,7 +190,7 @@ def with_history(
             row = Remembered(host, finding.class_, finding.confidence, time_ns, name)
             rows.append(row)
             line = recurrence(row, remembered(host))
-            finding = replace(finding, evidence=(*finding.evidence, line)) if line else finding
+            finding = replace(finding, observations=(*finding.observations, line)) if line else finding
         with_lines.append(finding)
     if rows:
         remember(rows)

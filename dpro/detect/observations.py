@@ -1,0 +1,115 @@
+"""What a detector has observed: its figures, and one sentence that is made of them.
+
+In: a kind, a sentence with the names of its figures, and the figures. Out: an `Observation`. Whoever needs a
+figure reads `values`; nothing reads the sentence but people. The last part of a name is the unit of a value,
+which says how the sentence shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any
+
+from dpro.documents import DocumentPart
+from dpro.units import format_bytes, format_duration, time_in_words
+from dpro.words import ranks_in_words
+
+Value = float | int | str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Something that was observed.
+
+    Attributes:
+        kind: what it is, the same for all observations whose sentences differ in their values only.
+        text: the sentence.
+        values: the figures and names in it. Units are in the names: `..._ns`, `..._bytes`, `..._share`;
+            `..._at_ns` is a time, and `ranks` and `..._ranks` are lists of ranks.
+    """
+
+    kind: str
+    text: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """By what it says."""
+        return hash((self.kind, self.text))
+
+    def then(self, sentence: str, **values: Value) -> Observation:
+        """The observation with more to its sentence, and with the values of that."""
+        return Observation(self.kind, self.text + in_words(sentence, values), {**self.values, **values})
+
+
+def observe(kind: str, sentence: str, /, **values: Value) -> Observation:
+    """Make an observation.
+
+    Args:
+        sentence: with the names of values in braces: `rank {rank} waits {waited_ns}`; `{ratio:.2f}` where a
+            value has no unit of its own.
+
+    Raises:
+        KeyError: a value of the sentence is missing.
+    """
+    return Observation(kind, in_words(sentence, values), values)
+
+
+def in_words(sentence: str, values: Mapping[str, Value]) -> str:
+    """A sentence with its values, each as its unit is shown."""
+    return _FORMATTER.vformat(sentence, (), values)
+
+
+class _ByUnit(Formatter):
+    """Formats a value by the unit that its name ends with, unless the sentence says how."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return (field_name, kwargs[field_name]), field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        name, shown = value
+        if format_spec:
+            return format(shown, format_spec)
+        return next((show(shown) for end, show in _SHOWN_AS if name.endswith(end)), str(shown))
+
+
+_SHOWN_AS = (
+    ("at_ns", time_in_words),
+    ("_ns", format_duration),
+    ("_bytes", format_bytes),
+    ("share", "{:.0%}".format),
+    ("ranks", ranks_in_words),
+)
+_FORMATTER = _ByUnit()
+
+
+class ObservationDocument(DocumentPart, frozen=True):
+    """The figures behind one line of evidence.
+
+    Attributes:
+        kind: what was observed, the same for all lines that differ in their values only.
+        values: the figures and names in the line, with units in their names: `longer_ns`, `written_bytes`,
+            `busy_share`; null where a figure is not finite.
+    """
+
+    kind: str
+    values: dict[str, float | int | str | list[int] | None]
+
+
+def observation_documents(observations: Iterable[Observation]) -> list[ObservationDocument]:
+    """Observations for programs."""
+    return [
+        ObservationDocument(one.kind, {name: _plain(value) for name, value in one.values.items()})
+        for one in observations
+        if isinstance(one, Observation)  # TEMP: sentences that are not yet observations
+    ]
+
+
+def _plain(value: Value) -> float | int | str | list[int] | None:
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [int(one) for one in value]
