@@ -34,7 +34,7 @@ from dpro.dashboards.page import Filler, Panel, csv_link, facts, graph, message,
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
-from dpro.detect.hang.evidence import verdict_in_words
+from dpro.detect.words import describe
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
@@ -158,7 +158,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     said_of_trust = _doubts(loaded) if replayed else []
     open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    listed: list[Any] = [_finding(finding, link) for finding in findings]
+    listed: list[Any] = [_finding(finding, loaded.workers, link) for finding in findings]
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
     listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
@@ -168,15 +168,14 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     return [*(listed or [message(nothing)]), csv_link(NAME, "findings", link)]
 
 
-def _finding(finding: Finding, link: Link) -> Component:
-    hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
+def _finding(finding: Finding, workers: pl.DataFrame, link: Link) -> Component:
+    hangs = finding.of_hang
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
-    said = [verdict_in_words(finding) if hangs else finding.component]
-    said += [f"{format_duration(finding.cost_ns)} per step"] if finding.cost_ns > 0 and not hangs else []
-    said.append(f"confidence {finding.confidence:.2f}")
-    head = html.H3([html.Strong(finding.class_), *map(html.Span, said), look], className="health bad")
-    return html.Article([head, html.Ul([html.Li(line) for line in finding.evidence])])
+    described = describe(finding, workers)
+    head = html.H3([html.Strong(described.title), html.Span(described.meaning), look], className="health bad")
+    do = [html.P(f"Do: {described.do}")] if described.do else []
+    return html.Article([head, html.Ul([html.Li(line) for line in described.evidence]), *do])
 
 
 def _helpful(loaded: Loaded) -> Gains:

@@ -15,6 +15,7 @@ from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import verdict_in_words
+from dpro.detect.words import summarise
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
@@ -77,8 +78,7 @@ def health_info(
         worst = findings[0]
         if worst.of_hang:
             return "bad", f"The job stands still. {_worst_hang(findings)}"
-        cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
-        return "bad", f"{worst.component}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
+        return "bad", summarise(worst)
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
     if unrecorded:
@@ -98,7 +98,7 @@ def _worst_hang(findings: Sequence[Finding]) -> str:
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
     """The findings as a table, costliest first."""
-    names = ("class", "component", "ranks", "cost_ms_per_step", "severity", "confidence", "evidence")
+    figures = ("cost_ms_per_step", "severity", "confidence")
     return pl.DataFrame(
         {
             "class": [finding.class_ for finding in findings],
@@ -107,9 +107,11 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
             "cost_ms_per_step": [finding.cost_ms for finding in findings],
             "severity": [finding.severity for finding in findings],
             "confidence": [finding.confidence for finding in findings],
+            "cause": [finding.cause for finding in findings],
             "evidence": ["; ".join(finding.evidence) for finding in findings],
+            "remedy": [finding.remedy for finding in findings],
         },
-        schema=dict(zip(names, [pl.String, pl.String, pl.List(pl.Int64), *[pl.Float64] * 3, pl.String])),
+        schema_overrides={"ranks": pl.List(pl.Int64), **dict.fromkeys(figures, pl.Float64)},
     )
 
 

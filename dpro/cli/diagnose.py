@@ -11,12 +11,10 @@ from dpro.cli.analysis import layout_option, open_or_import, run_argument, with_
 from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.opening import holds_traces
 from dpro.plugins import extended, hooks_of
-from dpro.units import format_duration
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import Diagnosis
-    from dpro.detect.findings import Finding
     from dpro.detect.pipeline_slowdown import Slowdown
 
 MIN_STEPS_OUTSIDE = 10  # of deep windows, from which on steps and calls are diagnosed
@@ -113,28 +111,30 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
 
 
 def _print_hangs(diagnosis: Diagnosis) -> None:
-    from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
-
     out = console()
     if not diagnosis.findings:
         out.print("Nothing hangs that these calls can show; they do not show what is slow.")
-    for finding in diagnosis.findings:
-        verdict = verdict_in_words(finding)
-        out.print(f"{finding.class_}: {verdict} (confidence {finding.confidence:.2f})")
-        for line in finding.evidence:
-            out.print(f"  - {line}")
-        out.print(f"  do: {advice_in_words(finding, diagnosis.workers)}")
+    _print_each(diagnosis)
     for reason in diagnosis.unknown:
         out.print(f"  not known: {reason}")
+
+
+def _print_each(diagnosis: Diagnosis) -> None:
+    """The findings, each with what shows it and what to do."""
+    from dpro.detect.words import describe
+
+    for finding in diagnosis.findings:
+        described = describe(finding, diagnosis.workers)
+        console().print(described.headline)
+        for line in described.details:
+            console().print(f"  {line}")
 
 
 def _print_findings(diagnosis: Diagnosis, limits: str) -> None:
     out = console()
     if not diagnosis.findings:
         out.print(_nothing_wrong(diagnosis, limits))
-    for finding in diagnosis.findings:
-        for line in _in_words(finding, diagnosis.basis):
-            out.print(line)
+    _print_each(diagnosis)
     for note in diagnosis.notes:
         out.print(f"  note: {note}")
     if diagnosis.findings and not diagnosis.answerable:
@@ -157,20 +157,6 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
         return "Until then nothing slow shows in what was recorded."
     shown = "this run" if diagnosis.basis == REPLAY else "the steps and calls of this run"
     return f"{limits}." if limits else f"No rank or part stands out that {shown} can show."
-
-
-def _in_words(finding: Finding, basis: str) -> list[str]:
-    """A finding and its evidence, one line each."""
-    from dpro.analysis.answers.diagnosis import REPLAY
-
-    cause = f" ({finding.cause})" if finding.cause else ""
-    costs = "costs its peers" if finding.component_kind == "rank" and basis != REPLAY else "costs"
-    return [
-        f"{finding.title}{cause} {costs} "
-        f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
-        f"confidence {finding.confidence:.2f}",
-        *(f"  - {line}" for line in finding.evidence),
-    ]
 
 
 def _print_slowdown(slowdown: Slowdown | None) -> None:

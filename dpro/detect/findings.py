@@ -153,6 +153,11 @@ class PlaceDocument(DocumentPart, frozen=True):
     line: int
 
 
+def place_document(place: Place | None) -> PlaceDocument | None:
+    """A place for programs."""
+    return None if place is None else PlaceDocument(place.name, place.file, place.line)
+
+
 class FindingDocument(DocumentPart, frozen=True):
     """One thing that is slow or broken.
 
@@ -200,7 +205,7 @@ def finding_document(finding: Finding) -> FindingDocument:
         cost_ms_per_step=finding.cost_ms,
         waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
         cause=finding.cause,
-        place=PlaceDocument(place.name, place.file, place.line) if (place := finding.place) else None,
+        place=place_document(finding.place),
         remedy=finding.remedy,
         evidence=list(finding.evidence),
         observations=observation_documents(finding.observations),

@@ -19,10 +19,18 @@ import msgspec
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from dpro.detect.findings import ComponentDocument, Finding, ranks_of
+from dpro.detect.findings import (
+    ComponentDocument,
+    Finding,
+    Place,
+    PlaceDocument,
+    place_document,
+    ranks_of,
+)
+from dpro.detect.observations import ObservationDocument, observation_documents, observations_of
 from dpro.documents import SCHEMA_VERSION, DocumentPart, encode, finite
 from dpro.folders import lock
-from dpro.units import NS_PER_MS
+from dpro.units import NS_PER_MS, ms
 
 FOLDER = "findings"
 FILE = "findings.jsonl"
@@ -46,8 +54,12 @@ class NoticedFinding(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fie
         confidence: 0 to 1; null where it is not known.
         cost_ms_per_step: by how much the step would be shorter without it; null where steps have ended.
         evidence: what was observed, one line each.
+        observations: the figures behind each line of `evidence`, in their order; none in older logs.
         why: why it ended; empty while it holds.
         cause: what within the component takes the time; empty where that is the component itself.
+        remedy: what to do about it; empty where the finding does not know.
+        waited_ms: for how long ranks had waited when they were seen to hang; null of what does not hang.
+        place: where in the code; null where that is not known.
         detector: which detector found it.
     """
 
@@ -64,6 +76,10 @@ class NoticedFinding(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fie
     why: str
     cause: str
     detector: str
+    observations: list[ObservationDocument] = field(default_factory=list)
+    remedy: str = ""
+    waited_ms: float | None = None
+    place: PlaceDocument | None = None
 
 
 class NoticeDocument(NoticedFinding, frozen=True, kw_only=True):
@@ -134,6 +150,10 @@ class Notice:
             why=self.why,
             cause=finding.cause,
             detector=self.source,
+            observations=observation_documents(finding.observations),
+            remedy=finding.remedy,
+            waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
+            place=place_document(finding.place),
         )
 
 
@@ -152,8 +172,11 @@ def finding_of(noticed: NoticedFinding) -> Finding:
         noticed.severity or 0.0,
         noticed.confidence or 0.0,
         (noticed.cost_ms_per_step or 0.0) * NS_PER_MS,
-        tuple(noticed.evidence),
+        observations_of(noticed.evidence, noticed.observations),
         noticed.cause,
+        place=Place(place.name, place.file, place.line) if (place := noticed.place) else None,
+        remedy=noticed.remedy,
+        waited_ns=round((noticed.waited_ms or 0.0) * NS_PER_MS),
     )
 
 

@@ -9,7 +9,8 @@ what-ifs answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
@@ -66,9 +68,9 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
         return []
     cost = float(saved.mean())
     ranks = tuple(sorted(steps["rank"].unique().to_list()))
-    evidence = (_busy(steps), *_evidence(baseline, usual, free_hosts))
+    observations = (_busy(steps), *_observe_hosts(baseline, usual, free_hosts))
     share = round(cost / float(base.mean()), 4)
-    return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, evidence)]
+    return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, observations)]
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
@@ -80,8 +82,8 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     steps = breakdown().filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
     if steps.is_empty() or not (_idle(steps) >= MIN_IDLE).all():
         return []
-    replayed = _evidence(baseline, usual, saved)[0]
-    return [f"{_busy(steps)}; {replayed}; it is one step, which does not show that this is usual"]
+    replayed = _observe_hosts(baseline, usual, saved)[0]
+    return [f"{_busy(steps).text}; {replayed.text}; it is one step, which does not show that this is usual"]
 
 
 def _saved(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
@@ -110,46 +112,52 @@ def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
 
-def _busy(breakdown: pl.DataFrame) -> str:
-    """Return what GPUs do in a step, in words."""
+def _busy(breakdown: pl.DataFrame) -> Observation:
+    """What GPUs do in a step."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     total["duration_ns"] = max(total["duration_ns"], 1.0)
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
-    return (
-        f"GPU busy {compute + copying + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "
-        f"communicating, {copying:.0%} only copying), {host:.0%} waiting for the host to launch, "
-        f"{idle:.0%} idle otherwise"
-    )
+    return observe(
+        "gpu-busy",
+        "GPU busy {busy_share} of the time ({compute_share} computing, {communication_share} only "
+        "communicating, {copy_share} only copying), {host_share} waiting for the host to launch, "
+        "{idle_share} idle otherwise",
+        busy_share=compute + copying + moving, compute_share=compute, communication_share=moving,
+        copy_share=copying, host_share=host, idle_share=idle,
+    )  # fmt: skip
 
 
-def _evidence(baseline: Baseline, usual: Bools, saved: Ints) -> list[str]:
-    """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
+def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observation]:
+    """What free hosts, and free launch calls only, would save; and what hosts spend their time on.
 
     Args:
         usual: [T] which steps count.
         saved: [S] ns, what hosts that take no time would save.
     """
     graph, step = baseline.graph, float(baseline.step_ns[usual].mean())
-    free = format_duration(step - float(saved.mean()))
-    lines = [
-        f"replayed with hosts that take no time, the step takes {free} instead of {format_duration(step)}: "
-        "the most that can be gained on the host"
-    ]
-    try:
+    free = observe(
+        "step-without-it",
+        "replayed with hosts that take no time, the step takes {changed_ns} instead of {step_ns}: the most "
+        "that can be gained on the host",
+        changed_ns=step - float(saved.mean()), step_ns=step,
+    )  # fmt: skip
+    with suppress(Unanswerable):
         launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
-        lines[0] += f"; with free launch calls alone {format_duration(float(launched[usual].mean()))}"
-    except Unanswerable:
-        pass
-    parts = _spent(baseline, baseline.steps[usual])
-    if parts:
-        lines.append("what the step waits for on the host: " + "; ".join(parts))
+        free = free.then(
+            "; with free launch calls alone {free_launches_ns}",
+            free_launches_ns=float(launched[usual].mean()),
+        )
+    observations = [free]
+    observations += _observe_host_work(baseline, baseline.steps[usual])
     if graph.run is not None and (graph.run.table(SPANS, ["kind"])["kind"] == "python").any():
-        lines.append("Python stacks were recorded, which itself slows the host down")
-    return lines
+        observations.append(
+            observe("python-stacks", "Python stacks were recorded, which itself slows the host down")
+        )
+    return observations
 
 
-def _spent(baseline: Baseline, steps: Ints) -> list[str]:
-    """Return what hosts do on the critical path in some steps, per step, longest first."""
+def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]:
+    """What hosts do on the critical path in some steps, per step, longest first."""
     spent = [_host_work(baseline, steps, *stretch) for stretch in baseline.critical_stretches()]
     parts = (
         pl.concat(spent)
@@ -160,11 +168,10 @@ def _spent(baseline: Baseline, steps: Ints) -> list[str]:
         .agg(pl.col("ns").sum(), pl.col("name").first())
         .sort(["ns", "cause"], descending=[True, False])
     )
-    return [
-        f"{format_duration(ns / steps.size)} in {what}"
-        + (f" (most in {name[:80]})" if name != NO_SPAN else "")
-        for what, ns, name in parts.head(MAX_PARTS).iter_rows()
-    ]
+    for what, ns, name in parts.head(MAX_PARTS).iter_rows():
+        sentence = "the step waits {waited_ns} for the host in {what}"
+        waited = observe("host-work", sentence, waited_ns=ns / steps.size, what=what)
+        yield waited if name == NO_SPAN else waited.then(" (most in {name})", name=name[:80])
 
 
 def _host_work(baseline: Baseline, steps: Ints, timeline: Timeline, path: Ints) -> pl.DataFrame:
@@ -205,17 +212,23 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
-    extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
-    evidence = (
-        f"each rank spends {' to '.join(extremes)} per step in the DataLoader's "
-        "__next__, on the thread that drives the training loop",
-        f"replayed with the input always ready, the step takes {format_duration(float(hidden.mean()))} "
-        f"instead of {format_duration(float(base.mean()))}",
-    )
-    share = round(cost / float(base.mean()), 4)
-    return [
-        Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, round(steady, 3), cost, evidence)
-    ]
+    least, most = min(loading.values()), max(loading.values())
+    alike = format_duration(least) == format_duration(most)
+    observations = (
+        observe(
+            "data-wait",
+            f"each rank spends {'{least_ns}' if alike else '{least_ns} to {most_ns}'} per step in the "
+            "DataLoader's __next__, on the thread that drives the training loop",
+            least_ns=least, most_ns=most,
+        ),
+        observe(
+            "step-without-it",
+            "replayed with the input always ready, the step takes {changed_ns} instead of {step_ns}",
+            changed_ns=float(hidden.mean()), step_ns=float(base.mean()),
+        ),
+    )  # fmt: skip
+    share, sure = round(cost / float(base.mean()), 4), round(steady, 3)
+    return [Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, sure, cost, observations)]
 
 
 def _loading(graph: Graph) -> dict[int, float]:
@@ -257,16 +270,20 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
     least, most, step = (
         float(waits[name].to_numpy().mean()) for name in ("data_wait_ns", "most_ns", "duration_ns")
     )
-    evidence = [
-        f"each rank waits {format_duration(least)} to {format_duration(most)} per step for its data, in the "
-        f"latest {waits.height} steps"
-    ]
+    observations = [
+        observe(
+            "data-wait",
+            "each rank waits {least_ns} to {most_ns} per step for its data, in the latest {steps} steps",
+            least_ns=least, most_ns=most, steps=waits.height,
+        )
+    ]  # fmt: skip
     if on_gpus:
-        evidence.append("not known: whether their GPUs have work meanwhile; a deep window would show it")
+        not_known = "not known: whether their GPUs have work meanwhile; a deep window would show it"
+        observations.append(observe("gpu-work-unknown", not_known))
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     sure = round(steady * (0.5 if on_gpus else 1.0), 3)
     share = round(least / step, 4)
-    return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(evidence))]
+    return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(observations))]
 
 
 def _steady(waits: pl.DataFrame) -> float:

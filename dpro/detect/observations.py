@@ -107,6 +107,22 @@ def observation_documents(observations: Iterable[Observation]) -> list[Observati
     ]
 
 
+def observations_of(
+    sentences: Sequence[str], documents: Sequence[ObservationDocument]
+) -> tuple[Observation, ...]:
+    """Observations that were written as sentences and documents; without figures in older logs."""
+    if len(documents) != len(sentences):
+        return tuple(Observation("", text) for text in sentences)
+    return tuple(
+        Observation(
+            one.kind,
+            text,
+            {name: math.nan if value is None else value for name, value in one.values.items()},
+        )
+        for text, one in zip(sentences, documents, strict=True)
+    )
+
+
 def _plain(value: Value) -> float | int | str | list[int] | None:
     if isinstance(value, str | int):
         return value

@@ -16,9 +16,10 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.replay.steps import StepSeries, host_facts, step_series
 from dpro.timed import all_hosts_ahead
-from dpro.units import NS_PER_S, format_bytes, format_duration
+from dpro.units import NS_PER_S
 from dpro.words import few, ordinal, ranks_in_words
 
 # Whether something that happens in some steps does so regularly, and in which words.
@@ -311,7 +312,7 @@ HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: rare delays 
 SAVING = 5  # steps after a deep window in which it may still be saved
 SAME = 0.8  # of the pauses a rank works in, to be the one that does
 WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
-MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and at least: else a line of evidence
+MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and at least: else an observation
 
 _DOES = {  # of one rank, of several
     CHECKPOINT: ("saves a checkpoint", "save a checkpoint"),
@@ -353,13 +354,14 @@ class LostTime:
         findings: costliest first.
         steps: the steps whose time they explain: no other detector has to.
         described: what is no fault, a sentence each.
-        kept_waiting: of each rank that keeps GPUs waiting for new work, in which steps, and ns per step.
+        kept_waiting: of each rank that keeps GPUs waiting for new work: ns of one wait, in which steps, and
+            ns per step.
     """
 
     findings: list[Finding]
     steps: list[int]
     described: list[str]
-    kept_waiting: Mapping[int, tuple[str, float]] = field(default_factory=dict)
+    kept_waiting: Mapping[int, tuple[float, str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -404,9 +406,9 @@ def find_pauses(
     groups = _groups([pause for pause in pauses if pause.step not in first], series)
     groups = sorted((group for group in groups if _matters(group, series)), key=lambda group: -group.lost_ns)
     num_ranks = steps["rank"].n_unique()
-    more_lines = _names_of_steps(series, warm_up)
+    of_steps = _lengths_of_steps(series, warm_up)
     findings = [
-        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines])
+        _finding(group, series, num_ranks, [*_saved(group, counters), *of_steps])
         for group in groups
         if not _is_wanted(group, num_ranks)
     ]
@@ -414,9 +416,9 @@ def find_pauses(
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
-        [_describe(group, series, num_ranks) for group in wanted],
+        [_describe(group, series, num_ranks).text for group in wanted],
         {
-            rank: (_length(group), group.lost_ns / series.times.size)
+            rank: (_middle_ns(group), group.recurrence.in_words(), group.lost_ns / series.times.size)
             for group in groups
             if group.kind == EMPTY_QUEUE and len(group.ranks) < num_ranks
             for rank in group.ranks
@@ -429,16 +431,24 @@ def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
     return group.kind == VALIDATION and len(group.ranks) == num_ranks
 
 
-def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> str:
-    """A sentence on pauses that are no fault."""
-    share = group.lost_ns / float(series.times.sum())
-    return f"{_who(group, num_ranks)} for {_length(group)}: {share:.0%} of the wall time"
+def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> Observation:
+    """Pauses that are no fault."""
+    wall_share = group.lost_ns / float(series.times.sum())
+    return _pauses(group, num_ranks).then(": {wall_share} of the wall time", wall_share=wall_share)
 
 
-def _length(group: PauseGroup) -> str:
-    """How long pauses are, and how often they come: `20 ms in every 10th step`."""
-    length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
-    return f"{length} {group.recurrence.in_words()}"
+def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
+    """Which ranks do what, for how long, how often: `rank 1 saves a checkpoint for 20 ms now and then`."""
+    return observe(
+        "pauses", f"{_who(group, num_ranks)} for {{pause_ns}} {group.recurrence.in_words()}",
+        what=group.kind, ranks=group.ranks or group.some, pause_ns=_middle_ns(group),
+        period_steps=group.recurrence.period,
+    )  # fmt: skip
+
+
+def _middle_ns(group: PauseGroup) -> float:
+    """How long one of the pauses is."""
+    return float(np.median([pause.longer_ns for pause in group.pauses]))
 
 
 def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
@@ -494,23 +504,27 @@ def _matters(group: PauseGroup, series: StepSeries) -> bool:
     return share >= (MIN_WALL_SHARE if regular or of_one else HUGE_UNEXPLAINED)
 
 
-def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more_lines: list[str]) -> Finding:
+def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more: list[Observation]) -> Finding:
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
     share = lost / float(series.times.sum())
     do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
-    wait = ", the others wait" if of_one else ""
-    evidence = (
-        f"{_who(group, num_ranks)} for {_length(group)}{wait}; do: {do}",
-        f"{group.recurrence.named()}: {times} of {series.times.size} steps, {share:.0%} of the wall time; "
-        "the cost is the mean over all steps",
-        *more_lines,
-    )
+    pauses = _pauses(group, num_ranks)
+    observations = (
+        pauses.then(", the others wait") if of_one else pauses,
+        observe(
+            "share-of-wall-time",
+            f"{group.recurrence.named()}: {{pauses}} of {{steps}} steps, {{wall_share}} of the wall time; "
+            "the cost is the mean over all steps",
+            pauses=times, steps=series.times.size, wall_share=share,
+        ),
+        *more,
+    )  # fmt: skip
     kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
     sure = round(_sure(group) * times / (times + 1), 3)
     return Finding(
         CLASS, kind, component, group.ranks or group.some, round(share, 4), sure,
-        lost / series.times.size, evidence, group.kind if of_one else "",
+        lost / series.times.size, observations, group.kind if of_one else "", remedy=do,
     )  # fmt: skip
 
 
@@ -534,7 +548,7 @@ def _who(group: PauseGroup, num_ranks: int) -> str:
     return f"{ranks_in_words(group.ranks or group.some)}{together} {several}"
 
 
-def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[str]:
+def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[Observation]:
     """How much a checkpoint is, and how fast it was saved."""
     if group.kind != CHECKPOINT:
         return []
@@ -545,18 +559,24 @@ def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[str]:
     files = saved.drop_nulls()
     size, took = (float(files[name].sum()) for name in ("checkpoint_save_bytes", "checkpoint_save_ns"))
     return [
-        f"files of {format_bytes(size / files.height)}, saved at {format_bytes(size / took * NS_PER_S)}/s"
-    ]
+        observe(
+            "checkpoint-files", "files of {file_bytes}, saved at {saved_per_s_bytes}/s",
+            file_bytes=size / files.height, saved_per_s_bytes=size / took * NS_PER_S,
+        )
+    ]  # fmt: skip
 
 
-def _names_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[str]:
+def _lengths_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[Observation]:
     """The two lengths of a step, and what the first steps took in addition."""
-    typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
-    lines = [f"typical step {typical}, mean step with pauses {mean}"]
-    if warm_up:
-        lost = format_duration(sum(pause.lost_ns for pause in warm_up))
-        lines.append(f"not counted: {lost} more in the first {WARM_UP} steps (warm-up)")
-    return lines
+    lengths = observe(
+        "step-lengths", "typical step {typical_ns}, mean step with pauses {mean_ns}",
+        typical_ns=series.typical_ns, mean_ns=series.mean_ns,
+    )  # fmt: skip
+    if not warm_up:
+        return [lengths]
+    sentence = "not counted: {more_ns} more in the first {steps} steps (warm-up)"
+    more_ns = sum(pause.lost_ns for pause in warm_up)
+    return [lengths, observe("warm-up", sentence, more_ns=more_ns, steps=WARM_UP)]
 
 
 def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
@@ -565,14 +585,26 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
         return []
     kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
-    evidence = (
-        f"the first {WARM_UP} steps take {format_duration(lost)} more than typical ones"
-        f"{' (' + ', '.join(kinds) + ')' if kinds else ''}; do: record more steps, if the job has them: it "
-        "comes once in each start",
-        f"{lost / wall:.0%} of the wall time of {series.times.size} steps; "
-        "the cost is the mean over all steps",
-        *_names_of_steps(series, []),
+    longer = observe(
+        "warm-up",
+        "the first {steps} steps take {more_ns} more than typical ones",
+        steps=WARM_UP,
+        more_ns=lost,
     )
+    observations = (
+        longer.then(" ({what})", what=", ".join(kinds)) if kinds else longer,
+        observe(
+            "share-of-wall-time",
+            "{wall_share} of the wall time of {steps} steps; the cost is the mean over all steps",
+            wall_share=lost / wall, steps=series.times.size,
+        ),
+        *_lengths_of_steps(series, []),
+    )  # fmt: skip
     ranks = tuple(sorted({rank for pause in pauses for rank in pause.ranks}))
     cost = lost / series.times.size
-    return [Finding(CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, evidence)]
+    return [
+        Finding(
+            CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, observations,
+            remedy="record more steps, if the job has them: it comes once in each start",
+        )
+    ]  # fmt: skip

@@ -9,10 +9,9 @@ it is a few columns of one batched replay. Workers and stages are compared with 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -21,6 +20,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import CLASS
+from dpro.detect.observations import observe
 from dpro.detect.significance import (
     MIN_COST,
     MIN_LATEST,
@@ -44,7 +44,6 @@ from dpro.replay.timeline import (
     step_times,
 )
 from dpro.replay.whatif.edits.host import NoLaunch
-from dpro.units import format_duration
 
 # How many of the workers count as the slowest.
 SLOWEST_WORKERS = 0.03
@@ -225,19 +224,25 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
         rank = finding.ranks[0]
         cost = analysed.step_ns - analysed.healed_ns[rank]
         place = graph.places[rank]
-        evidence = (
-            f"rank {rank} is data-parallel rank {place.dp} of stage {place.stage}; the others of that stage "
-            "are its peers",
-            "with only its own times kept and all others typical, the step is "
-            f"{analysed.slowdown.by_rank[rank]:.2f} times as long",
-            f"the cost is that of its times above what is typical of all ranks: {format_duration(cost)}",
-        )
-        severity = round(cost / analysed.step_ns, 4)
-        findings.append(
-            dataclasses.replace(
-                finding, cost_ns=cost, severity=severity, observations=(*finding.observations, *evidence)
-            )
-        )
+        finding = finding.observing(
+            observe(
+                "peers-of-stage",
+                "rank {rank} is data-parallel rank {dp} of stage {stage}; the others of that stage are its "
+                "peers",
+                rank=rank, dp=place.dp, stage=place.stage,
+            ),
+            observe(
+                "slowdown-of-rank",
+                "with only its own times kept and all others typical, the step is {times:.2f} times as long",
+                times=float(analysed.slowdown.by_rank[rank]),
+            ),
+            observe(
+                "cost-of-rank",
+                "the cost is that of its times above what is typical of all ranks: {cost_ns}",
+                cost_ns=float(cost),
+            ),
+        )  # fmt: skip
+        findings.append(replace(finding, cost_ns=cost, severity=round(cost / analysed.step_ns, 4)))
     return findings
 
 
@@ -291,7 +296,7 @@ def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
     by_dp: dict[int, dict[int, float]] = {}
     for rank, place in graph.places.items():
         by_dp.setdefault(place.dp, {})[place.stage] = float(total[rank])
-    stage = int(finding.component_id)
+    stage = graph.places[finding.ranks[0]].stage
     longer = [
         bool(
             stages[stage]
@@ -379,36 +384,42 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     stage = int(ratios["stage"][0])
     ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
     step, healed = float(base.mean()), float(saved.mean())
-    evidence = [
-        f"on stage {stage} every {graph.names[name]} takes {format_duration(own_ns)}, on the others "
-        f"typically {format_duration(others_ns)}"
+    observations = [
+        observe(
+            "longer-operations",
+            "on stage {stage} every {operation} takes {stage_ns}, on the others typically {others_ns}",
+            stage=stage, operation=graph.names[name], stage_ns=own_ns, others_ns=others_ns,
+        )
         for name, own_ns, others_ns in ratios.sort("ratio").select("name", "own", "others").iter_rows()
         if own_ns - others_ns > 0.01 * others_ns
-    ]
-    evidence.append(
-        f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - healed)} "
-        f"instead of {format_duration(step)}"
-    )
+    ]  # fmt: skip
+    observations.append(
+        observe(
+            "step-without-it",
+            "replayed with stage {stage} as fast as the others, the step takes {changed_ns} instead of "
+            "{step_ns}",
+            stage=stage, changed_ns=step - healed, step_ns=step,
+        )
+    )  # fmt: skip
     sure, cost = confidence(saved, base), healed
     if len(ranks) == 1:
         sure *= ONE_RANK if healed >= LITTLE * step else ONE_RANK_A_LITTLE
-        evidence.append("one rank of the stage is recorded: a slow worker would look the same")
+        doubt = "one rank of the stage is recorded: a slow worker would look the same"
+        observations.append(observe("one-rank-of-stage", doubt))
     else:
         cost = min(max(float(even.mean()), 0.0), healed)
-        evidence.append(
-            f"all {len(ranks)} ranks of the stage take as long: the work is uneven, no rank is at fault; "
-            f"spread evenly over the stages, the step takes {format_duration(step - cost)}"
-        )
+        observations.append(
+            observe(
+                "uneven-work",
+                "all {num_ranks_of_stage} ranks of the stage take as long: the work is uneven, no rank is at "
+                "fault; spread evenly over the stages, the step takes {even_ns}",
+                num_ranks_of_stage=len(ranks), even_ns=step - cost,
+            )
+        )  # fmt: skip
     return Finding(
-        "imbalance.stage",
-        "stage",
-        str(stage),
-        ranks,
-        round(cost / step, 4),
-        round(sure, 3),
-        cost,
-        tuple(evidence),
-    )
+        "imbalance.stage", "stage", str(stage), ranks, round(cost / step, 4), round(sure, 3), cost,
+        tuple(observations),
+    )  # fmt: skip
 
 
 # Uneven micro-batches. One with longer sequences takes longer forward and backward, and on every stage that
@@ -466,17 +477,35 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     if before.size < MIN_LATEST or not _costs(saved, before):
         return even, []
     cost, step = float(saved.mean()), float(before.mean())
-    evidence = (
-        f"forward and backward of a micro-batch vary together: correlation {varied.correlation:.2f} within "
-        f"ranks and steps, over {varied.freedom} micro-batches; forward times vary by {varied.forward:.0%}",
-        f"in a typical step the longest micro-batch takes {varied.longest:.1f} times the mean",
-        f"replayed with equal micro-batches in each step, the step takes {format_duration(step - cost)} "
-        f"instead of {format_duration(step)}; no rank is at fault: distribute sequences by their cost",
-    )
+    observations = (
+        observe(
+            "micro-batches-vary",
+            "forward and backward of a micro-batch vary together: correlation {correlation:.2f} within ranks "
+            "and steps, over {micro_batches} micro-batches; forward times vary by {varied_share}",
+            correlation=varied.correlation, micro_batches=varied.freedom, varied_share=varied.forward,
+        ),
+        observe(
+            "longest-micro-batch",
+            "in a typical step the longest micro-batch takes {times:.1f} times the mean",
+            times=varied.longest,
+        ),
+        observe(
+            "step-without-it",
+            "replayed with equal micro-batches in each step, the step takes {changed_ns} instead of "
+            "{step_ns}; no rank is at fault",
+            changed_ns=step - cost, step_ns=step,
+        ),
+    )  # fmt: skip
     ranks = tuple(sorted(graph.places))
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
     sure = round((1 - error) * varied.correlation, 3)
-    return even, [Finding(CLASS, "job", BATCHES, ranks, round(cost / step, 4), sure, cost, evidence)]
+    share = round(cost / step, 4)
+    return even, [
+        Finding(
+            CLASS, "job", BATCHES, ranks, share, sure, cost, observations,
+            remedy="distribute sequences by their cost",
+        )
+    ]  # fmt: skip
 
 
 def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:

@@ -18,15 +18,18 @@ from dpro.arrays import Floats
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_SHARE, change_points
 from dpro.replay.steps import host_facts, job_steps, kernel_totals
-from dpro.units import format_duration
 
 MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
 MAX_LINES = 4  # of evidence of a kind, at most
 # A job that becomes slower from step to step has no place where its level changes: parts of it, of at least
 # four steps each, are compared in order. Of ten without a trend one in 2,000 rises like this.
 PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
+NOTHING_ELSE = observe(
+    "nothing-else-changed", "nothing else that was recorded shows what is different since then"
+)
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
     "gc_ns": "collecting garbage",
@@ -75,21 +78,27 @@ def find_regression(
     lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
     last_ns = regression.last_ns
-    evidence = (
-        f"since step {regression.since} the typical step takes {format_duration(regression.after_ns)}"
-        f"{'' if last_ns is None else f', {format_duration(last_ns)} in the end'}; "
-        f"before it took {format_duration(regression.before_ns)}",
+    growing = "" if last_ns is None else ", {last_ns} in the end"
+    observations = (
+        observe(
+            "longer-since",
+            f"since step {{step}} the typical step takes {{after_ns}}{growing}; before it took {{before_ns}}",
+            step=regression.since,
+            after_ns=regression.after_ns,
+            before_ns=regression.before_ns,
+            **({} if last_ns is None else {"last_ns": last_ns}),
+        ),
         *_host_changes(host_facts(steps, counters), regression),
         *_work_changes(read_spans, steps, regression),
         *_with_first(cause, changed)[:MAX_LINES],
         *islice(errors_since(steps, counters, workers, regression.since), MAX_LINES),
     )
-    if len(evidence) == 1:
-        evidence += ("nothing else that was recorded shows what is different since then",)
+    if len(observations) == 1:
+        observations += (NOTHING_ELSE,)
     share = round(cost / regression.after_ns, 4)
     return [
         Finding(
-            "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost, evidence,
+            "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost, observations,
             f"GPU {cause}" if cause else "",
         )
     ]  # fmt: skip
@@ -154,10 +163,10 @@ def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:
     return TimeRange(int(series["begin_ns"][begin]), int(series["end_ns"][end - 1]))
 
 
-def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[str]:
+def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[Observation]:
     """What the host does longer per step since then, on the rank where that grew most."""
     enough = MIN_EXPLAINED * (regression.after_ns - regression.before_ns)
-    lines = []
+    observations = []
     for column, words in HOST_WORDS.items():
         grown = (
             facts.filter(pl.col(column).is_not_null())
@@ -171,15 +180,16 @@ def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[str]:
             .sort(pl.col("new") - pl.col("old"), descending=True)
         )
         for rank, old, new in grown.head(1).iter_rows():
-            lines.append(
-                f"rank {rank}: {words} {format_duration(old)} per step before, {format_duration(new)} since"
+            sentence = "rank {rank}: {what} {before_ns} per step before, {after_ns} since"
+            observations.append(
+                observe("host-changed", sentence, rank=rank, what=words, before_ns=old, after_ns=new)
             )
-    return lines
+    return observations
 
 
 def _work_changes(
     read_spans: Callable[[], pl.DataFrame], steps: pl.DataFrame, regression: Regression
-) -> list[str]:
+) -> list[Observation]:
     """Kernels (of a CPU job: operators) that take longer per step in the deep windows since then."""
     inside = steps.filter(pl.col("window") >= 0)
     old_steps = inside.filter(pl.col("step") < regression.since)
@@ -196,7 +206,13 @@ def _work_changes(
         .sort([pl.col("work_ns") - pl.col("work_ns_old"), "name"], descending=[True, False])
     )
     return [
-        f"{name}: {format_duration(before)} per rank and step before, {format_duration(after)} since"
+        observe(
+            "work-changed",
+            "{name}: {before_ns} per rank and step before, {after_ns} since",
+            name=name,
+            before_ns=before,
+            after_ns=after,
+        )
         for name, after, before in grown.head(MAX_LINES).select("name", "work_ns", "work_ns_old").iter_rows()
     ]
 

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.pauses import CLASS as PAUSES
 from dpro.documents import DocumentPart
@@ -29,7 +29,7 @@ from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel, short_place
+from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
     COMMUNICATION,
@@ -190,7 +190,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         except DproError:
             continue
         names = ", ".join(map(str, finding.ranks))
-        where = _place_of(finding.evidence)
+        where = f", in {finding.place.in_words}" if finding.place else ""
         yield Advice(
             "heal",
             f"find what makes rank {names} slower than its peers{where}, and remove it",
@@ -206,25 +206,15 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
     """What findings themselves say to do, or to look for, each with what the mean step gains without it."""
     for finding in findings:
         gain = 1 / (1 - min(finding.severity, 1 - 1 / MUCH))
-        said = [line.split("; do: ") for line in finding.evidence if "; do: " in line]
         if finding.class_ in NO_FAULT or gain < WORTH:
             continue
-        if said:
-            do = f"{said[0][1]} ({said[0][0]})"
+        if finding.remedy:
+            do = f"{finding.remedy} ({finding.evidence[0]})" if finding.evidence else finding.remedy
         elif finding.component_kind == "rank":
             do = f"find what makes {finding.component} slower than its peers, and remove it"
         else:
             continue
         yield Advice("heal", do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
-
-
-def _place_of(evidence: Sequence[str]) -> str:
-    """Where in the code a finding has seen the time go."""
-    for line in evidence:
-        _, colon, place = line.rpartition(": ")
-        if colon and "works" in line and place != NO_SPAN:
-            return f", in {short_place(place)}"
-    return ""
 
 
 # Changes that are predicted as they are: by edit, their kind, what to do, and how to see whether it holds.
@@ -408,7 +398,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{'code in no span' if name == NO_SPAN else short_place(name)} takes "
+        f"{'code in no span' if name == NO_SPAN else Place.of(name).in_words} takes "
         f"{format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )

@@ -26,7 +26,7 @@ from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.replay.attribution import innermost
@@ -54,7 +54,7 @@ from dpro.verdict.limits import (
     lengths_of,
     typical,
 )
-from dpro.words import counted, short_name, shortened
+from dpro.words import counted, shortened
 
 # A call of the driver or runtime that, once it has loaded what it needs, takes microseconds.
 _PROMPT_CALLS = r"^(cuda|cu|hip)[A-Z]"
@@ -67,7 +67,7 @@ FEW = 4  # calls of a name, from which on it is known how long one usually takes
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 DEAR = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
-_LONGEST_PLACE = 64  # characters: has room for a DataLoader's `__next__`
+
 _LIBRARIES = r"(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
 _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
@@ -469,17 +469,9 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
         | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
     )
     around = innermost(code, calls)
-    places = Counter(map(short_place, code["name"].gather(around[around >= 0])))
+    places = Counter(Place.of(name).in_words for name in code["name"].gather(around[around >= 0]))
     ((place, count),) = places.most_common(1) or [("", 0)]
     return f", {count / calls.height:.0%} of them in {place}" if count > PLACED * calls.height else ""
-
-
-def short_place(name: str) -> str:
-    """A Python function without its path, or a range; layers that are numbered are one."""
-    function = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
-    if function:
-        return f"{function[3]} ({function[1]}:{function[2]})"
-    return shortened(re.sub(r"\.\d+\b", ".*", short_name(name)).strip("# "), _LONGEST_PLACE)
 
 
 @contextmanager

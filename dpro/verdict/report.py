@@ -34,8 +34,7 @@ from dpro.analysis.summary import (
     trust_info,
     what_helps,
 )
-from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
+from dpro.detect.words import FindingInWords, describe
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
@@ -50,16 +49,6 @@ LONGEST_NAME = 160  # characters: names of kernels have hundreds
 
 Pairs = Sequence[tuple[str, str]]
 Rows = Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class DescribedFinding:
-    """A finding in words."""
-
-    title: str
-    meaning: str
-    evidence: Sequence[str]
-    advice: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,7 @@ class RunReport:
     verdict: str
     mean_step: MeanStep | None
     facts: Pairs
-    findings: Sequence[DescribedFinding]
+    findings: Sequence[FindingInWords]
     unknown: Sequence[str]
     gains: Sequence[Prediction]
     within_noise: Sequence[Prediction]
@@ -140,7 +129,7 @@ def make_report(analysis: Analysis) -> RunReport:
             *run_info(analysis.run.manifest, analysis.steps),
             *(("still known", line) for line in analysis.end.can_say),
         ],
-        findings=[_described(finding, analysis) for finding in findings],
+        findings=[describe(finding, analysis.workers) for finding in findings],
         unknown=unknown,
         gains=gains.clear[:MAX_PREDICTIONS],
         within_noise=gains.within_noise,
@@ -152,19 +141,6 @@ def make_report(analysis: Analysis) -> RunReport:
         doubts=doubts,
         measured=_measured(analysis),
     )
-
-
-def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
-    if finding.of_hang:
-        meaning, advice = verdict_in_words(finding), advice_in_words(finding, analysis.workers)
-    else:
-        cause = f"by {finding.cause}: " if finding.cause else ""
-        meaning, advice = (
-            f"{cause}{format_duration(finding.cost_ns)} per step, {finding.severity:.0%} of it",
-            "",
-        )
-    meaning = f"{meaning}; confidence {finding.confidence:.2f}"
-    return DescribedFinding(finding.title, meaning, finding.evidence, advice)
 
 
 def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
@@ -267,7 +243,7 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield from _titled(finding.title)
         yield _plain(finding.meaning)
         yield ""
-        yield from _list([*finding.evidence, *([f"do: {finding.advice}"] if finding.advice else [])])
+        yield from _list([*finding.evidence, *([f"do: {finding.do}"] if finding.do else [])])
     if report.unknown:
         yield from _titled("Not known")
         yield from _list(report.unknown)

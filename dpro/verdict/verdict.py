@@ -23,6 +23,7 @@ from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
+from dpro.detect.words import name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
 from dpro.replay.fidelity.accuracy import deep_and_usual, recording_in_words, without_spans
@@ -305,17 +306,10 @@ def fault_in_words(findings: Sequence[Finding], diagnosed: bool = True) -> str:
     if not findings:
         return "no rank or part stands out." if diagnosed else "not diagnosed: the replay does not fit."
     words = [
-        f"{_part_of(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
+        f"{name_part(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
-
-
-def _part_of(finding: Finding) -> str:
-    """What is at fault, and by what."""
-    if finding.of_job:
-        return finding.cause or finding.component_id
-    return f"{finding.component} ({finding.cause or finding.class_})"
 
 
 def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Limit | None:

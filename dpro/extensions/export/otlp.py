@@ -167,7 +167,7 @@ def _of_finding(finding: Finding) -> dict[str, Any]:
     return {
         "dpro.class": finding.class_, "dpro.component": finding.component, "dpro.ranks": list(finding.ranks),
         "dpro.confidence": finding.confidence, "dpro.cause": finding.cause,
-        "dpro.evidence": list(finding.evidence),
+        "dpro.evidence": list(finding.evidence), "dpro.remedy": finding.remedy,
     } | cost  # fmt: skip
 
 

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from msgspec import field
 from msgspec.structs import astuple
 
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.units import NS_PER_S
@@ -189,26 +189,29 @@ def with_history(
         if host and finding.confidence >= MIN_CONFIDENCE:
             row = Remembered(host, finding.class_, finding.confidence, time_ns, name)
             rows.append(row)
-            line = recurrence(row, remembered(host))
-            finding = replace(finding, observations=(*finding.observations, line)) if line else finding
+            recurring = recurrence(row, remembered(host))
+            finding = finding.observing(recurring) if recurring is not None else finding
         with_lines.append(finding)
     if rows:
         remember(rows)
     return with_lines
 
 
-def recurrence(now: Remembered, before: Iterable[Remembered]) -> str:
-    """A line about earlier findings of a host; empty where there are none."""
+def recurrence(now: Remembered, before: Iterable[Remembered]) -> Observation | None:
+    """What is remembered of earlier findings of a host; None where there are none."""
     earlier = [row for row in before if row.run != now.run and row.time_ns < now.time_ns]
     if not earlier:
-        return ""
+        return None
     of_class = Counter(row.class_ for row in earlier)
     number = of_class.pop(now.class_, 0) + 1
     nth = _ORDINALS[number] if number < len(_ORDINALS) else ordinal(number)
     days = _days(now.time_ns - min(row.time_ns for row in earlier))
     more = ", ".join(f"{count} of {class_}" for class_, count in sorted(of_class.items()))
-    line = f"host {now.host}: {nth} finding of {now.class_} in {days}"
-    return f"{line}, after {more}" if more else line
+    recurring = observe(
+        "finding-again", f"host {{host}}: {nth} finding of {{finding}} in {days}",
+        host=now.host, finding=now.class_, times=number, findings_before=len(earlier),
+    )  # fmt: skip
+    return recurring.then(", after {others}", others=more) if more else recurring
 
 
 def _days(ns: int) -> str:

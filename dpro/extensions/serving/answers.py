@@ -13,12 +13,13 @@ from msgspec.structs import asdict
 
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.report import ReportDocument
+from dpro.detect.words import FindingInWords
 from dpro.documents import Document
 from dpro.extensions.serving.document import ServingDocument, has_serving, serving_document
 from dpro.extensions.serving.findings import costs_in_words
 from dpro.extensions.serving.latency import number
 from dpro.store import Run
-from dpro.verdict.report import DescribedFinding, ReportTable, RunReport
+from dpro.verdict.report import ReportTable, RunReport
 
 
 class ServerDiagnosis(DiagnosisDocument, frozen=True, kw_only=True):
@@ -59,11 +60,12 @@ def sent_with_server(report: RunReport, run: Run) -> RunReport:
     document = serving_document(run)
     limits, *others = document.sentences
     findings = [
-        DescribedFinding("server", limits, others, ""),
+        FindingInWords("server", limits, f"server: {limits}", others, ""),
         *(
-            DescribedFinding(
-                f"server, {finding.class_}",
-                f"Costs at most {costs_in_words(finding)}.",
+            FindingInWords(
+                title := f"server, {finding.class_}",
+                costs := f"Costs at most {costs_in_words(finding)}.",
+                f"{title}: {costs}",
                 finding.evidence,
                 finding.help,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from dpro.cli.options import DAY_S, MAX_STEPS, NumberRange
 from dpro.cli.output import json_option, print_json, warn
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.extensions.history.command import NO_HISTORY
-from dpro.units import format_duration
 from dpro.words import one_line, whole_number
 
 if TYPE_CHECKING:
@@ -389,17 +387,13 @@ def account_in_words(account: GoodputDocument) -> str:
 def in_words(notice: Notice) -> list[str]:
     """A notice for people, and its evidence."""
     from dpro.detect.findings_log import time_of_day
+    from dpro.detect.words import describe
 
-    finding = notice.finding
     when = time_of_day(notice.time_ns)
-    cause = f" ({finding.cause})" if finding.cause else ""
     if notice.why:
-        return [f"dpro: {when} over: {finding.title}: {notice.why}"]
-    cost = ""
-    if 0 < finding.cost_ns < math.inf:
-        cost = f" costs {format_duration(finding.cost_ns)} per step ({finding.severity:.0%})"
-    head = f"dpro: {when} {finding.title}{cause}{cost}; confidence {finding.confidence:.2f}"
-    return [head, *(f"dpro:   - {line}" for line in finding.evidence)]
+        return [f"dpro: {when} over: {notice.finding.title}: {notice.why}"]
+    described = describe(notice.finding)
+    return [f"dpro: {when} {described.headline}", *(f"dpro:   {line}" for line in described.details)]
 
 
 # Words of the command line that the list of processes must not show, such as the address of a webhook.
