@@ -96,9 +96,15 @@ def _worst_hang(findings: Sequence[Finding]) -> str:
     return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
 
 
+FINDING_COLUMNS = {
+    "class": pl.String, "component": pl.String, "ranks": pl.List(pl.Int64), "cost_ms_per_step": pl.Float64,
+    "severity": pl.Float64, "confidence": pl.Float64, "cause": pl.String, "evidence": pl.String,
+    "remedy": pl.String,
+}  # fmt: skip
+
+
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
     """The findings as a table, costliest first."""
-    figures = ("cost_ms_per_step", "severity", "confidence")
     return pl.DataFrame(
         {
             "class": [finding.class_ for finding in findings],
@@ -111,7 +117,7 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
             "evidence": ["; ".join(finding.evidence) for finding in findings],
             "remedy": [finding.remedy for finding in findings],
         },
-        schema_overrides={"ranks": pl.List(pl.Int64), **dict.fromkeys(figures, pl.Float64)},
+        schema=FINDING_COLUMNS,
     )
 
 

@@ -14,6 +14,7 @@ from dpro.dashboards.loaded import Loaded, RecordingCopy
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.views.verdict import VIEW
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice, time_of_day
 from dpro.errors import InputError
 from dpro.schema import STEPS
@@ -114,7 +115,7 @@ def test_a_run_whose_job_is_over_has_one_state_and_is_not_live(run):
 def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_reason(run):
     fill = VIEW.sections["verdict-findings"]
     states = [Loaded(run) for _ in range(4)]
-    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, ("evidence",))
+    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, (observe("late", "evidence"),))
     for state, found in zip(states, ([slow], [], [], [slow])):
         state.values["verdict_on_hangs"] = found, []
         state.opened_ns = 10**18
@@ -130,7 +131,7 @@ def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_r
 
 def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_nothing(run):
     first, skipped, last = (Loaded(run) for _ in range(3))
-    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, ("evidence",))
+    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, (observe("late", "evidence"),))
     first.values["verdict_on_hangs"], last.values["verdict_on_hangs"] = ([slow], []), ([], ["too few steps"])
     ShownRun(first, iter([skipped, last])).follow()
     assert not skipped.values
@@ -156,7 +157,7 @@ def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, 
 
 def test_the_first_view_lists_findings_reported_while_the_job_ran(tmp_path):
     run = cpu_job().write(tmp_path)
-    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, ("evidence",))
+    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, (observe("late", "evidence"),))
     FindingsLog(tmp_path).write(Notice(BEGINS, 1, 10**18, 7, finding))
     section = str(VIEW.sections["verdict-findings"](load(run), Link()))
     assert "while it ran" in section

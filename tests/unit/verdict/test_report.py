@@ -60,9 +60,9 @@ def _evil(folder) -> Run:
 def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     report = make_report(slow)
     assert report.state == "bad"
-    assert report.verdict.startswith("rank 1: slow.host costs")
+    assert report.verdict.startswith("slow.host: rank 1 (the input pipeline) costs")
     (finding,) = report.findings
-    assert finding.title == "slow.host: rank 1"
+    assert finding.title == "slow.host: rank 1 (the input pipeline)"
     assert list(finding.evidence) == list(slow.verdict[0][0].evidence)
     assert 0 < len(report.gains) <= MAX_PREDICTIONS
     best = search_once(slow).predictions[0]
@@ -106,7 +106,7 @@ def test_a_hang_comes_with_what_to_do(tmp_path):
     write_manifest(tmp_path, Manifest(world_size=3, ranks=[0, 1, 2]))
     report = make_report(Analysis(open_run(tmp_path)))
     assert "The job stands still" in report.verdict
-    assert "py-spy dump" in report.findings[0].advice
+    assert "py-spy dump" in report.findings[0].do
     assert "py-spy dump" in markdown_of(report)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.replay.graph import CPU_KINDS, is_of
 from dpro.replay.whatif.job import ReplayedJob
@@ -271,13 +272,17 @@ def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:
 
 
 def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_step():
-    waits = ("rank 1 stands still in every 5th step; do: see what it opens", "steps 5, 10, 15")
-    pauses = Finding("pauses", "rank", "1", (1,), 0.5, 0.9, 4e7, waits, "unknown wait")
+    pauses = Finding(
+        "pauses", "rank", "1", (1,), 0.5, 0.9, 4e7,
+        (observe("pauses", "rank 1 stands still in every 5th step"), observe("share", "steps 5, 10, 15")),
+        "unknown wait", remedy="see what it opens",
+    )  # fmt: skip
+    taken = (observe("turns", "b"),)
     turns = Finding(
-        "slow.host", "job", "what ranks take in turn", (0, 1), 0.2, 0.9, 1e7, ("a", "b; do: look")
+        "slow.host", "job", "what ranks take in turn", (0, 1), 0.2, 0.9, 1e7, taken, remedy="look"
     )
-    late = Finding("slow.host", "rank", "2", (2,), 0.1, 0.9, 5e6, ("rank 2 takes longer",))
-    warm_up = Finding("warm-up", "job", "warm-up", (), 0.6, 0.9, 5e6, ("long; do: record more steps",))
+    late = Finding("slow.host", "rank", "2", (2,), 0.1, 0.9, 5e6, (observe("late", "rank 2 takes longer"),))
+    warm_up = Finding("warm-up", "job", "warm-up", (), 0.6, 0.9, 5e6, (), remedy="record more steps")
     first, second, third = remedies_of([pauses, turns, late, warm_up])
     assert first.do == "see what it opens (rank 1 stands still in every 5th step)"
     assert (first.gain_low, first.gain_high) == pytest.approx((4 / 3, 2.0))

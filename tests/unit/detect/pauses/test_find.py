@@ -65,7 +65,11 @@ def test_what_one_rank_does_in_some_steps_is_named_with_its_period_its_share_and
     assert (finding.cause, finding.ranks) == (cause, (2,))
     assert "rank 2" in finding.evidence[0]
     assert "in every 10th step, the others wait" in finding.evidence[0]
-    assert do in finding.evidence[0]
+    assert do in finding.remedy
+    pauses, share, *_ = finding.observations
+    assert pauses.values["pause_ns"] == pytest.approx(PAUSE_MS * MS, rel=0.03)
+    assert (pauses.values["ranks"], pauses.values["period_steps"]) == ((2,), 10)
+    assert (share.values["pauses"], share.values["steps"]) == (10, 100)
     assert "steps 9, 19, 29, 39 …: 10 of 100 steps" in finding.evidence[1]
     assert finding.cost_ns == pytest.approx(PAUSE_MS / 10 * MS, rel=0.03)
     assert finding.severity == pytest.approx(20 / (20 + STEP_MS), rel=0.03)
@@ -83,7 +87,7 @@ def test_what_all_ranks_do_is_of_the_job():
         (0, 1, 2, 3),
     )
     assert finding.evidence[0].startswith("all ranks save a checkpoint")
-    assert "less often" in finding.evidence[0]
+    assert "less often" in finding.remedy
 
 
 def test_ranks_that_pause_in_turn_are_said_to_not_do_so_together():
@@ -94,7 +98,7 @@ def test_ranks_that_pause_in_turn_are_said_to_not_do_so_together():
     (finding,) = lost(counted(job, step_gc_ns=values)).findings
     assert (finding.component_kind, finding.component_id) == ("job", "garbage collection")
     assert "ranks 0-3, not all in the same steps, collect garbage" in finding.evidence[0]
-    assert "same, few steps on all ranks" in finding.evidence[0]
+    assert "same, few steps on all ranks" in finding.remedy
 
 
 def test_pause_that_no_counter_explains_is_of_the_rank_that_the_others_wait_for():
@@ -157,7 +161,7 @@ def test_waiting_for_data_where_a_loader_restarts_is_distinguished_from_other_wa
     )
     (finding,) = lost(job, began).findings
     assert (finding.component_kind, finding.component_id) == ("job", component)
-    assert do in finding.evidence[0]
+    assert do in finding.remedy
 
 
 def test_size_and_speed_of_a_checkpoint_are_reported():
@@ -377,7 +381,7 @@ def test_gpus_that_wait_for_new_work_after_their_hosts_have_waited_for_them_are_
     (finding,) = (found := enqueued([30, 30], 29)).findings
     assert finding.component_id == EMPTY_QUEUE
     assert "the job keeps GPUs waiting for new work for 29 ms in every 5th step" in finding.evidence[0]
-    assert "`.item()`" in finding.evidence[0]
+    assert "`.item()`" in finding.remedy
     assert not found.kept_waiting  # no rank more than the other
 
 
@@ -385,8 +389,9 @@ def test_the_rank_whose_host_takes_longest_to_enqueue_a_step_is_named_with_what_
     found = enqueued([3, 24], 22)
     (finding,) = found.findings
     assert (finding.cause, finding.ranks) == (EMPTY_QUEUE, (1,))
-    often, cost_ns = found.kept_waiting[1]
-    assert often == "22 ms in every 5th step"
+    wait_ns, often, cost_ns = found.kept_waiting[1]
+    assert wait_ns == pytest.approx(22 * MS, rel=0.1)
+    assert often == "in every 5th step"
     assert cost_ns == pytest.approx(22 / 5 * MS, rel=0.1)
 
 

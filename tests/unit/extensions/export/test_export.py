@@ -14,6 +14,7 @@ import pytest
 from dpro.analysis.answers.replay import replay_document
 from dpro.cli.analysis import analyse
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.errors import UsageError
 from dpro.extensions.export.command import drawing_of
 from dpro.extensions.export.drawing import ARGUMENTS, MAX_TEXT, Arrow, arguments_of, drawing, in_ranges
@@ -82,7 +83,7 @@ def test_waiting_for_a_collective_lasts_from_arrival_to_transfer(tmp_path):
 
 
 def test_a_finding_marks_each_step_above_everything_else(timeline):
-    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 3e6, ("late",))
+    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 3e6, (observe("late", "late"),))
     rows = slices(timeline, [finding])
     marks = rows.filter(pl.col("group") == FINDINGS)
     graph = timeline.graph

@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.documents import plain
 from dpro.extensions.history.database import (
     DAY_NS,
@@ -38,7 +39,7 @@ NOW = time.time_ns()
 
 
 def finding(class_: str = "slow.nic", kind: str = "rank", name: str = "2", *ranks: int) -> Finding:
-    return Finding(class_, kind, name, ranks or (2,), 0.5, 0.9, 1e6, ("it is slow",))
+    return Finding(class_, kind, name, ranks or (2,), 0.5, 0.9, 1e6, (observe("slow", "it is slow"),))
 
 
 @pytest.fixture(autouse=True)
@@ -87,15 +88,15 @@ def row(run: str = "b", class_: str = "slow.nic", days_ago: float = 0) -> Rememb
 
 def test_a_host_that_comes_back_is_said_to_with_the_classes_before() -> None:
     now = row("now")
-    assert recurrence(now, []) == ""
-    assert recurrence(now, [row("now", days_ago=1), row("later", days_ago=-1)]) == ""
-    assert recurrence(now, [row(days_ago=8.5), row("c", days_ago=3)]) == (
-        "host n1: third finding of slow.nic in 9 days"
-    )
-    assert recurrence(now, [row(class_="slow.compute", days_ago=0.2)]) == (
+    assert recurrence(now, []) is None
+    assert recurrence(now, [row("now", days_ago=1), row("later", days_ago=-1)]) is None
+    again = recurrence(now, [row(days_ago=8.5), row("c", days_ago=3)])
+    assert again.text == "host n1: third finding of slow.nic in 9 days"
+    assert (again.values["host"], again.values["times"]) == ("n1", 3)
+    assert recurrence(now, [row(class_="slow.compute", days_ago=0.2)]).text == (
         "host n1: first finding of slow.nic in a day, after 1 of slow.compute"
     )
-    assert "11th finding" in recurrence(now, [row(str(number), days_ago=1) for number in range(10)])
+    assert "11th finding" in recurrence(now, [row(str(number), days_ago=1) for number in range(10)]).text
 
 
 def test_findings_are_remembered_once_per_run_and_quoted_in_the_next(tmp_path) -> None:

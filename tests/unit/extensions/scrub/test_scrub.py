@@ -10,8 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice
+from dpro.detect.observations import observe
 from dpro.errors import UsageError
 from dpro.extensions.scrub.scrub import NewNames, _deep, scrub
 from dpro.schema import TABLES, WORKERS
@@ -102,8 +103,9 @@ def planted(folder: Path) -> Run:
     write_manifest(folder, manifest)
     log = FindingsLog(folder)
     finding = Finding("slow.host", "host", "zebra-1.corp", (1,), 0.1, 0.9, 1e6, (
-        "10.77.0.2 and 10.77.9.9 are late", "rank 1 is in /opt/alice/zebra2.py:7 zebra_wait < zebra/x.py:9 z",
-    ))  # fmt: skip
+        observe("late", "{hosts} are late", hosts="10.77.0.2 and 10.77.9.9"),
+        observe("stack", "rank 1 is in {calls}", calls="/opt/alice/zebra2.py:7 zebra_wait < zebra/x.py:9 z"),
+    ), place=Place("zebra_wait", "/opt/alice/zebra2.py", 7))  # fmt: skip
     log.write(Notice(BEGINS, 1, 5, 3, finding))
     return open_run(folder)
 

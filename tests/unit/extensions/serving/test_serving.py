@@ -382,7 +382,7 @@ def test_a_report_to_send_begins_with_what_limits_the_server(tmp_path):
     document = serving_document(run)
     first, stall = sent.findings[0], sent.findings[1]
     assert [first.meaning, *first.evidence] == document.sentences
-    assert (stall.title, stall.advice) == ("server, prefill_stall", document.findings[0].help)
+    assert (stall.title, stall.do) == ("server, prefill_stall", document.findings[0].help)
     assert sent.tables[0].rows[0][:2] == ["ttft", "2"]
     assert document.sentences[0] in markdown_of(sent)
     alone = run_of(tmp_path / "alone", iterations=SERVED)
