@@ -260,7 +260,8 @@ class Analysis(Cached):
     def judged_by_rank(self) -> Verdict:
         """Findings, and notes, of a run whose ranks are condensed."""
         from dpro.analysis.graphs import context_by_rank
-        from dpro.detect.run import diagnose, notes_of
+        from dpro.detect.notes import notes_of
+        from dpro.detect.run import diagnose
 
         assert self.condensed is not None
         with context_by_rank(self.run, self.condensed, self._work) as context:
@@ -328,7 +329,7 @@ class Analysis(Cached):
     def notes(self, findings: Sequence[Finding]) -> list[str]:
         """What is worth a sentence though it is no finding, one line each."""
         from dpro.detect.hang.memory import went_on
-        from dpro.detect.run import notes_of
+        from dpro.detect.notes import notes_of
 
         of_memory = went_on(self.out_of_memory, self.workers)
         with suppress(DproError):  # windows that cannot be replayed

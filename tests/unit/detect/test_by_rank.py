@@ -14,7 +14,8 @@ from dpro.analysis.graphs import make_graph
 from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
-from dpro.detect.run import IN_WINDOWS, notes_of, run_detectors
+from dpro.detect.notes import notes_of
+from dpro.detect.run import IN_WINDOWS, run_detectors
 from dpro.detect.stragglers.replayed import HealingGains, healing_gains, large_gains
 from dpro.opening import open_path
 from dpro.replay.fidelity.by_rank import condense_run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.run import note_waiting
+from dpro.detect.notes import note_waiting
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step

@@ -11,7 +11,7 @@ import pytest
 from dpro.analysis.graphs import graph_of
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.run import note_waiting
+from dpro.detect.notes import note_waiting
 from dpro.opening import open_path
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS
 from dpro.store import Run, open_run

@@ -1,4 +1,4 @@
-"""The orchestrator: every detector is reached, and what suppresses what."""
+"""Every detector is reached, and reports what stronger evidence does not explain."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ import dpro.detect
 from dpro.detect import run
 from dpro.detect.context import Context, Need
 from dpro.detect.findings import Finding
+from dpro.detect.pauses import LostTime
 from dpro.detect.run import (
     DETECTORS,
     OF_THE_JOB,
     Detector,
-    not_beside_a_larger_slowdown,
-    not_part_of_slow_input,
-    not_taken_in_turn,
-    not_the_empty_queue_of_a_late_host,
+    Explained,
     run_detectors,
 )
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
+from dpro.detect.uneven_work import BalancedJob
 
 NOT_OF_RUNS = ("dpro.detect.hang.",)  # a job that stands still is judged before any of these detectors runs
 ALL = (*DETECTORS, *OF_THE_JOB)
@@ -41,7 +40,7 @@ def finding(class_: str, ranks: Sequence[int] = (), kind: str = "rank", cause: s
 
 
 class Known(Context):
-    """A context in which everything is known beforehand."""
+    """A context in which what calls show is known beforehand."""
 
     def __init__(
         self,
@@ -50,31 +49,23 @@ class Known(Context):
         on_gpus: bool = False,
         late: Sequence[Finding] = (),
         turns: Sequence[Finding] = (),
+        pauses: Sequence[Finding] = (),
     ) -> None:
         super().__init__()
         self.__dict__ |= {"has": frozenset(Need), "messages_unseen": messages_unseen, "on_gpus": on_gpus}
-        self.__dict__ |= {"late_by_calls": list(late), "turns": list(turns)}
+        self.__dict__ |= {"late_by_calls": list(late), "turns": list(turns), "slowdown": None}
+        self.__dict__ |= {"pauses": LostTime(list(pauses), [], [])}
 
 
-def remaining(finds: dict[str, list[Finding]], context: Context) -> dict[str, list[Finding]]:
-    """What remains of what detectors find, by detector, if others find nothing."""
-    left: dict[str, list[Finding]] = {}
+def found(name: str, context: Context, before: Sequence[Finding] = (), *, in_windows: bool = True):
+    """What a detector finds after others have found something, and what is left of it."""
+    (detector,) = (detector for detector in DETECTORS if detector.name == name)
+    explained = Explained().with_more(before, in_windows=in_windows)
+    return [each for each in detector.find(context, explained) if not explained.covers(each)]
 
-    def recorded(detector: Detector) -> Detector:
-        def find(_: Context, __: Any) -> list[Finding]:
-            left[detector.name] = []
-            return finds.get(detector.name, [])
 
-        def note(_: Context, __: Any, new: list[Finding]) -> list[Finding]:
-            left[detector.name] = new
-            return new
-
-        return detector._replace(find=find, rules=(*detector.rules, note))
-
-    in_graph = {"slow ranks", "masked ranks"}  # their rules ask for the balanced job
-    detectors = [recorded(each if each.name not in in_graph else each._replace(rules=())) for each in ALL]
-    run_detectors(context, detectors)
-    return left
+def stub(name: str, *findings: Finding) -> Detector:
+    return Detector(name, lambda _, __: list(findings), frozenset())
 
 
 def modules() -> list[Any]:
@@ -116,7 +107,7 @@ def test_a_detector_is_run_only_if_the_run_offers_what_it_needs(detector):
         asked.append(True)
         return []
 
-    plain = detector._replace(find=find, unless=(), rules=())
+    plain = detector._replace(find=find)
     for missing in (None, *detector.needs):
         context = Context()
         context.__dict__["has"] = frozenset(Need) - {missing}
@@ -124,61 +115,62 @@ def test_a_detector_is_run_only_if_the_run_offers_what_it_needs(detector):
     assert asked == [True]
 
 
-def test_ranks_that_deep_windows_name_are_not_named_again_by_calls():
-    finds = {
-        "slow ranks": [finding("slow.compute", [2])],
-        "late ranks": [finding("slow.host", [2]), finding("slow.host", [3])],
-    }
-    assert [each.ranks for each in remaining(finds, Known())["late ranks"]] == [(3,)]
+def test_what_is_blamed_is_not_blamed_again_by_weaker_evidence():
+    slow, late = finding("slow.compute", [2]), [finding("slow.host", [2]), finding("slow.host", [3])]
+    assert run_detectors(Context(), [stub("strong", slow), stub("weak", *late)]) == [slow, late[1]]
+    link, nic = finding("slow.link", [0, 1], "link"), finding("slow.nic", [4])
+    assert run_detectors(Context(), [stub("strong", slow, link), stub("weak", nic)]) == [slow, link]
+    assert run_detectors(Context(), [stub("strong", slow), stub("weak", nic)]) == [slow, nic]
 
 
-def test_what_deep_windows_report_of_the_job_is_not_reported_again_by_calls():
-    uneven = finding("imbalance.data", [0, 1], "job")
-    assert remaining({"uneven data": [uneven], "late ranks": [uneven]}, Known())["late ranks"] == []
-    assert remaining({"late ranks": [uneven]}, Known())["late ranks"] == [uneven]
+def test_the_whole_job_is_blamed_once_for_each_reason():
+    uneven, input_, idle = (
+        Finding(class_, "job", subject, (0, 1), 0.1, 0.9, 1e6, ())
+        for class_, subject in (
+            ("imbalance.data", "the ranks' batches"), ("slow.host", "the input pipeline"),
+            ("slow.host", "the host"),
+        )
+    )  # fmt: skip
+    asked = [stub("windows", uneven, idle), stub("calls", uneven, input_)]
+    assert run_detectors(Context(), asked) == [uneven, idle, input_]
+
+
+def test_a_rank_has_pauses_beside_what_makes_it_slow():
+    slow, pause = finding("slow.host", [1]), finding("pauses", [1], cause="garbage collection")
+    assert run_detectors(Context(), [stub("strong", slow), stub("pauses", pause)]) == [slow, pause]
 
 
 @pytest.mark.parametrize("known", [finding("slow.compute", [7]), finding("slow.fabric", [6, 7], "hosts")])
 def test_ranks_that_may_be_late_by_unseen_messages_are_not_blamed_beside_what_windows_show(known):
-    uneven = finding("imbalance.data", [0, 1], "job")
-    finds = {"slow ranks": [known], "late ranks": [finding("slow.host", [1]), uneven]}
-    assert remaining(finds, Known(messages_unseen=True))["late ranks"] == [uneven]
-    assert len(remaining(finds, Known())["late ranks"]) == 2
-
-
-def test_gpus_are_not_named_whose_hosts_are_late():
-    late = [finding("slow.host", [1])]
-    finds = {"late ranks": late, "late GPUs": [finding("slow.compute", [1]), finding("slow.compute", [2])]}
-    assert [each.ranks for each in remaining(finds, Known(late=late))["late GPUs"]] == [(2,)]
-
-
-def test_the_network_is_asked_by_what_distinguishes_most():
-    order = ["slow network", "slow wires", "slow timed calls", "communication-bound hosts"]
-    slow = finding("slow.link", [0, 1])
-    for place, name in enumerate(order):
-        asked = remaining({name: [slow]}, Known())
-        assert [each for each in order if each in asked] == [
-            each for each in order if order.index(each) <= place
-        ]
+    late = [finding("slow.host", [1]), finding("imbalance.data", [0, 1], "job")]
+    assert found("late ranks", Known(messages_unseen=True, late=late), [known]) == late[1:]
+    assert found("late ranks", Known(late=late), [known]) == late
+    assert found("late ranks", Known(messages_unseen=True, late=late), [known], in_windows=False) == late
 
 
 @pytest.mark.parametrize(
-    ("context", "late"),
+    ("context", "before"),
     [
         (Known(messages_unseen=True), []),
         (Known(on_gpus=True), []),
         (Known(), [finding("slow.host", [1])]),
+        (Known(), [finding("slow.fabric", [0, 1], "hosts")]),
     ],
 )
-def test_communication_bound_hosts_are_no_finding_where_they_may_wait_for_ranks(context, late):
-    assert "communication-bound hosts" not in remaining({"late ranks": late}, context)
-    assert "communication-bound hosts" in remaining({}, Known())
+def test_hosts_that_wait_in_calls_show_nothing_where_they_may_wait_for_others(context, before):
+    context.__dict__["turns"] = [finding("slow.host", [0, 1], "job")]
+    assert found("communication-bound hosts", context, before) == []
+    assert found("turns", context, before) == []
+    assert found("turns", Known(turns=context.turns)) == context.turns
 
 
-def test_waiting_for_input_is_not_reported_where_windows_show_the_slow_input():
-    for known in (finding("slow.host", [1], cause="the input pipeline"), finding("slow.compute", [1])):
-        asked = remaining({"slow ranks": [known]}, Known())
-        assert ("waiting for input" in asked) == (not known.cause)
+def test_waiting_for_input_is_not_reported_where_the_slow_input_is_known(monkeypatch):
+    waits = finding("slow.host", [0, 1], "job")
+    monkeypatch.setattr(run, "find_input_bound", lambda *_, **__: [waits])
+    context = Known()
+    context.__dict__ |= {"usual_steps": None, "counters": None}
+    assert found("waiting for input", context, [finding("slow.host", [1], cause=INPUT_PIPELINE)]) == []
+    assert found("waiting for input", context, [finding("slow.compute", [1])]) == [waits]
 
 
 def test_a_job_of_whole_operations_is_judged_by_nothing_else():
@@ -214,32 +206,36 @@ def test_no_ranks_code_is_named_for_a_wait_that_came_with_a_far_larger_slowdown_
         for step in steps
         for rank in (0, 1)
     ]
-    slowdown = SimpleNamespace(since=20, before_ns=100e6, after_ns=200e6)
-    context = SimpleNamespace(slowdown=slowdown, usual_own_times=pl.DataFrame(rows))
     late = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, cost_ms * 1e6, (), cause)
-    assert not_beside_a_larger_slowdown(context, {}, [late]) == [late] * kept
+    context = Known(late=[late])
+    context.__dict__["slowdown"] = SimpleNamespace(since=20, before_ns=100e6, after_ns=200e6)
+    context.__dict__["usual_own_times"] = pl.DataFrame(rows)
+    assert found("late ranks", context) == [late] * kept
 
 
-def test_ranks_that_take_turns_are_not_named_by_a_few_deep_steps():
+def test_ranks_that_take_turns_are_not_named_by_a_few_deep_steps(monkeypatch):
     turns = finding("slow.host", (0, 1), kind="job")
-    new = [finding("slow.host", (0,)), finding("slow.host", (2,)), finding("slow.host", (), kind="job")]
-    assert not_taken_in_turn(Known(turns=[turns]), {}, new) == new[1:]
-    assert not_taken_in_turn(Known(), {}, new) == new
-    for name in ("slow ranks", "masked ranks"):
-        (detector,) = (detector for detector in DETECTORS if detector.name == name)
-        assert not_taken_in_turn in detector.rules
+    new = [finding("slow.host", (0,)), finding("slow.host", (2,))]
+    masked = [finding("slow.host", (1,))]
+    monkeypatch.setattr(run, "slow_ranks", lambda _: new)
+    monkeypatch.setattr(run, "find_masked", lambda *_: masked)
+    monkeypatch.setattr(run, "find_uneven_work_of_stages", lambda _: [])
+    for taking, left in (([turns], new[1:]), ([], [*new, *masked])):
+        context = Known(turns=taking)
+        context.__dict__["balanced"] = BalancedJob(None, [], True, {})
+        assert found("work", context) == left
 
 
 def test_a_rank_that_waits_for_data_is_not_named_where_all_do_at_no_less_cost():
-    of_all = {"slow input": [replace(finding("slow.host", kind="job"), cost_ns=5e6)]}
+    of_all = replace(finding("slow.host", kind="job"), component_id=INPUT_PIPELINE, cost_ns=5e6)
     waits, waits_longer = (
-        replace(finding("slow.host", (0,), cause=INPUT_PIPELINE), cost_ns=cost) for cost in (4e6, 6e6)
+        replace(finding("slow.host", (rank,), cause=INPUT_PIPELINE), cost_ns=cost)
+        for rank, cost in ((0, 4e6), (1, 6e6))
     )
     other = finding("slow.host", (2,))
-    assert not_part_of_slow_input(Known(), of_all, [waits, waits_longer, other]) == [waits_longer, other]
-    assert not_part_of_slow_input(Known(), {}, [waits]) == [waits]
-    (late,) = (detector for detector in DETECTORS if detector.name == "late ranks")
-    assert not_part_of_slow_input in late.rules
+    context = Known(late=[waits, waits_longer, other])
+    assert found("late ranks", context, [of_all]) == [waits_longer, other]
+    assert found("late ranks", context) == [waits, waits_longer, other]
 
 
 @pytest.mark.parametrize(
@@ -256,5 +252,4 @@ def test_gpus_that_wait_for_new_work_are_not_reported_beside_all_hosts_that_are_
 ):
     pause = Finding("pauses", kind, id_, ranks, 0.1, 0.9, 1e6, (), cause)
     hosts = [Finding("slow.host", "rank", str(rank), (rank,), 0.1, 0.9, 1e6, ()) for rank in late]
-    left = not_the_empty_queue_of_a_late_host(None, {"late ranks": hosts}, [pause])
-    assert left == [pause] * remains
+    assert found("pauses", Known(pauses=[pause]), hosts) == [pause] * remains
