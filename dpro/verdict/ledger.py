@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpro.detect.findings import NETWORK, Finding
+from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import DproError
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.whatif.job import ReplayedJob
@@ -118,14 +121,40 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
         ended = facts.still.ended
         longer = "calls that take longer than such usually do"
         yield Cause(NO_CORE, (), lambda job: job.with_change(ended), longer)
-    for finding in facts.findings:
-        if finding.class_ in ("slow.host", "slow.compute") and finding.component_kind == "rank":
-            ranks = tuple(finding.ranks)
-            yield Cause(RANK, ranks, partial(_healed, ranks), f"finding {finding.class_}", finding.cost_ns)
+    by_findings = [(cause_of_finding(finding), finding) for finding in facts.findings]
+    if facts.still is not None:
+        by_findings = [(cause, finding) for cause, finding in by_findings if cause != NO_CORE]
     of_operations = facts.analysis.outline.of_operations
-    for cause, change in (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork()))):
-        if not of_operations or cause in OF_OPERATIONS:
-            yield Cause(cause, (), change, "replayed without it")
+    general = (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork())))
+    for cause in dict.fromkeys((NO_CORE, RANK, *(cause for cause, _ in general))):
+        for finding in (finding for of, finding in by_findings if of == cause):
+            change = partial(_healed, finding.ranks) if cause == RANK else _unchanged
+            yield Cause(cause, finding.ranks, change, f"finding {finding.class_}", finding.cost_ns)
+        for change in (change for of, change in general if of == cause):
+            if not of_operations or cause in OF_OPERATIONS:
+                yield Cause(cause, (), change, "replayed without it")
+
+
+def cause_of_finding(finding: Finding) -> str:
+    """The entry that a finding is part of; empty where it is part of none.
+
+    Pauses are not in the usual step, and a host that keeps GPUs waiting is a bound on all that hosts cost.
+    """
+    if finding.class_ in NETWORK:
+        return COMMUNICATION
+    if finding.class_.startswith("imbalance."):
+        return IMBALANCE
+    if finding.cause == CROWDED:
+        return NO_CORE
+    if finding.component_id == INPUT_PIPELINE:
+        return INPUT
+    slow = finding.class_ in ("slow.host", "slow.compute")
+    return RANK if slow and finding.component_kind in ("rank", "ranks") else ""
+
+
+def _unchanged(job: ReplayedJob) -> ReplayedJob:
+    """The job as it is: what a finding costs is known, and no edit takes just that away."""
+    return job
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
