@@ -43,15 +43,15 @@ def assert_one_account(run: Path) -> dict:
     assert account["step_low_ms"] <= account["step_ms"] <= account["step_high_ms"]
     assert sum(entry["ms"] for entry in account["entries"]) == pytest.approx(account["step_ms"], rel=1e-6)
     costs = {
-        tuple(found["ranks"]): found["cost_ms_per_step"]
+        (f"finding {found['class']}", *found["ranks"]): found["cost_ms_per_step"]
         for found in documents["diagnose"]["findings"]
-        if found["component"]["kind"] == "rank"
     }
+    left_ms = account["step_ms"]
     for entry in account["entries"]:
-        if entry["cause"] == "rank":
-            assert entry["ms"] == pytest.approx(
-                min(costs[tuple(entry["ranks"])], account["step_ms"]), rel=1e-3
-            )
+        if entry["evidence"].startswith("finding "):
+            cost_ms = costs[entry["evidence"], *entry["ranks"]]
+            assert entry["ms"] == pytest.approx(min(cost_ms, left_ms), rel=1e-3)
+        left_ms -= entry["ms"]
     for edit, gain in account["gains"].items():
         (prediction,) = answered("whatif", run, "--edit", edit)["predictions"]
         assert gain == {

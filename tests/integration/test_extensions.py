@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from dpro.detect.run import Explained
 from dpro.plugins import installed
 from tests.jobs import ROOT, TINY, environment
 
@@ -183,6 +184,6 @@ def test_the_detector_that_is_shown_finds_the_rank_whose_steps_vary_most():
     times = {0: [100, 110, 100], 1: [100, 110, 100], 2: [50, 160, 100]}
     rows = [(rank, -1, duration) for rank, durations in times.items() for duration in durations]
     steps = pl.DataFrame(rows, schema=["rank", "window", "duration_ns"], orient="row")
-    (finding,) = shown["find_unsteady"](SimpleNamespace(steps=steps), {})
+    (finding,) = shown["find_unsteady"](SimpleNamespace(steps=steps), Explained())
     assert (finding.title, finding.ranks) == ("jitter: rank 2", (2,))
-    assert shown["find_unsteady"](SimpleNamespace(steps=steps.filter(rank=0)), {}) == []
+    assert shown["find_unsteady"](SimpleNamespace(steps=steps.filter(rank=0)), Explained()) == []
