@@ -48,6 +48,9 @@ class Account(DocumentPart, frozen=True):
         step_ms: the usual step as the job runs; null where none is known.
         step_low_ms, step_high_ms: what it may be: as steps vary, and by what recording may have cost.
         recorded_step_ms: the same steps as recorded; null where none was recorded in depth.
+        steps: how many usual steps that is the mean of.
+        left_out: how many steps in deep windows are no usual ones.
+        samples, tokens: that all recorded ranks work on in one step; null where not known.
         entries: where the step goes; empty where none was recorded in depth.
         limit: what limits the step, as `explain` has it; empty where the run does not show it.
         fault: which ranks or parts are at fault, in words.
@@ -59,6 +62,10 @@ class Account(DocumentPart, frozen=True):
     step_low_ms: float | None = None
     step_high_ms: float | None = None
     recorded_step_ms: float | None = None
+    steps: int = 0
+    left_out: int = 0
+    samples: float | None = None
+    tokens: float | None = None
     entries: list[StepEntry] = field(default_factory=list)
     limit: str = ""
     fault: str = ""

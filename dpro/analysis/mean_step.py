@@ -68,8 +68,8 @@ class StepShare(NamedTuple):
     share: float
 
 
-class Rate(NamedTuple):
-    """Samples and tokens per second; no tokens of images."""
+class Inputs(NamedTuple):
+    """Samples and tokens, of one step or per second; no tokens of images."""
 
     samples: float
     tokens: float
@@ -240,20 +240,27 @@ def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
         return None, f"{error}{no_parameters}"
 
 
-def rate_of(analysis: Analysis) -> tuple[Rate | None, str]:
+def rate_of(analysis: Analysis) -> tuple[Inputs | None, str]:
     """Samples and tokens per second, or why they are not known: those of a step over the typical step."""
+    inputs, unknown = inputs_of_step(analysis)
+    series = step_series(analysis.steps)
+    if inputs is None:
+        return None, unknown
+    if series is None or not series.typical_ns:
+        return None, "no step was timed"
+    return Inputs(*(amount / series.typical_ns * NS_PER_S for amount in inputs)), ""
+
+
+@cached
+def inputs_of_step(analysis: Analysis) -> tuple[Inputs | None, str]:
+    """Samples and tokens that all recorded ranks work on in one step, or why they are not known."""
     try:
         of_rank = _inputs(analysis)
     except DproError as error:
         return None, str(error)
-    series = step_series(analysis.steps)
-    if series is None or not series.typical_ns:
-        return None, "no step was timed"
     if not _replicas_known(analysis):
         return None, "which ranks work on the same batch was not recorded"
-    return Rate(
-        *(_of_replicas(analysis, of_rank, name) / series.typical_ns * NS_PER_S for name in Rate._fields)
-    ), ""
+    return Inputs(*(_of_replicas(analysis, of_rank, name) for name in Inputs._fields)), ""
 
 
 def _inputs(analysis: Analysis) -> pl.DataFrame:

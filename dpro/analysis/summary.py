@@ -96,11 +96,11 @@ def _worst_hang(findings: Sequence[Finding]) -> str:
     return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
 
 
-FINDING_COLUMNS = {
+FINDING_COLUMNS = pl.Schema({
     "class": pl.String, "component": pl.String, "ranks": pl.List(pl.Int64), "cost_ms_per_step": pl.Float64,
     "severity": pl.Float64, "confidence": pl.Float64, "cause": pl.String, "evidence": pl.String,
     "remedy": pl.String,
-}  # fmt: skip
+})  # fmt: skip
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:

@@ -128,8 +128,8 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
     general = (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork())))
     for cause in dict.fromkeys((NO_CORE, RANK, *(cause for cause, _ in general))):
         for finding in (finding for of, finding in by_findings if of == cause):
-            change = partial(_healed, finding.ranks) if cause == RANK else _unchanged
-            yield Cause(cause, finding.ranks, change, f"finding {finding.class_}", finding.cost_ns)
+            healed = partial(_healed, finding.ranks) if cause == RANK else _unchanged
+            yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", finding.cost_ns)
         for change in (change for of, change in general if of == cause):
             if not of_operations or cause in OF_OPERATIONS:
                 yield Cause(cause, (), change, "replayed without it")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from dpro.account import Account, AccountedDocument, Gain, StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
-from dpro.analysis.mean_step import PARTS, mfu_of
+from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
 from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
@@ -181,7 +181,8 @@ def _account(
     facts: JobFacts, entries: Sequence[LedgerRow], limit: Limit | None, fault: str, advice: Sequence[Advice]
 ) -> Account:
     """What all answers about the run share."""
-    as_it_is = facts.predict()
+    as_it_is, usual = facts.predict(), facts.usual.height
+    inputs, _ = inputs_of_step(facts.analysis)
     gains = {}
     for text in (advised.edit for advised in advice if advised.edit):
         done = facts.predict(text)
@@ -192,6 +193,10 @@ def _account(
         step_low_ms=ms(as_it_is.low_ns),
         step_high_ms=ms(as_it_is.high_ns),
         recorded_step_ms=ms(measured_ns(facts.analysis.trust, facts.ends)) or None,
+        steps=usual,
+        left_out=facts.ends.height - usual,
+        samples=inputs.samples if inputs else None,
+        tokens=(inputs.tokens or None) if inputs else None,
         entries=[
             StepEntry(entry.cause, list(entry.ranks), ms(entry.ns), entry.evidence) for entry in entries
         ],
@@ -272,7 +277,12 @@ def _by_calls(analysis: Analysis) -> Explanation:
         faulty_ranks=_ranks_of(findings),
         advice=advice,
         unsure=list(unknown),
-        account=Account(step_ms=step_ms, fault=said, faulty_ranks=_ranks_of(findings)),
+        account=Account(
+            step_ms=step_ms,
+            steps=series.steps if series else 0,
+            fault=said,
+            faulty_ranks=_ranks_of(findings),
+        ),
     )
 
 

@@ -35,7 +35,8 @@ def assert_one_account(run: Path) -> dict:
         assert document["account"] == account
     assert diff["account_b"] == account
     explanation = documents["explain"]
-    assert account["step_ms"] == explanation["step_ms"]
+    for name in ("step_ms", "steps", "left_out"):
+        assert account[name] == explanation[name]
     assert diff["a_ms"] == pytest.approx(account["step_ms"], rel=1e-6)
     assert account["limit"] == (explanation["limit"] or {"kind": ""})["kind"]
     assert account["fault"] == explanation["fault"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.mean_step import Rate, mfu_of, rate_of
+from dpro.analysis.mean_step import Inputs, mfu_of, rate_of
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.extensions.goodput.account import account
@@ -50,7 +50,7 @@ class StepAmount(NamedTuple):
 
     mfu: Mfu | None
     no_mfu: str
-    rate: Rate | None
+    rate: Inputs | None
     no_rate: str
     step_s: float
 
