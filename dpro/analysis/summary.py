@@ -96,11 +96,11 @@ def _worst_hang(findings: Sequence[Finding]) -> str:
     return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
 
 
-FINDING_COLUMNS = pl.Schema({
-    "class": pl.String, "component": pl.String, "ranks": pl.List(pl.Int64), "cost_ms_per_step": pl.Float64,
-    "severity": pl.Float64, "confidence": pl.Float64, "cause": pl.String, "evidence": pl.String,
-    "remedy": pl.String,
-})  # fmt: skip
+_TEXT, _NUMBER = pl.String(), pl.Float64()
+FINDING_COLUMNS: dict[str, pl.DataType] = {
+    "class": _TEXT, "component": _TEXT, "ranks": pl.List(pl.Int64), "cost_ms_per_step": _NUMBER,
+    "severity": _NUMBER, "confidence": _NUMBER, "cause": _TEXT, "evidence": _TEXT, "remedy": _TEXT,
+}  # fmt: skip
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.mean_step import Rate
+from dpro.analysis.mean_step import Inputs
 from dpro.extensions.goodput.document import goodput_document
 from dpro.extensions.goodput.life import DoneSteps, StepAmount, amount_of, life_of, throughput_of
 from dpro.replay.cost.work import Mfu
@@ -19,7 +19,7 @@ from tests.lives import WrittenAttempt, job, ns
 
 PEAK = 1000.0  # TFLOP/s
 # A step of 2 s at half of the peak, with 3,000 tokens.
-KNOWN = StepAmount(Mfu(0.5, PEAK * 1e12, "bf16", PEAK, "H100"), "", Rate(30.0, 1500.0), "", 2.0)
+KNOWN = StepAmount(Mfu(0.5, PEAK * 1e12, "bf16", PEAK, "H100"), "", Inputs(30.0, 1500.0), "", 2.0)
 UNKNOWN = StepAmount(None, "no GPU work", None, "no shapes", 2.0)
 
 
