@@ -33,7 +33,8 @@ import numpy as np
 from benchmarks import as_program
 from benchmarks.accuracy.bars import signs
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.whatif import of_steps, search_once, what_if
+from dpro.analysis.answers.whatif import search_once, what_if
+from dpro.analysis.predictions import of_steps
 from dpro.cli.analysis import analyse
 from dpro.documents import finite
 from dpro.errors import DproError, InputError

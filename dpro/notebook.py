@@ -172,12 +172,11 @@ class OpenedRun:
             UsageError: an edit is not understood, or no such steps were recorded in depth.
             Unanswerable: the run lacks what an edit needs.
         """
-        from dpro.analysis.answers.whatif import of_steps, predicted
+        from dpro.analysis.predictions import predict_edits
         from dpro.replay.whatif.registry import parse_edit
 
         parsed = [parse_edit(edit) for edit in edits]
-        trust, baseline = of_steps(self._analysis, parse_selection(steps))
-        return predicted(self._analysis, parsed, trust, baseline)
+        return predict_edits(self._analysis, parsed, parse_selection(steps))
 
     @property
     def plot(self) -> Figures:

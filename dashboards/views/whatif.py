@@ -15,7 +15,8 @@ import polars as pl
 from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
-from dpro.analysis.answers.whatif import predicted, search_once
+from dpro.analysis.answers.whatif import search_once
+from dpro.analysis.predictions import predict_edits
 from dpro.analysis.summary import gain_info, stands_out
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -110,7 +111,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
         Unanswerable: the run lacks what an edit needs.
     """
     if loaded.condensed is not None:
-        return predicted(loaded, edits, loaded.trust, loaded.baseline)
+        return predict_edits(loaded, edits)
     return compare(loaded.changed(edits), loaded.baseline, loaded.trust)
 
 

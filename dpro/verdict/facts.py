@@ -24,6 +24,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, means_over_all
+from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import Finding, Place
@@ -209,7 +210,6 @@ class JobFacts:
         """
         self.analysis, self.job = analysis, job
         self.ends = analysis.baseline if ends is None else ends
-        self._predictions: dict[tuple[str, ...], Prediction] = {}
 
     @cached_property
     def step_ns(self) -> float:
@@ -399,7 +399,7 @@ class JobFacts:
         return self.gain_of(self.job.under(edit, in_full=False).job)
 
     def predict(self, *texts: str) -> Prediction:
-        """What edits would change, as `dpro whatif` has it: computed once.
+        """What edits would change, as `dpro whatif` has it.
 
         Args:
             texts: as `--edit` accepts them.
@@ -407,10 +407,10 @@ class JobFacts:
         Raises:
             Unanswerable: the run lacks what an edit needs.
         """
-        if texts not in self._predictions:
-            edits = [parse_edit(text) for text in texts]
-            self._predictions[texts] = predict(self.job, self.ends, edits, self.analysis.trust)
-        return self._predictions[texts]
+        edits = [parse_edit(text) for text in texts]
+        if self.ends is self.analysis.baseline:
+            return predict_edits(self.analysis, edits, job=self.job)
+        return predict(self.job, self.ends, edits, self.analysis.trust)
 
     def gain_of_faster(self, names: Collection[str], factor: float) -> float:
         """How many times as long a usual step takes as with kernels that take a share of their time."""

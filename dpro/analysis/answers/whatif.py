@@ -29,7 +29,7 @@ from dpro.analysis.cached import cached
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import condensed_job, fingerprint, why_too_large
 from dpro.analysis.mean_step import inputs_per_s
-from dpro.analysis.selected import replayed_steps
+from dpro.analysis.predictions import of_steps, predict_edits
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
@@ -357,7 +357,7 @@ def what_if(
     analysis = _looked_at(whole, edits)
     trust, baseline = of_steps(analysis, selection)
     if edits:
-        result = _predicted(analysis, edits, trust, baseline)
+        result = _predicted(analysis, edits, selection)
         result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
     else:
         result = search_of_all(analysis, budget, progress, selection)
@@ -423,46 +423,12 @@ def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
     return view
 
 
-def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
-    """What predictions of selected steps start from: how well these fit, and when all end.
-
-    Raises:
-        UsageError: none were recorded in depth.
-    """
-    trust = analysis.trust
-    if not selection:
-        return trust, analysis.baseline
-    selection.checked(replayed_steps(analysis))
-    steps = selection.keep(trust.steps)
-    error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
-    baseline = baseline_steps(analysis.outline.predictive, analysis.outline_timeline, selection)
-    return dataclasses.replace(trust, steps=steps, error_pct=error_pct), baseline
-
-
-def _predicted(
-    analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame
-) -> SearchResult:
+def _predicted(analysis: Analysis, edits: Sequence[Edit], selection: Selection) -> SearchResult:
     try:
-        prediction = predicted(analysis, edits, trust, baseline)
+        prediction = predict_edits(analysis, edits, selection)
     except Unanswerable as error:
         return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
     return SearchResult([prediction], [], [], [])
-
-
-def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame) -> Prediction:
-    """A prediction; of condensed ranks where no edit looks at the whole graph.
-
-    Args:
-        edits: applied in this order.
-
-    Raises:
-        Unanswerable: an edit needs what the run lacks, or the whole graph, which does not fit into memory.
-    """
-    condensed = analysis.condensed
-    if condensed is None or any(edit.scope() == "job" for edit in edits):
-        return predict(analysis.built.predictive, baseline, edits, trust)
-    with condensed_job(analysis.run, condensed) as job:
-        return predict(job, baseline, edits, trust)
 
 
 def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Floats, Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
@@ -42,7 +43,6 @@ from dpro.replay.whatif.graph_ops.shared_fabric import (
     recorded,
     with_fabric,
 )
-from dpro.replay.whatif.predict import predict
 from dpro.topology.file import TopologyFile
 from dpro.topology.hostlist import fold
 from dpro.topology.kept import PathEntry
@@ -269,7 +269,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
     placement = placed(graph)
     unknown = known_paths(placement.flows, placement.routes, placement.path_entries).missing
     across = placement.fabric.kind[connections_of(placement.flows).flows.begin] == NIC
-    plan = predict(graph, analysis.baseline, [PlannedPaths()], analysis.trust)
+    plan = predict_edits(analysis, [PlannedPaths()])
     base = analysis.baseline_ns
     return TrafficDocument(
         connections=int(across.sum()),

@@ -16,6 +16,7 @@ from math import sqrt
 import numpy as np
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable, UsageError
@@ -34,7 +35,7 @@ from dpro.replay.whatif.grammar import (
     split_edit,
     values_of,
 )
-from dpro.replay.whatif.predict import NINETY, Prediction, predict
+from dpro.replay.whatif.predict import NINETY, Prediction
 from dpro.schema import SPANS
 from dpro.units import S_PER_H
 
@@ -417,7 +418,7 @@ def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) ->
     trust = analysis.trust
     if not trust.answerable:
         raise Unanswerable("; ".join(trust.reasons))
-    prediction = predict(analysis.built.predictive, analysis.baseline, edits, trust)
+    prediction = predict_edits(analysis, edits)
     return prediction.predicted_ns, _deviation_ns(prediction) if edits else 0.0
 
 

@@ -353,11 +353,10 @@ class TriedPrediction:
 
 def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
     """Predict the changes from a run of the job as it is."""
+    from dpro.analysis.predictions import predict_edits
     from dpro.cli.analysis import analyse
     from dpro.extensions.trial.calibrate import calibrated
     from dpro.extensions.trial.ledger import read
-    from dpro.replay.timeline import durations_of
-    from dpro.replay.whatif.predict import predict
     from dpro.replay.whatif.registry import parse_edit
 
     try:
@@ -368,14 +367,11 @@ def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
         return TriedPrediction(reason="no what-if edit predicts this")
     try:
         analysis = analyse(str(run.path))
-        graph = analysis.built.predictive
-        baseline = analysis.baseline
-        prediction = predict(graph, baseline, edits, analysis.trust)
+        prediction = predict_edits(analysis, edits)
     except DproError as error:  # what cannot be predicted can be measured
         return TriedPrediction(reason=str(error))
     shown, calibration = calibrated(prediction, read()[0])
-    baseline_ns = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    return TriedPrediction(prediction, shown, calibration, baseline_ns)
+    return TriedPrediction(prediction, shown, calibration, analysis.baseline_ns)
 
 
 def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
