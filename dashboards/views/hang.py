@@ -247,7 +247,7 @@ def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
     said = f"{finding.class_}: {verdict_in_words(finding)}"
     return [
         html.P([said, html.Span(f"; confidence {finding.confidence:.2f}")], className="health bad"),
-        html.P(f"Do: {advice_in_words(finding, workers)}", className="do"),
+        html.P(f"Do: {finding.remedy or advice_in_words(finding, workers)}", className="do"),
         html.Ul([html.Li(line) for line in finding.evidence]),
     ]
 
@@ -463,7 +463,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     kind, numbers = nodes[0][0], tuple(sorted(number for _, number in nodes))
     if kind == OPERATION:
         operations = [case.waits.operations[number] for number in numbers]
-        facts = [attendance(operation) for operation in operations[:_LISTED]]
+        facts = [attendance(operation).text for operation in operations[:_LISTED]]
         more = len(operations) - len(facts)
         label = _short_name(operations[0]) + (f" + {len(operations) - 1}" if len(operations) > 1 else "")
         return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))

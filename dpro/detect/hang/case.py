@@ -269,6 +269,7 @@ class Death:
             or together with others, each for a reason of its own.
         lost_peer: whether it failed because another process was gone.
         raised: whether an exception ended its script.
+        exit_signal: that ended it; -1 where an exception or its exit code did.
     """
 
     rank: int
@@ -278,6 +279,7 @@ class Death:
     first: bool
     lost_peer: bool = False
     raised: bool = False
+    exit_signal: int = -1
 
 
 def find_deaths(records: Records) -> list[Death]:
@@ -300,6 +302,7 @@ def find_deaths(records: Records) -> list[Death]:
             row["rank"] in first,
             lost_peer(row["error"]),
             _failed(row),
+            -1 if _failed(row) else row["exit_signal"],
         )
         for row in rows
     ]

@@ -1,24 +1,24 @@
-"""Evidence of hangs in words: ranks, operations, chains of waiting, and what is known of ranks at fault.
+"""Evidence of hangs: ranks, operations, chains of waiting, and what is known of ranks at fault.
 
-In: a `Case`, and ranks. Out: lines of evidence, none where nothing is known; each names the calls, dumps,
-threads or exits that it is derived from.
+In: a `Case`, and ranks. Out: observations, none where nothing is known; each names the calls, dumps, threads
+or exits that it is derived from. And what a finding means, and what to do about it, in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
-from dpro.detect.hang.memory import CAUSE, advice_on
+from dpro.detect.hang.memory import CAUSE, advice_on, filled_by
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.waits import Root
-from dpro.units import format_duration, time_in_words
-from dpro.words import one_of, ranks_in_words
+from dpro.detect.observations import Observation, Value, in_words, observe
+from dpro.words import one_of
 
 _VERDICTS = {
     "hang.host": "{who}: its host code is stuck",
@@ -45,6 +45,7 @@ _ADVICE = {
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
 MAX_CALLS = 3  # of a stack that are quoted
 LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception", "deadlock"  # causes
+STACK = "main-thread"  # the kind of observations of where one is
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
@@ -77,44 +78,42 @@ _ADVICE |= {LEFT: _LEFT_ADVICE, SKIPPED: _SKIPPED_ADVICE, RAISED: _RAISED_ADVICE
 
 def name_of(operation: Operation) -> str:
     """Return `all_reduce #12 of group "5 tp" (ranks 0-3)`, or `message #4 from rank 0 to rank 8 in …`."""
-    number = f" #{operation.sequence}" if operation.sequence >= 0 else ""
+    return in_words(*_named(operation))
+
+
+def _named(operation: Operation) -> tuple[str, dict[str, Value]]:
+    """Return the name of an operation as a sentence, and the values in that."""
+    number = " #{sequence}" if operation.sequence >= 0 else ""
+    ranks = list(operation.members)
+    values: dict[str, Value] = {"operation": operation.op, "group": operation.group, "ranks": ranks}
+    values["sequence"] = operation.sequence
     if operation.pair:
-        source, target = operation.pair
-        return f'message{number} from rank {source} to rank {target} in group "{operation.group}"'
-    return f'{operation.op}{number} of group "{operation.group}" ({ranks_in_words(operation.members)})'
+        values["source"], values["target"] = operation.pair
+        return f'message{number} from rank {{source}} to rank {{target}} in group "{{group}}"', values
+    return f'{{operation}}{number} of group "{{group}}" ({{ranks}})', values
 
 
-def attendance(operation: Operation) -> str:
+def attendance(operation: Operation) -> Observation:
     """Return which ranks called an operation, which finished it, and which never called."""
-    parts = []
-    if operation.unfinished:
-        came = f"{ranks_in_words(operation.unfinished)} came and wait"
-        parts.append(came if len(operation.unfinished) > 1 else f"{came}s")
-    if operation.finished:
-        parts.append(f"{ranks_in_words(operation.finished)} finished it")
-    if operation.came:
-        parts.append(f"{ranks_in_words(operation.came)} came")
-    if operation.absent:
-        parts.append(f"{ranks_in_words(operation.absent)} never came")
-    if operation.unknown:
-        parts.append(f"unknown: {ranks_in_words(operation.unknown)}")
-    return f"{name_of(operation)}: {'; '.join(parts)}; waited for since {time_in_words(operation.since_ns)}"
-
-
-def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]) -> str:
-    """Return a chain of waiting, link by link.
-
-    Args:
-        chain: pairs of a rank and the operation it waits in, as of `chain_from`.
-        ends: ranks that the last link waits for; none where its operation itself is at fault.
-    """
-    links = []
-    for (rank, operation), following in zip(chain, [*chain[1:], None], strict=True):
-        waited = f"rank {following[0]}" if following else ranks_in_words(ends) if ends else "no rank"
-        if following and following[0] == rank:
-            waited = "what it has to finish first"
-        links.append(f"rank {rank} waits in {name_of(operation)} for {waited}")
-    return "; ".join(links)
+    name, values = _named(operation)
+    ranks = {
+        "waiting_ranks": sorted(operation.unfinished),
+        "finished_ranks": sorted(operation.finished),
+        "came_ranks": sorted(operation.came),
+        "absent_ranks": sorted(operation.absent),
+        "unknown_ranks": sorted(operation.unknown),
+    }
+    wait = "wait" if len(operation.unfinished) > 1 else "waits"
+    parts = (
+        f"{{waiting_ranks}} came and {wait}",
+        "{finished_ranks} finished it",
+        "{came_ranks} came",
+        "{absent_ranks} never came",
+        "unknown: {unknown_ranks}",
+    )
+    said = "; ".join(part for part, of_part in zip(parts, ranks.values(), strict=True) if of_part)
+    sentence = f"{name}: {said}; waited for since {{since_at_ns}}"
+    return observe("operation-attendance", sentence, **values, **ranks, since_at_ns=operation.since_ns)
 
 
 def verdict_in_words(finding: Finding) -> str:
@@ -122,8 +121,8 @@ def verdict_in_words(finding: Finding) -> str:
     who = finding.component
     if finding.cause in _MEANS:
         return _MEANS[finding.cause].format(who=who)
-    if finding.cause.startswith(CAUSE):
-        return _MEMORY_MEANS.format(who=who, most=finding.cause.removeprefix(CAUSE))
+    if finding.cause == CAUSE:
+        return _MEMORY_MEANS.format(who=who, most=filled_by(finding))
     if finding.class_ == "hang.rank":
         return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
     if finding.confidence >= MIN_SURE:
@@ -143,35 +142,38 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
     ]
     where = f" ({'; '.join(places)})" if places else ""
-    advice = _ADVICE.get(finding.cause) or advice_on(finding.cause) or _ADVICE[finding.class_]
+    of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
+    advice = of_cause or _ADVICE[finding.class_]
     return advice.format(who=finding.component, where=where)
 
 
-def last_call(rank: int, root: Root, case: Case) -> str:
-    """Return what a rank called last in the group in which its peers wait for it."""
+def with_last_call(observation: Observation, rank: int, root: Root, case: Case) -> Observation:
+    """Add what a rank called last in the group in which its peers wait for it, where that is known."""
     operation = root.operations[0] if root.operations else None
     number = -1 if operation is None else case.progress.issued.get((rank, operation.key), -1)
     if operation is None or operation.pair or number < 0:
-        return ""
-    return f": its last call in that group is #{number}, and finished"
+        return observation
+    return observation.then(
+        ": its last call in that group is #{last_sequence}, and finished", last_sequence=number
+    )
 
 
-def no_dump(ranks: Sequence[int], case: Case) -> str:
+def no_dump(ranks: Sequence[int], case: Case) -> Observation:
     """Return why the last calls of some ranks are not known."""
     old = [rank for rank in ranks if rank in case.progress.outdated or rank in case.progress.current]
     none = [rank for rank in ranks if rank not in old]
-    said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
-    said += [f"the dump of {ranks_in_words(old)} is older than what its peers wait for"] if old else []
-    return "; ".join(said)
+    said = ["the dump of {missing_ranks} is missing"] if none else []
+    said += ["the dump of {outdated_ranks} is older than what its peers wait for"] if old else []
+    return observe("no-dump", "; ".join(said), missing_ranks=none, outdated_ranks=old)
 
 
-def last_state(ranks: Sequence[int], case: Case) -> list[str]:
+def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
     """Return what dumps that are older than those of their peers say of the time when they were saved.
 
     Args:
         ranks: of which only those with such a dump are described.
     """
-    lines = []
+    observed = []
     calls = case.records.calls
     for rank in ranks:
         if rank not in case.progress.outdated:
@@ -180,16 +182,22 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
         done = case.records.ranks.filter((pl.col("rank") == rank) & pl.col("idle")).height
         if unfinished.height:
             last = unfinished.sort("order").row(-1, named=True)
-            lines.append(
-                f"when its dump was saved, rank {rank} had {unfinished.height} unfinished, the last "
-                f'{last["op"]} #{last["sequence"]} of group "{last["group"]}"'
-            )
+            observed.append(
+                observe(
+                    "unfinished-in-dump",
+                    "when its dump was saved, rank {rank} had {unfinished} unfinished, the last "
+                    '{operation} #{sequence} of group "{group}"',
+                    rank=rank, unfinished=unfinished.height, operation=last["op"],
+                    sequence=last["sequence"], group=last["group"],
+                )
+            )  # fmt: skip
         elif done:
-            lines.append(f"when its dump was saved, rank {rank} had finished all it had begun")
-    return lines
+            sentence = "when its dump was saved, rank {rank} had finished all it had begun"
+            observed.append(observe("finished-in-dump", sentence, rank=rank))
+    return observed
 
 
-def heartbeat(rank: int, case: Case) -> list[str]:
+def heartbeat(rank: int, case: Case) -> list[Observation]:
     """Return whether a process still ran, by the recorder's thread in it, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
@@ -197,21 +205,43 @@ def heartbeat(rank: int, case: Case) -> list[str]:
         return []
     beat_ns = int(row["heartbeat_ns"][0])
     if is_frozen(rank, case):
-        silent = format_duration(float(int(last) - beat_ns))  # type: ignore[arg-type]
         return [
-            f"no thread of rank {rank} has run since {time_in_words(beat_ns)}, {silent} before those of its "
-            "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)"
-        ]
-    went_on = f"other threads of rank {rank} went on until {time_in_words(beat_ns)}"
-    return [f"{went_on}: only its main thread is stuck"]
+            observe(
+                "no-thread-runs",
+                "no thread of rank {rank} has run since {since_at_ns}, {silent_ns} before those of its "
+                "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)",
+                rank=rank, since_at_ns=beat_ns, silent_ns=int(last) - beat_ns,  # type: ignore[arg-type]
+            )
+        ]  # fmt: skip
+    sentence = "other threads of rank {rank} went on until {until_at_ns}: only its main thread is stuck"
+    return [observe("other-threads-run", sentence, rank=rank, until_at_ns=beat_ns)]
 
 
-def stack(rank: int, case: Case) -> list[str]:
+def stack(rank: int, case: Case) -> list[Observation]:
     """Return where a rank's main thread was when its stack was last recorded."""
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
-    return [f"the main thread of rank {rank} is in {calls_in_words(rows['stack'][0].splitlines())}"]
+    return [main_thread(rank, rows["stack"][0].splitlines(), "is")]
+
+
+def main_thread(rank: int, calls: Sequence[str], verb: str) -> Observation:
+    """Return where a rank's main thread is, or was.
+
+    Args:
+        calls: of its stack, innermost first, as `file:line function`.
+        verb: `is` or `was`.
+    """
+    sentence = f"the main thread of rank {{rank}} {verb} in {{calls}}"
+    return observe(STACK, sentence, rank=rank, calls=calls_in_words(calls), own_call=own_call(calls))
+
+
+def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> Place | None:
+    """Return where in its code the main thread of a single rank is; None where that is not observed."""
+    if len(ranks) != 1:
+        return None
+    calls = (one.values["own_call"] for one in observations if one.kind == STACK)
+    return next((Place.of(str(call)) for call in calls), None)
 
 
 def calls_in_words(calls: Sequence[str]) -> str:
@@ -222,55 +252,83 @@ def calls_in_words(calls: Sequence[str]) -> str:
     return " < ".join(quoted)
 
 
-def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[str]:
+def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
     """Return for how long ranks that died had kept their peers waiting, and where their main threads were."""
-    lines = []
+    observed = []
     for death in deaths:
         waited_ns = death.ended_ns - root.since_ns
         if root.since_ns >= 0 and waited_ns >= MIN_WAIT_NS:
-            waited = format_duration(float(waited_ns))
-            lines.append(f"its peers had waited for rank {death.rank} for {waited} by then")
-            lines += stack(death.rank, case)
-    return lines
+            sentence = "its peers had waited for rank {rank} for {waited_ns} by then"
+            observed.append(observe("waited-for", sentence, rank=death.rank, waited_ns=waited_ns))
+            observed += stack(death.rank, case)
+    return observed
 
 
-def death_in_words(death: Death) -> str:
+def death_of(death: Death) -> Observation:
     """Return what ended a rank, when, and what that usually means."""
-    means = f" ({death.means})" if death.means else ""
-    return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}{means}"
+    observation = observe(
+        "death",
+        "rank {rank} was ended by {how}, seen at {seen_at_ns}",
+        rank=death.rank, how=death.how, exit_signal=death.exit_signal, seen_at_ns=death.ended_ns,
+    )  # fmt: skip
+    return observation.then(" ({means})", means=death.means) if death.means else observation
 
 
-def fewer_steps(rank: int, case: Case) -> list[str]:
+def fewer_steps(rank: int, case: Case) -> list[Observation]:
     """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
     end_ns, last_ns = ends.get(rank, -1), max(ends.values(), default=-1)
     if end_ns < 0 or last_ns - end_ns < MIN_WAIT_NS:
         return []
-    return [f"its last step ended {format_duration(float(last_ns - end_ns))} before that of its peers"]
+    sentence = "its last step ended {earlier_ns} before that of its peers"
+    return [observe("fewer-steps", sentence, earlier_ns=last_ns - end_ns)]
 
 
-def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
+def chain(root: Root, victims: Sequence[int], case: Case) -> list[Observation]:
     """Return the longest of the shortest chains to the root, which shows most of the waiting."""
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
     if len(longest) < 2:
         return []
-    ends = root.ranks if root.kind in (graph.HOST, graph.DEVICE, graph.UNKNOWN) else ()
-    return [f"the chain: {chain_in_words(longest, ends)}"]
+    return [_chain_of(longest, root.ranks if root.kind in (graph.HOST, graph.DEVICE, graph.UNKNOWN) else ())]
 
 
-def doubts(root: Root, case: Case) -> list[str]:
+def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Observation:
+    """Return a chain of waiting, link by link.
+
+    Args:
+        links: pairs of a rank and the operation it waits in, as of `chain_from`.
+        ends: ranks that the last link waits for; none where its operation itself is at fault.
+    """
+    said: list[str] = []
+    values: dict[str, Value] = {"waiting_ranks": [rank for rank, _ in links], "end_ranks": list(ends)}
+    for place, (rank, operation) in enumerate(links, 1):
+        following = links[place][0] if place < len(links) else None
+        waited = f"rank {{rank_{place + 1}}}"
+        if following is None:
+            waited = "{end_ranks}" if ends else "no rank"
+        elif following == rank:
+            waited = "what it has to finish first"
+        said.append(f"rank {{rank_{place}}} waits in {{operation_{place}}} for {waited}")
+        values |= {f"rank_{place}": rank, f"operation_{place}": name_of(operation)}
+    return observe("chain-of-waiting", f"the chain: {'; '.join(said)}", **values)
+
+
+def doubts(root: Root, case: Case) -> list[Observation]:
     """Return which ranks may be stuck, too, since it is not known whether they called."""
     if root.kind == graph.UNKNOWN:
         return []
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))
     if not open_:
         return []
-    names = (
-        ", ".join(name_of(operation) for operation in root.operations[:1] if operation.unknown)
-        or "these operations"
-    )
+    name, values = _named(root.operations[0])
+    if not root.operations[0].unknown:
+        name, values = "these operations", {}
     return [
-        f"not known: whether {ranks_in_words(open_)} came to {names}; a dump of {ranks_in_words(open_)} "
-        f"would show whether more than {ranks_in_words(root.ranks)} is stuck"
-    ]
+        observe(
+            "doubtful-attendance",
+            f"not known: whether {{unknown_ranks}} came to {name}; a dump of {{unknown_ranks}} would show "
+            "whether more than {stuck_ranks} is stuck",
+            **values, unknown_ranks=open_, stuck_ranks=list(root.ranks),
+        )
+    ]  # fmt: skip

@@ -1,6 +1,6 @@
 """What hangs in a run: findings, none where nothing does.
 
-In: `Records`, and the findings log of the run. Out: `Finding`s with their evidence in words. A rank is named
+In: `Records`, and the findings log of the run. Out: `Finding`s with their evidence. A rank is named
 as the cause by its own calls and those of its peers; ranks that wait for it are listed as such. What a
 missing dump leaves open is reported with the dump that would decide it. The records of a job that was ended
 may have lost what it waited for: a call that fails counts as finished. So a hang in the log that was not over
@@ -51,23 +51,25 @@ from dpro.detect.hang.evidence import (
     RAISED,
     SKIPPED,
     attendance,
-    calls_in_words,
     chain,
-    death_in_words,
+    death_of,
     doubts,
     fewer_steps,
     heartbeat,
-    last_call,
     last_state,
+    main_thread,
     no_dump,
+    place_of,
     stack,
     stood_still,
+    with_last_call,
 )
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED, Records
 from dpro.detect.hang.waits import Root
-from dpro.units import NS_PER_S, time_in_words
-from dpro.words import numbers_in_words, one_of, ranks_in_words
+from dpro.detect.observations import Observation, Value, observe
+from dpro.units import NS_PER_S
+from dpro.words import numbers_in_words
 
 MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
 MAX_OF_DEADLOCK = 6  # the same of ranks that wait for each other
@@ -76,6 +78,17 @@ _MISSED = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 
 # Confidences: all dumps show it; all but some; NCCL's RAS reports it where dumps do not; it is one of two.
 _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
+
+_STARTS_UNKNOWN = observe(
+    "starts-unknown",
+    "not known: whether the GPU of one of them never came to it, as a kernel before it does not end, or the "
+    "network or the group is at fault; --nccl-timing records that",
+)
+_FIRST_TO_END = observe("first-to-end", "no other rank ended before it")
+_END_UNKNOWN = observe(
+    "failed-end-unknown",
+    "no rank is seen to have ended of its own: which end of the connection failed is not known",
+)
 
 
 def find_hangs(records: Records) -> list[Finding]:
@@ -120,9 +133,9 @@ def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
     """Lower the confidence of a stuck device where there is another cause: its dump may be too old."""
     if finding.class_ != "hang.device" or all(other.class_ == finding.class_ for other in findings):
         return finding
-    named = ranks_in_words(finding.ranks)
-    doubt = f"or the dump of {named} is a little older than the others: a dump taken now would decide"
-    return replace(finding, confidence=min(finding.confidence, _OPEN), observations=(*finding.observations, doubt))
+    sentence = "or the dump of {ranks} is a little older than the others: a dump taken now would decide"
+    doubt = observe("older-dump", sentence, ranks=list(finding.ranks))
+    return replace(finding.observing(doubt), confidence=min(finding.confidence, _OPEN))
 
 
 def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: Case) -> list[Finding]:
@@ -159,51 +172,65 @@ def _root_finding(root: Root, case: Case) -> Finding:
 
 def _host_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
-    facts = [f"rank {rank} has nothing unfinished of its own{last_call(rank, root, case)}"]
-    facts += [*heartbeat(rank, case), *stack(rank, case), *case.records.ras.in_words(rank)]
+    idle = observe("nothing-unfinished", "rank {rank} has nothing unfinished of its own", rank=rank)
+    facts = [with_last_call(idle, rank, root, case), *heartbeat(rank, case), *stack(rank, case)]
+    facts += case.records.ras.observations(rank)
     confidence = _LIKELY if without_dump(case) else _SURE
     return _finding("hang.host", "rank", root, case, confidence, facts)
 
 
 def _device_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
-    calls = [call for rank, call in operation.unfinished.items() if rank not in root.ranks]
+    ranks = list(root.ranks)
     if operation.finished:
-        fact = f"{ranks_in_words(root.ranks)} came to it, too, but did not finish what its peers finished"
+        sentence = "{ranks} came to it, too, but did not finish what its peers finished"
+        facts = [observe("finished-by-peers", sentence, ranks=ranks)]
     else:
-        fact = (
-            f"{ranks_in_words(root.ranks)} came to it, too, but its GPU never started what runs on its peers"
-        )
-    peers = [] if operation.finished else [f"it runs on {ranks_in_words(call.rank for call in calls)}"]
-    confidence = _LIKELY / len(root.ranks)
-    return _finding("hang.device", "rank", root, case, confidence, [fact, *peers])
+        sentence = "{ranks} came to it, too, but its GPU never started what runs on its peers"
+        peers = sorted(rank for rank in operation.unfinished if rank not in root.ranks)
+        facts = [
+            observe("never-started", sentence, ranks=ranks),
+            observe("runs-on-peers", "it runs on {peer_ranks}", peer_ranks=peers),
+        ]
+    return _finding("hang.device", "rank", root, case, _LIKELY / len(root.ranks), facts)
 
 
 def _comm_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
-    fact = "all its ranks came and none finished"
+    fact = observe("all-came", "all its ranks came and none finished")
     if operation.finished:
-        fact = f"all its ranks came, and only {ranks_in_words(operation.finished)} finished"
+        sentence = "all its ranks came, and only {finished_ranks} finished"
+        fact = observe("all-came", sentence, finished_ranks=sorted(operation.finished))
     kind = "pair" if operation.pair else "group"
     if case.records.starts_unknown and not operation.finished:
-        unknown = (
-            "not known: whether the GPU of one of them never came to it, as a kernel before it does not end, "
-            "or the network or the group is at fault; --nccl-timing records that"
-        )
-        return _finding("hang.comm", kind, root, case, _OPEN, [fact, unknown])
-    fact += "; nothing that one of them has to finish first is open: the network or the group itself"
+        return _finding("hang.comm", kind, root, case, _OPEN, [fact, _STARTS_UNKNOWN])
+    fact = fact.then(
+        "; nothing that one of them has to finish first is open: the network or the group itself"
+    )
     return _finding("hang.comm", kind, root, case, _LIKELY, [fact])
 
 
 def _cycle_finding(root: Root, case: Case) -> Finding:
     minority = _out_of_order(root) or odd_calls(root.operations, case.records)
     facts = [
-        f"{ranks_in_words(root.ranks)} wait for each other, which is a deadlock: no hardware causes that; "
-        "the order of the calls differs between them"
+        observe(
+            "deadlock",
+            "{ranks} wait for each other, which is a deadlock: no hardware causes that; the order of the "
+            "calls differs between them",
+            ranks=list(root.ranks),
+        )
     ]
     if minority:
-        called = "; ".join(_odd_call(rank, root) for rank in minority)
-        facts.append(f"{ranks_in_words(minority)} called in another order than most{called}")
+        calls = {rank: call for rank in minority if (call := _odd_call(rank, root))}
+        called = "; ".join(
+            f": rank {rank} waits in {{call_of_{rank}}}" if rank in calls else "" for rank in minority
+        )
+        facts.append(
+            observe(
+                "another-order", f"{{ranks}} called in another order than most{called}",
+                ranks=list(minority), **{f"call_of_{rank}": call for rank, call in calls.items()},
+            )
+        )  # fmt: skip
     finding = _finding(
         "hang.mismatch", "rank", replace(root, ranks=minority or root.ranks), case, _LIKELY, facts
     )
@@ -211,11 +238,11 @@ def _cycle_finding(root: Root, case: Case) -> Finding:
 
 
 def _odd_call(rank: int, root: Root) -> str:
-    """Return the collective that a rank of a deadlock waits in."""
+    """Return the collective that a rank of a deadlock waits in, in words; empty for none."""
     for operation in root.operations:
         call = operation.unfinished.get(rank)
         if call and not operation.pair:
-            return f": rank {rank} waits in {describe(call.op, call.bytes, call.bytes, call.dtype)}"
+            return describe(call.op, call.bytes, call.bytes, call.dtype)
     return ""
 
 
@@ -235,21 +262,21 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
     if suspects := ras.suspects(root.ranks):
         root = replace(root, ranks=tuple(suspects))
     if len(root.ranks) == 1 and root.ranks[0] in ras.dead:
-        return _finding("dead.rank", "rank", root, case, _LIKELY, ras.in_words(root.ranks[0]))
-    named = one_of(root.ranks)
-    facts, confidence = [], _OPEN / len(root.ranks)
-    frozen = [line for rank in root.ranks for line in heartbeat(rank, case)]
-    facts += [no_dump(root.ranks, case), *last_state(root.ranks, case)]
-    facts.append(
-        f"not known: whether the host code of {named} is stuck, its GPU does not answer, its process is "
-        f"gone, or it waits for something in turn; a dump of {ranks_in_words(root.ranks)}, taken now, would "
-        "settle it"
+        return _finding("dead.rank", "rank", root, case, _LIKELY, ras.observations(root.ranks[0]))
+    confidence = _OPEN / len(root.ranks)
+    frozen = [observation for rank in root.ranks for observation in heartbeat(rank, case)]
+    unknown = observe(
+        "unknown-whether-stuck",
+        f"not known: whether the host code of {_one_of(root.ranks)} is stuck, its GPU does not answer, its "
+        "process is gone, or it waits for something in turn; a dump of {ranks}, taken now, would settle it",
+        ranks=list(root.ranks),
     )
+    facts = [no_dump(root.ranks, case), *last_state(root.ranks, case), unknown]
     if len(root.ranks) == 1 and frozen and is_frozen(root.ranks[0], case):
         confidence = _LIKELY
     elif len(root.ranks) == 1 and suspects:
         confidence = _REPORTED
-    reported = [line for rank in root.ranks for line in ras.in_words(rank)]
+    reported = [observation for rank in root.ranks for observation in ras.observations(rank)]
     host = len(root.ranks) == 1 and (reported or (frozen and is_frozen(root.ranks[0], case)))
     class_ = "hang.host" if host else "hang.rank"
     return _finding(class_, "rank", root, case, confidence, [*facts, *frozen, *reported])
@@ -257,41 +284,43 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
 
 def _suspect_finding(root: Root, case: Case) -> Finding:
     """Return a finding of ranks that may be stuck, too, or may wait for a rank that is."""
-    facts = [
-        f"{no_dump(root.ranks, case)}, and others wait for {one_of(root.ranks)}, too: it may be stuck as "
-        f"well, or wait for the rank that is; a dump of {ranks_in_words(root.ranks)} would distinguish that"
-    ]
-    return _finding("hang.rank", "rank", root, case, _OPEN / 2 / len(root.ranks), facts)
+    fact = no_dump(root.ranks, case).then(
+        f", and others wait for {_one_of(root.ranks)}, too: it may be stuck as well, or wait for the rank "
+        "that is; a dump of {ranks} would distinguish that",
+        ranks=list(root.ranks),
+    )
+    return _finding("hang.rank", "rank", root, case, _OPEN / 2 / len(root.ranks), [fact])
+
+
+def _one_of(ranks: Sequence[int]) -> str:
+    """A part of a sentence: `ranks`, or one of them where they are several."""
+    return "{ranks}" if len(ranks) == 1 else "one of {ranks}"
 
 
 def _death_finding(death: Death, case: Case) -> Finding:
     root = Root(graph.HOST, (death.rank,), ())
-    facts = ["no other rank ended before it"] if case.records.world_size > 1 else []
-    if death.lost_peer:
-        facts.append(
-            "no rank is seen to have ended of its own: which end of the connection failed is not known"
-        )
+    facts = [_FIRST_TO_END] if case.records.world_size > 1 else []
+    facts += [_END_UNKNOWN] if death.lost_peer else []
     return _dead_finding([death], root, case, _OPEN if death.lost_peer else _LIKELY, facts)
 
 
 def _dead_finding(
-    deaths: Sequence[Death], root: Root, case: Case, confidence: float, facts: Sequence[str]
+    deaths: Sequence[Death], root: Root, case: Case, confidence: float, facts: Sequence[Observation]
 ) -> Finding:
-    finding = _finding("dead.rank", "rank", root, case, confidence, [*map(death_in_words, deaths), *facts])
+    finding = _finding("dead.rank", "rank", root, case, confidence, [*map(death_of, deaths), *facts])
     return replace(finding, cause=RAISED if all(death.raised for death in deaths) else "")
 
 
 def _left_finding(root: Root, case: Case) -> Finding:
     """Return the finding of a rank that ended well while its peers went on."""
     rank = root.ranks[0]
-    facts = [
-        f"the script of rank {rank} ended well at {time_in_words(case.left[rank])} while its peers went on"
-        f"{last_call(rank, root, case)}",
-        *fewer_steps(rank, case),
-    ]
-    failed = [other for other, death in case.deaths.items() if death.lost_peer]
+    sentence = "the script of rank {rank} ended well at {left_at_ns} while its peers went on"
+    left = observe("left-early", sentence, rank=rank, left_at_ns=case.left[rank])
+    facts = [with_last_call(left, rank, root, case), *fewer_steps(rank, case)]
+    failed = sorted(other for other, death in case.deaths.items() if death.lost_peer)
     if failed:
-        facts.append(f"{ranks_in_words(failed)} failed because it was gone, and is not at fault")
+        sentence = "{failed_ranks} failed because it was gone, and is not at fault"
+        facts.append(observe("failed-without-it", sentence, failed_ranks=failed))
     finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
     steps = dict(case.records.ranks.select("rank", pl.col("last_step").fill_null(-1)).iter_rows())
     fewest = min((step for other, step in steps.items() if other != rank), default=-1)
@@ -315,55 +344,67 @@ def _missed_findings(case: Case) -> list[Finding]:
         named = _MISSED.search(death.how) if death.lost_peer else None
         for rank in {int(number) for number in named[1].split(",")} - case.deaths.keys() if named else ():
             root = Root(graph.HOST, (rank,), ())
-            facts = [*stack(rank, case), death_in_words(death)]
+            facts = [*stack(rank, case), death_of(death)]
             findings.append(_finding("hang.host", "rank", root, case, _LIKELY, facts))
     return findings
 
 
 def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     root = Root(graph.CYCLE, mismatch.minority, ())
-    number = f" #{mismatch.sequence}" if mismatch.sequence >= 0 else ""
-    by_call: dict[str, list[int]] = {}
-    for rank, call in sorted(mismatch.calls.items()):
-        by_call.setdefault(call, []).append(rank)
-    calls = "; ".join(f"{ranks_in_words(ranks)} called {call}" for call, ranks in by_call.items())
-    facts = [f'call{number} of group "{mismatch.group}": {calls}']
-    minority = ranks_in_words(mismatch.minority)
+    number = " #{sequence}" if mismatch.sequence >= 0 else ""
+    values: dict[str, Value] = {"sequence": mismatch.sequence, "group": mismatch.group}
+    said = []
+    for place, call in enumerate(dict.fromkeys(call for _, call in sorted(mismatch.calls.items())), 1):
+        ranks = sorted(rank for rank, of_rank in mismatch.calls.items() if of_rank == call)
+        values |= {f"call_{place}": call, f"call_{place}_ranks": ranks}
+        said.append(f"{{call_{place}_ranks}} called {{call_{place}}}")
+    facts = [observe("calls-differ", f'call{number} of group "{{group}}": {"; ".join(said)}', **values)]
     sure = len(mismatch.minority) < len(mismatch.calls)
     if mismatch.skipped > 0 and sure:
-        noun = "call" if mismatch.skipped == 1 else "calls"
-        facts.append(f"{minority} left out {mismatch.skipped} {noun} there: that explains all later ones")
+        facts.append(_left_out(mismatch).then(" there: that explains all later ones"))
     if mismatch.usual:
         return _finding("hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts))
     if not sure:
-        facts.append(f"no call is that of a majority: {one_of(mismatch.minority)} is wrong")
+        sentence = f"no call is that of a majority: {_one_of(mismatch.minority)} is wrong"
+        facts.append(observe("no-majority", sentence, ranks=list(mismatch.minority)))
     confidence = _SURE if sure else _OPEN
     return _finding("hang.mismatch", "rank", root, case, confidence, facts)
 
 
-def _by_rounds(mismatch: Mismatch, case: Case, facts: list[str]) -> tuple[float, list[str]]:
+def _left_out(mismatch: Mismatch) -> Observation:
+    """Return how many calls the ranks that differ left out."""
+    noun = "call" if mismatch.skipped == 1 else "calls"
+    sentence = f"{{ranks}} left out {{skipped}} {noun}"
+    return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
+
+
+def _by_rounds(
+    mismatch: Mismatch, case: Case, facts: Sequence[Observation]
+) -> tuple[float, list[Observation]]:
     """Return how sure it is which rank departed from the calls of the rounds before, and why."""
-    minority, lost = ranks_in_words(mismatch.minority), ranks_in_words(mismatch.lost)
-    ended = [death_in_words(case.deaths[rank]) for rank in mismatch.lost if rank in case.deaths]
+    lost = list(mismatch.lost)
+    ended = [death_of(case.deaths[rank]) for rank in lost if rank in case.deaths]
     if mismatch.minority == mismatch.lost:
-        facts += [
-            f"that is what they called in the rounds before, too; a library ended {lost} within its call: it "
+        as_before = observe(
+            "called-as-before",
+            "that is what they called in the rounds before, too; a library ended {ranks} within its call: it "
             "called something else, with less than they sent",
-            *ended,
-            *[line for rank in mismatch.lost for line in stack(rank, case)],
-            f"not known: what {lost} called there, which was not recorded any more",
-        ]
-        return _REPORTED, facts
-    facts.append(f"in the rounds before, all ranks called {mismatch.usual} there")
+            ranks=lost,
+        )
+        sentence = "not known: what {ranks} called there, which was not recorded any more"
+        unknown = observe("last-call-unknown", sentence, ranks=lost)
+        stacks = [observation for rank in lost for observation in stack(rank, case)]
+        return _REPORTED, [*facts, as_before, *ended, *stacks, unknown]
+    sentence = "in the rounds before, all ranks called {call} there"
+    usual = [observe("rounds-before", sentence, call=mismatch.usual)]
     if mismatch.skipped > 0:
-        noun = "call" if mismatch.skipped == 1 else "calls"
-        facts.append(f"{minority} left out {mismatch.skipped} {noun}: what it called comes next in a round")
-    facts.append(f"{lost} got more than it expected, and is not at fault")
-    return _LIKELY, [*facts, *ended]
+        usual.append(_left_out(mismatch).then(": what it called comes next in a round"))
+    sentence = "{ranks} got more than it expected, and is not at fault"
+    return _LIKELY, [*facts, *usual, observe("got-more", sentence, ranks=lost), *ended]
 
 
 def _finding(
-    class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[str]
+    class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[Observation]
 ) -> Finding:
     """A finding with the evidence that all have: operations, the chain, the victims, and the doubts."""
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
@@ -371,17 +412,17 @@ def _finding(
     calls = [attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
     more = len(root.operations) - len(calls)
     if more > 0:
-        calls[-1] += f"; and {more} more like it"
+        calls[-1] = calls[-1].then("; and {more} more like it", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
-    waited_ns = case.waited_ns(root)
-    evidence = [
+    blocked = observe("blocked", "blocked by this: {blocked_ranks}", blocked_ranks=victims)
+    observations = (
         *facts[:1],
         *calls,
         *facts[1:],
         *chain(root, victims, case),
-        *([f"blocked by this: {ranks_in_words(victims)}"] if victims else []),
+        *([blocked] if victims else []),
         *doubts(root, case),
-    ]
+    )
     return Finding(
         class_,
         kind if len(root.ranks) == 1 or kind != "rank" else "ranks",
@@ -389,8 +430,10 @@ def _finding(
         root.ranks,
         1.0,
         round(confidence, 3),
-        float(max(waited_ns, 0)),
-        tuple(evidence),
+        0.0,
+        observations,
+        place=place_of(root.ranks, observations),
+        waited_ns=max(case.waited_ns(root), 0),
     )
 
 
@@ -436,14 +479,21 @@ def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding,
 def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     """Return a finding with when it was seen, and where the threads of its ranks were then."""
     kept = run / FOLDER / f"hang-{notice.number}"
-    where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
-    lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
-    evidence = "\n".join(finding.evidence).replace(" is in ", " was in ")
-    lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
-    return replace(finding, observations=(*finding.observations, *lines))
+    seen = observe(
+        "seen-by-watch", "`dpro watch` saw it at {time}, while the job hung",
+        time=time_of_day(notice.time_ns), seen_at_ns=notice.time_ns,
+    )  # fmt: skip
+    if kept.is_dir():
+        seen = seen.then("; dumps and stacks of then are in {folder}", folder=f"{FOLDER}/{kept.name}")
+    known = [(one.kind, one.values) for one in finding.observations]
+    threads = [
+        one for one in _threads(kept / "stacks.json", finding.ranks) if (one.kind, one.values) not in known
+    ]
+    place = finding.place or place_of(finding.ranks, threads)
+    return replace(finding.observing(seen, *threads), place=place)
 
 
-def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:
+def _threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
     """Yield where the main threads of some ranks were, as far as these answered."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))
@@ -453,10 +503,11 @@ def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:
         frames: list[dict[str, Any]] = next((thread["frames"] for thread in answer.get("threads", ())), [])
         if answer.get("rank") in ranks and frames:
             calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
-            yield f"the main thread of rank {answer['rank']} was in {calls_in_words(calls)}"
+            yield main_thread(answer["rank"], calls, "was")
     for rank, why in answers.get("why_silent", {}).items():
         if int(rank) in ranks:
-            yield f"rank {rank} did not say where its threads were: {why}"
+            sentence = "rank {rank} did not say where its threads were: {why}"
+            yield observe("silent-threads", sentence, rank=int(rank), why=why)
 
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")

@@ -7,6 +7,7 @@ does not hold is said to be unknown.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,10 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import MEMORY_ERROR, own_call
-from dpro.units import format_bytes
+from dpro.detect.observations import Observation, Value, observe
 from dpro.words import counted, few, numbers_in_words
 
-CAUSE = "out of memory: "  # how causes begin of ranks that ended by it; then what held most
+CAUSE = "out of memory"  # of ranks that ended by it
 UNHELD, FREE, OUTSIDE, UNKNOWN = "held by no Python object", "unused pieces", "other processes", "not known"
 SHOWN = 4  # names that are listed of a kind
 NOTABLE = 0.02  # of what is allocated: kinds that hold less are not listed
@@ -43,11 +44,24 @@ _ADVICE = {
     OUTSIDE: "see with `nvidia-smi` which processes share the GPU",
     UNKNOWN: f"{_LESS}, or shard the model (`dpro plan` has layouts with their memory)",
 }
+_NOT_RECORDED = observe(
+    "memory-not-recorded", "not known: what filled the memory, as nothing recorded it", filled_by=UNKNOWN
+)
+_NO_HISTORY = observe(
+    "no-memory-history", f"not known: which lines allocated what is {UNHELD}; no history was recorded"
+)
+_OF_REST = ": held by no tensor that Python has, and the allocator's blocks could not be read"
 
 
-def advice_on(cause: str) -> str | None:
-    """What to do about a cause of a finding; None where it is another."""
-    return _ADVICE.get(cause.removeprefix(CAUSE)) if cause.startswith(CAUSE) else None
+def filled_by(finding: Finding) -> str:
+    """What held most of the memory that ranks of a finding ran out of."""
+    held = (one.values["filled_by"] for one in finding.observations if "filled_by" in one.values)
+    return str(next(held, UNKNOWN))
+
+
+def advice_on(finding: Finding) -> str | None:
+    """What to do about memory that ranks of a finding ran out of; None where nothing is known to help."""
+    return _ADVICE.get(filled_by(finding))
 
 
 def with_memory(
@@ -68,18 +82,24 @@ def with_memory(
         dead = [Finding("dead.rank", *which, tuple(ran_out), 1.0, 0.9, 0.0, ())]
         findings = dead
     last = {row["rank"]: row for row in refused.sort("time_ns").iter_rows(named=True)}
-    of_host = [warning for warning in warnings if HOST_KILL in warning]
+    of_host = [
+        observe("killed-for-memory", "{warning}", warning=warning)
+        for warning in warnings
+        if HOST_KILL in warning
+    ]
     explained = []
     for finding in findings:
         if finding in dead and set(finding.ranks) <= {*ran_out}:
             row = next((last[rank] for rank in finding.ranks if rank in last), None)
-            lines = described(row) if row else ["not known: what filled the memory, as nothing recorded it"]
-            cause = CAUSE + (most_of(row) if row else UNKNOWN)
-            finding = replace(finding, observations=(*finding.observations, *lines), cause=cause)
-        elif finding in dead and of_host and any("SIGKILL" in line for line in finding.evidence):
-            finding = replace(finding, observations=(*finding.observations, *of_host))
+            finding = replace(finding.observing(*(described(row) if row else [_NOT_RECORDED])), cause=CAUSE)
+        elif finding in dead and _was_killed(finding):
+            finding = finding.observing(*of_host)
         explained.append(finding)
     return explained
+
+
+def _was_killed(finding: Finding) -> bool:
+    return any(one.values.get("exit_signal") == signal.SIGKILL for one in finding.observations)
 
 
 def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
@@ -90,7 +110,7 @@ def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     last = {row["rank"]: row for row in rows.iter_rows(named=True)}
     return [
         f"rank {rank} was refused memory {counted(times[rank], 'time')} and went on, which empties the "
-        f"allocator's cache each time; the last time, {'; '.join(described(last[rank]))}"
+        f"allocator's cache each time; the last time, {'; '.join(one.text for one in described(last[rank]))}"
         for rank in sorted(last)
     ]
 
@@ -118,40 +138,62 @@ def _by_kind(row: Mapping[str, Any]) -> Counter[str]:
     return sums
 
 
-def described(row: Mapping[str, Any]) -> list[str]:
-    """What was asked for, what was there, and what held it, one line each.
+def described(row: Mapping[str, Any]) -> list[Observation]:
+    """What was asked for, what was there, and what held it.
 
     Args:
         row: of table `out_of_memory`.
     """
-    where = f" by {row['module']}" if row["module"] else ""
-    phase = {"optimizer": " in the optimizer's update"}.get(row["phase"], f" in the {row['phase']}")
-    asked = f"{format_bytes(row['requested_bytes'])} were asked for{where}{phase * bool(row['phase'])}"
-    calls = row["calls"].splitlines()
-    lines = [asked + (f" ({own_call(calls)})" if calls else "")]
-    if row["allocated_bytes"] >= 0:
-        of = f" of {format_bytes(row['total_bytes'])}" if row["total_bytes"] >= 0 else ""
-        lines[0] += f" with {format_bytes(row['allocated_bytes'])}{of} in use by PyTorch"
+    observed = [_asked_for(row)]
     by_kind = _by_kind(row)
     for kind, size in by_kind.most_common():
         if size >= NOTABLE * sum(by_kind.values()):
-            of_rest = ": held by no tensor that Python has, and the allocator's blocks could not be read"
-            lines.append(f"{format_bytes(size)} {kind}{of_rest if kind == UNKNOWN else _names_of(row, kind)}")
+            held = observe("memory-held", "{held_bytes} {held_by}", held_bytes=size, held_by=kind)
+            observed.append(held.then(_OF_REST) if kind == UNKNOWN else _with_names(held, row, kind))
     unused = row["reserved_bytes"] - row["allocated_bytes"] if row["allocated_bytes"] >= 0 else 0
     if unused > row["requested_bytes"]:
+        sentence = "{unused_bytes} reserved by PyTorch and not in use"
+        free = observe("memory-not-in-use", sentence, unused_bytes=unused)
         largest = row["largest_free_bytes"]
-        pieces = f", the largest piece {format_bytes(largest)}" if largest >= 0 else ""
-        lines.append(f"{format_bytes(unused)} reserved by PyTorch and not in use{pieces}")
+        pieces = ", the largest piece {largest_free_bytes}"
+        observed.append(free.then(pieces, largest_free_bytes=largest) if largest >= 0 else free)
     outside = row["total_bytes"] - max(row["free_bytes"], 0) - row["reserved_bytes"]
     if row["total_bytes"] >= 0 and row["reserved_bytes"] >= 0 and outside > NOTABLE * row["total_bytes"]:
-        lines.append(f"{format_bytes(outside)} in use by CUDA, its libraries, and other processes")
+        sentence = "{outside_bytes} in use by CUDA, its libraries, and other processes"
+        observed.append(observe("memory-of-others", sentence, outside_bytes=outside))
     if by_kind[UNHELD] and not row["history"]:
-        lines.append(f"not known: which lines allocated what is {UNHELD}; no history was recorded")
-    return lines
+        observed.append(_NO_HISTORY)
+    return observed
 
 
-def _names_of(row: Mapping[str, Any], kind: str) -> str:
-    """The names that hold most of a kind."""
+def _asked_for(row: Mapping[str, Any]) -> Observation:
+    """What was asked for, by what, with how much in use; and what filled the memory."""
+    asked = observe(
+        "memory-asked-for", "{requested_bytes} were asked for", requested_bytes=row["requested_bytes"],
+        filled_by=most_of(row),
+    )  # fmt: skip
+    if row["module"]:
+        asked = asked.then(" by {module}", module=row["module"])
+    if row["phase"]:
+        phase = " in the optimizer's update" if row["phase"] == "optimizer" else " in the {phase}"
+        asked = asked.then(phase, phase=row["phase"])
+    if calls := row["calls"].splitlines():
+        asked = asked.then(" ({own_call})", own_call=own_call(calls))
+    if row["allocated_bytes"] >= 0:
+        of = " of {total_bytes}" if row["total_bytes"] >= 0 else ""
+        asked = asked.then(
+            f" with {{allocated_bytes}}{of} in use by PyTorch",
+            allocated_bytes=row["allocated_bytes"], total_bytes=row["total_bytes"],
+        )  # fmt: skip
+    return asked
+
+
+def _with_names(held: Observation, row: Mapping[str, Any], kind: str) -> Observation:
+    """Add the names that hold most of a kind."""
     rows = zip(row["kinds"], row["names"], row["bytes"], strict=True)
-    named = [f"{name} {format_bytes(size)}" for of_kind, name, size in rows if of_kind == kind and name]
-    return f": {few(named, SHOWN)}" if named else ""
+    named = [(name, size) for of_kind, name, size in rows if of_kind == kind and name]
+    said = [f"{{name_{place}}} {{name_{place}_bytes}}" for place in range(len(named))]
+    values: dict[str, Value] = {}
+    for place, (name, size) in enumerate(named[:SHOWN]):
+        values |= {f"name_{place}": name, f"name_{place}_bytes": size}
+    return held.then(f": {few(said, SHOWN)}", **values) if named else held

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from dpro.detect.observations import Observation, observe
 from dpro.members import members_of, members_text
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.schema.members import GROUP_RANKS, of_each_text, sorted_members
@@ -30,13 +31,13 @@ class Ras:
 
     Attributes:
         dead: ranks that NCCL considers dead.
-        behind: by rank, one line for each communicator and operation that it called less often than others.
+        behind: by rank, each communicator and operation that it called less often than others.
     """
 
     dead: frozenset[int] = frozenset()
     silent: frozenset[int] = frozenset()
     answering: frozenset[int] = frozenset()
-    behind: Mapping[int, list[str]] = field(default_factory=dict)
+    behind: Mapping[int, list[Observation]] = field(default_factory=dict)
 
     def suspects(self, ranks: Iterable[int]) -> list[int]:
         """Return which of some ranks the report implicates: the dead, else the silent, else those behind."""
@@ -46,16 +47,18 @@ class Ras:
                 return implicated
         return []
 
-    def in_words(self, rank: int) -> list[str]:
-        """Return what the report says of a rank, one line each."""
-        lines = []
+    def observations(self, rank: int) -> list[Observation]:
+        """Return what the report says of a rank."""
+        observed = []
         if rank in self.dead:
-            lines.append(f"NCCL's RAS considers rank {rank} dead")
+            observed.append(observe("ras-dead", "NCCL's RAS considers rank {rank} dead", rank=rank))
         elif rank in self.silent:
-            lines.append(f"rank {rank} does not answer NCCL's RAS: its process is stopped, gone or cut off")
+            sentence = "rank {rank} does not answer NCCL's RAS: its process is stopped, gone or cut off"
+            observed.append(observe("ras-silent", sentence, rank=rank))
         elif rank in self.answering:
-            lines.append(f"rank {rank} answers NCCL's RAS: its process is alive")
-        return lines + list(self.behind.get(rank, ()))
+            sentence = "rank {rank} answers NCCL's RAS: its process is alive"
+            observed.append(observe("ras-answers", sentence, rank=rank))
+        return observed + list(self.behind.get(rank, ()))
 
 
 def read_ras(counters: pl.DataFrame) -> Ras:
@@ -65,7 +68,7 @@ def read_ras(counters: pl.DataFrame) -> Ras:
         for name in (SILENT, DEAD)
     }
     calls = counters.filter(pl.col("counter").str.starts_with(CALLS))
-    behind: dict[int, list[str]] = {}
+    behind: dict[int, list[Observation]] = {}
     most = pl.col("value").max().over("device", "counter")
     late = calls.with_columns(most=most).filter(pl.col("value") < pl.col("most"))
     late = late.sort("rank", "device", "counter")
@@ -73,9 +76,13 @@ def read_ras(counters: pl.DataFrame) -> Ras:
         "rank", "device", "counter", "value", "most"
     ).iter_rows():
         behind.setdefault(rank, []).append(
-            f"by NCCL's RAS it has called {counter.removeprefix(CALLS)} {value:.0f} times in communicator "
-            f"{communicator}, others {top:.0f} times"
-        )
+            observe(
+                "ras-behind",
+                "by NCCL's RAS it has called {operation} {calls:.0f} times in communicator {communicator}, "
+                "others {others:.0f} times",
+                operation=counter.removeprefix(CALLS), calls=value, communicator=communicator, others=top,
+            )
+        )  # fmt: skip
     return Ras(flagged[DEAD], flagged[SILENT], frozenset(calls["rank"].to_list()), behind)
 
 

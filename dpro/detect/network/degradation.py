@@ -34,6 +34,7 @@ from dpro.detect.network.wires import (
     votes_of_losses,
     wires_of,
 )
+from dpro.detect.observations import Observation, observe
 from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import CHANCE, MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT, SHORTEST, change_points
 from dpro.detect.stragglers.own_time import outside_calls
@@ -44,13 +45,16 @@ from dpro.replay.cost.fabric.network import fabric_of, routes_of
 from dpro.replay.steps import host_facts, job_steps
 from dpro.store import Run
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile
-from dpro.units import format_bytes, format_duration
 from dpro.words import ranks_in_words
 
 MIN_RATIO = 1.15  # times what it was
 MIN_SEEN = 3  # transfers of a group on each side of a change, to say whether it changed
 MAX_LINES = 3  # of evidence
 SIDES = {True: "between hosts", False: "within hosts"}
+_NOT_WHOLE = observe(
+    "members-not-recorded",
+    "not all of their members are recorded: one that comes late since then looks the same",
+)
 
 
 class LevelShift(NamedTuple):
@@ -193,39 +197,47 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     step = float(base.mean())
     worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
     worst = worst.select("op", "bytes", "members", "before_ns", "after_ns").head(MAX_LINES)
-    evidence = [
-        f"since step {change.since} transfers {SIDES[change.between]} take {change.times:.2f} times as long "
-        f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
+    observations = [
+        observe(
+            "slower-since",
+            "since step {step} transfers {side} take {times:.2f} times as long as before, {slow_groups} of "
+            "{groups} groups that call the same on both sides of it",
+            step=change.since, side=SIDES[change.between], times=change.times, slow_groups=slow.height,
+            groups=change.groups.height,
+        ),
         *(
-            f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
-            f"{format_duration(before)}"
+            observe(
+                "slower-transfer",
+                "{operation} of {each_bytes} among ranks {members}: {after_ns}, before {before_ns}",
+                operation=op, each_bytes=size, members=members, ranks=[*members_of(members)], after_ns=after,
+                before_ns=before,
+            )
             for op, size, members, before, after in worst.iter_rows()
         ),
         *shown,
         _other_side(transfers, change),
-        traffic.gain_in_words("before", "the steps since then take", cost, step),
-    ]
+        traffic.gain("before", "the steps since then take", cost, step),
+    ]  # fmt: skip
     if slow["members"].n_unique() == 1 and kind == "network":
-        evidence.append(
-            f"it is one group: which of its {len(ranks)} ranks or the links between them, is open"
-        )
+        sentence = "it is one group: which of its {size} ranks or the links between them, is open"
+        observations.append(observe("one-group", sentence, size=len(ranks)))
     if not slow["whole"].any():
         sure = min(sure, MAX_UNSURE)
-        evidence.append(
-            "not all of their members are recorded: one that comes late since then looks the same"
-        )
+        observations.append(_NOT_WHOLE)
     sure = round(sure * float((saved > 0).mean()), 3)
-    finding = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+    finding = Finding(
+        class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(observations)
+    )
     return with_axis(finding, traffic, slow["members"])
 
 
-def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[str]]:
+def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[Observation]]:
     """What is at fault: what slow groups have in common where others stayed as they were, else all of it.
 
     Returns:
         Class, kind and name, how sure that is (of several that fit, each as likely), and evidence.
     """
-    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0, list[str]())
+    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0, list[Observation]())
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
         return everywhere
     suspects, sure, shown = _on_wires(change, traffic)
@@ -240,7 +252,7 @@ def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, flo
     return suspects[0].class_, suspects[0].kind, suspects[0].id, sure, shown
 
 
-def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[str]]:
+def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[Observation]]:
     """The part of the fabric that explains all that became slower, how sure that is, and evidence.
 
     No suspect where the run has no topology, or where one part does not explain it.
@@ -252,17 +264,18 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
         return [], 1.0, []
     verdict = blamed[0][0]
     suspects = [Suspect(part.words, part.kind, part.name) for part in verdict.suspects]
-    return suspects, verdict.verdict.confidence, verdict.lines("groups", "became slower")
+    return suspects, verdict.verdict.confidence, verdict.observations("groups", "became slower")
 
 
-def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
+def _other_side(transfers: pl.DataFrame, change: LevelShift) -> Observation:
     """Whether transfers on the other side, within hosts or between them, changed as well."""
     rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
-    where = SIDES[not change.between]
+    side = SIDES[not change.between]
     if rest.is_empty():
-        return f"nothing is known of transfers {where}"
-    ratio = float((rest["after_ns"] / rest["before_ns"]).median())  # type: ignore[arg-type]
-    return f"transfers {where} take {ratio:.2f} times as long as before"
+        return observe("other-side-unknown", "nothing is known of transfers {side}", side=side)
+    times = float((rest["after_ns"] / rest["before_ns"]).median())  # type: ignore[arg-type]
+    sentence = "transfers {side} take {times:.2f} times as long as before"
+    return observe("other-side", sentence, side=side, times=times)
 
 
 # Hosts that became communication-bound: they wait longer than before, and not for each other.
@@ -275,6 +288,15 @@ def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
 COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")
 MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
 MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
+_LIKELY_NETWORK = observe(
+    "likely-the-network",
+    "that is what hosts wait for transfers, or code of theirs that sleeps; as all of them began to at once, "
+    "it is likely the network between them",
+)
+_WHICH_UNKNOWN = observe(
+    "link-unknown",
+    "not known: which, and which link or port; deep windows, or NCCL's Inspector, would show it",
+)
 
 
 class ExchangeGroup(NamedTuple):
@@ -358,29 +380,35 @@ def _finding(group: ExchangeGroup, change: Regression, job: pl.DataFrame) -> Fin
     before, after = change.before_ns - typical, change.after_ns - typical
     cost = after - before
     step = float(job.filter(pl.col("step") >= change.since)["duration_ns"].median())  # type: ignore[arg-type]
-    who = f"{ranks_in_words(group.ranks)}"
-    evidence = [
-        f"since step {change.since} each of {who} spends {format_duration(after)} per step neither computing "
-        f"nor waiting for a later rank, its data, a core or garbage; before it was {format_duration(before)}",
-        "that is what hosts wait for transfers, or code of theirs that sleeps; as all of them began to at "
-        "once, it is likely the network between them",
-        "not known: which, and which link or port; deep windows, or NCCL's Inspector, would show it",
-    ]
-    either = [f"the network between {who}", "code that waits on all of them"]
+    observations = [
+        observe(
+            "idle-since",
+            "since step {step} each of {ranks} spends {after_ns} per step neither computing nor waiting for "
+            "a later rank, its data, a core or garbage; before it was {before_ns}",
+            step=change.since, ranks=group.ranks, after_ns=after, before_ns=before,
+        ),
+        _LIKELY_NETWORK,
+        _WHICH_UNKNOWN,
+    ]  # fmt: skip
+    either = [f"the network between {ranks_in_words(group.ranks)}", "code that waits on all of them"]
     if group.unseen:
         either.append(f"{ranks_in_words(group.unseen)} coming late")
-        evidence.append(f"they may wait for {ranks_in_words(group.unseen)}, which left no record")
+        sentence = "they may wait for {unseen_ranks}, which left no record"
+        observations.append(observe("unseen-ranks", sentence, unseen_ranks=group.unseen))
     sure = round(change.persistent / len(either), 3)
     return Finding(
         "slow.fabric", "one of", ", ".join(either), tuple(group.ranks), round(cost / step, 4), sure, cost,
-        tuple(evidence),
+        tuple(observations),
     )  # fmt: skip
 
 
 SENT, AGAIN = "tcp_sent_segments", "tcp_retransmitted_segments"
 CAUSE = "packet loss"
 MIN_SENT = 200  # segments between two hosts, below which nothing is said of them
-_UNKNOWN = "what it costs is not known: a transfer that waits for a segment that is sent again takes longer"
+_COST_UNKNOWN = observe(
+    "cost-unknown",
+    "what it costs is not known: a transfer that waits for a segment that is sent again takes longer",
+)
 _NETWORK = "network"  # the switch, where no topology is known
 
 
@@ -405,8 +433,9 @@ def with_losses(
         if finding.class_ in NETWORK and name:
             loss = by_name[name]
             cost, severity = loss.cost_ns + finding.cost_ns, round(loss.severity + finding.severity, 4)
-            evidence = (*finding.evidence, *(line for line in loss.evidence if line != _UNKNOWN))
-            by_name[name] = replace(loss, cost_ns=cost, severity=severity, observations=evidence)
+            known = [one for one in loss.observations if one.kind != _COST_UNKNOWN.kind]
+            observations = (*finding.observations, *known)
+            by_name[name] = replace(loss, cost_ns=cost, severity=severity, observations=observations)
         else:
             kept.append(finding)
     return [*kept, *by_name.values()]
@@ -485,20 +514,28 @@ def _loss_finding(
     if len(suspects) > 1:
         kind, name = "one of", ", ".join(suspect.words for suspect in suspects)
     worst = losing.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
-    evidence = [
-        *blamed.lines("pairs of hosts", "send packets again"),
-        f"of the TCP segments between these pairs {_share(losing):.2%} had to be sent again, of others' "
-        f"{_share(others):.2%}",
+    observations = (
+        *blamed.observations("pairs of hosts", "send packets again"),
+        observe(
+            "segments-sent-again",
+            "of the TCP segments between these pairs {again_share:.2%} had to be sent again, of others' "
+            "{others_share:.2%}",
+            again_share=_share(losing), others_share=_share(others),
+        ),
         *(
-            f"{source} > {target}: {again:,} of {sent:,} segments"
+            observe(
+                "segments-of-pair",
+                "{source} > {target}: {again:,} of {sent:,} segments",
+                source=source, target=target, again=again, sent=sent,
+            )
             for source, target, sent, again in worst.rows()
         ),
-        _UNKNOWN,
-    ]
+        _COST_UNKNOWN,
+    )  # fmt: skip
     hosts = {*losing["source"], *losing["target"]}
     finding = Finding(
         CLASSES[suspects[0].kind], kind, name, tuple(sorted(ranks[host] for host in hosts if host in ranks)),
-        0.0, round(blamed.verdict.confidence / len(suspects), 3), 0.0, tuple(evidence), CAUSE,
+        0.0, round(blamed.verdict.confidence / len(suspects), 3), 0.0, observations, CAUSE,
     )  # fmt: skip
     return finding, {frozenset(pair) for pair in losing.select("source", "target").iter_rows()}
 

@@ -18,6 +18,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
@@ -27,7 +28,6 @@ from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart
 from dpro.schema.members import num_members
 from dpro.store import Run
-from dpro.units import format_duration
 
 MESSAGE = "message"
 LIKE = ["op", "bytes", "num_ranks", "num_hosts"]  # equal in transfers that can be compared
@@ -69,16 +69,22 @@ class Traffic:
     run: Run | None = None
     apart: Callable[[], pl.DataFrame | None] = lambda: None
 
-    def gain_in_words(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> str:
-        """What would be saved if slow transfers were as fast as others, as a line of evidence."""
+    def gain(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> Observation:
+        """What would be saved if slow transfers were as fast as others."""
         if self.replayed:
-            return (
-                f"replayed with these transfers as fast as {like}, {steps_take} "
-                f"{format_duration(step_ns - saved_ns)} instead of {format_duration(step_ns)}"
+            return observe(
+                "replayed-with-faster-transfers",
+                f"replayed with these transfers as fast as {like}, {steps_take} {{healed_ns}} instead of "
+                "{step_ns}",
+                healed_ns=step_ns - saved_ns,
+                step_ns=step_ns,
             )
-        return (
-            f"with these transfers as fast as {like}, a step of {format_duration(step_ns)} would save "
-            f"{format_duration(saved_ns)} at most: how much of it other work hides, deep windows would show"
+        return observe(
+            "most-saved-by-faster-transfers",
+            f"with these transfers as fast as {like}, a step of {{step_ns}} would save {{saved_ns}} at most: "
+            "how much of it other work hides, deep windows would show",
+            step_ns=step_ns,
+            saved_ns=saved_ns,
         )
 
 
@@ -204,7 +210,8 @@ def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Find
     axis = axes.pop() if len(axes) == 1 else ""
     if not axis:
         return finding
-    return replace(finding, axis=axis, observations=(*finding.observations, f"these transfers are along {axis}"))
+    along = observe("axis-of-transfers", "these transfers are along {axis}", axis=axis)
+    return replace(finding.observing(along), axis=axis)
 
 
 # Traffic of calls, or of sends, that were timed while they ran: no deep window is needed for it.

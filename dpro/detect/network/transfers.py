@@ -24,9 +24,10 @@ from dpro.arrays import Floats, Ints
 from dpro.detect.findings import Finding, costliest_first
 from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE, Traffic, with_axis
 from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.members import members_of
 from dpro.replay.cost.fabric.flows import PAIRWISE
-from dpro.units import format_bytes, format_duration
 
 MIN_GROUPS = 3  # of a kind: of two that differ it is not known which is wrong
 MAX_UNSURE = 0.5  # confidence in the slower of two: they may have been built so
@@ -37,8 +38,18 @@ MIN_DEVIATION = 0.02  # of a logarithm: a lower spread of groups is raised to th
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 MAX_LINES = 3  # of evidence
-CROWDED = "broken, or crowded: flows that meet there look the same"
-CROWDED_BY_OTHERS = "broken, or crowded by other jobs: the flows of this one that meet do not explain it"
+CROWDED = observe("may-be-crowded", "broken, or crowded: flows that meet there look the same")
+CROWDED_BY_OTHERS = observe(
+    "may-be-crowded-by-others",
+    "broken, or crowded by other jobs: the flows of this one that meet do not explain it",
+)
+_NONE_WITHOUT_OTHERS = observe(
+    "none-without-the-others", "no group is recorded that has one of these without the others"
+)
+_HIDDEN = observe("hidden-by-other-work", "the step hardly waits for it: other work hides it")
+_TWO_GROUPS = observe(
+    "two-groups", "two groups of a kind do not show whether the slower one is broken, or was built slower"
+)
 
 
 class Suspect(NamedTuple):
@@ -80,10 +91,11 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     for suspects, members in blame(groups, hosts):
         explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
         names = ", ".join(map(words_of, suspects))
-        who = f"one of these ({names})" if len(suspects) > 1 else names
-        shared = [f"all of them have {who} in common, and no other group of their kind has"]
+        who = "one of these ({suspects})" if len(suspects) > 1 else "{suspects}"
+        sentence = f"all of them have {who} in common, and no other group of their kind has"
+        shared = [observe("in-common", sentence, suspects=names)]
         if len(suspects) > 1:
-            shared.append("no group is recorded that has one of these without the others")
+            shared.append(_NONE_WITHOUT_OTHERS)
         # A link between hosts may be slow since other flows are on its path.
         links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
         if links and (explained_slow["num_hosts"] > 1).any():
@@ -95,7 +107,7 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
 
 def _crowded_groups(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None
-) -> tuple[pl.DataFrame, str]:
+) -> tuple[pl.DataFrame, Observation]:
     """Groups (`KEYS`) that are slow only since connections of the job meet on their paths.
 
     And what is left to doubt of the others.
@@ -132,7 +144,7 @@ def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 
 
 def _on_wires(
-    traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None, doubt: str
+    traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None, doubt: Observation
 ) -> tuple[list[Finding], set[str]]:
     """Findings about cables, ports and switches, and the groups (`members`) that these explain."""
     if wires is None:
@@ -144,7 +156,7 @@ def _on_wires(
     for blamed, members in blame_wires(groups, wires):
         suspects = [Suspect(part.words, part.kind, part.name) for part in blamed.suspects]
         explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [*blamed.lines("groups", "are slow"), doubt]
+        shared = [*blamed.observations("groups", "are slow"), doubt]
         finding = _describe(traffic, suspects, explained_slow, shared, blamed.verdict.confidence)
         findings += [finding] if finding else []
         explained |= members if finding else set()
@@ -292,7 +304,11 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
 
 
 def _describe(
-    traffic: Traffic, suspects: Sequence[Suspect], slow: pl.DataFrame, shared: Sequence[str], certainty: float
+    traffic: Traffic,
+    suspects: Sequence[Suspect],
+    slow: pl.DataFrame,
+    shared: Sequence[Observation],
+    certainty: float,
 ) -> Finding | None:
     """The finding, with what healing would save; None where neither the step nor the transfer shows much.
 
@@ -310,21 +326,19 @@ def _describe(
     kind, name = suspects[0].kind, suspects[0].id
     if len(suspects) > 1:
         kind, name = "one of", ", ".join(words_of(suspect) for suspect in suspects)
-    evidence = [*_slowest(slow), *shared]
+    observations = [*_slowest(slow), *shared]
     step = float(base.mean())
     if cost >= MIN_SHARE * step:
-        evidence.append(traffic.gain_in_words("the others'", "the step takes", cost, step))
+        observations.append(traffic.gain("the others'", "the step takes", cost, step))
     else:
-        evidence.append("the step hardly waits for it: other work hides it")
+        observations.append(_HIDDEN)
     if not sure_which:
-        evidence.append(
-            "two groups of a kind do not show whether the slower one is broken, or was built slower"
-        )
+        observations.append(_TWO_GROUPS)
     sure = confidence(saved, base) if gains else 0.5
     sure = sure if sure_which else min(sure, MAX_UNSURE)
     finding = Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4),
-        sure * certainty / len(suspects), cost, tuple(evidence),
+        sure * certainty / len(suspects), cost, tuple(observations),
     )  # fmt: skip
     return with_axis(finding, traffic, slow["members"])
 
@@ -352,16 +366,18 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
     cost, step = float(saved.mean()), float(base.mean())
     ranks = sorted({int(rank) for members in block.slow["members"] for rank in members.split(",")})
     parts = " and ".join(f"hosts {', '.join(part)}" for part in block.parts)
-    evidence = (
-        *_slowest(block.slow),
-        f"all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
+    between = observe(
+        "slow-between-parts",
+        "all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
         "crowded, or was built slower",
-        traffic.gain_in_words("those within", "the step takes", cost, step),
+        parts=parts,
     )
+    gain = traffic.gain("those within", "the step takes", cost, step)
     sure = confidence(saved, base) / 2  # one run does not distinguish a fault from a design
     finding = Finding(
-        "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
-    )
+        "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost,
+        (*_slowest(block.slow), between, gain),
+    )  # fmt: skip
     return with_axis(finding, traffic, block.slow["members"])
 
 
@@ -376,20 +392,26 @@ def words_of(suspect: Suspect) -> str:
     return words.get(suspect.kind, f"{suspect.kind} {suspect.id}")
 
 
-def _slowest(slow: pl.DataFrame) -> list[str]:
-    """The slow groups in words, the worst first."""
+def _slowest(slow: pl.DataFrame) -> list[Observation]:
+    """The slow groups, the worst first."""
     worst = slow.sort(["excess", "members"], descending=[True, False])
-    lines = [
-        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(transfer_ns)} of transfer, "
-        f"{format_duration(typical_ns)} in groups of its kind ({count} times)"
+    observed = [
+        observe(
+            "slow-transfer",
+            "{operation} of {each_bytes} among ranks {members}: {transfer_ns} of transfer, {typical_ns} in "
+            "groups of its kind ({count} times)",
+            operation=op, each_bytes=size, members=members, ranks=[*members_of(members)],
+            transfer_ns=transfer_ns, typical_ns=typical_ns, count=count,
+        )
         for op, size, members, transfer_ns, typical_ns, count in worst.select(
             "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
         )
         .head(MAX_LINES)
         .iter_rows()
-    ]
-    rest = worst.height - len(lines)
-    return [*lines, *([f"and {rest} more like these"] if rest else [])]
+    ]  # fmt: skip
+    if rest := worst.height - len(observed):
+        observed.append(observe("more-like-these", "and {rest} more like these", rest=rest))
+    return observed
 
 
 def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:

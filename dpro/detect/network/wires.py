@@ -18,6 +18,7 @@ import polars as pl
 from scipy.sparse import csr_matrix
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.detect.observations import Observation, observe
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import crossings, hops_of
 from dpro.replay.cost.fabric.flows import NOT_RECORDED, PAIRWISE, Channels, Flows, flows_of
@@ -35,6 +36,11 @@ from dpro.topology.kept import PathEntry
 CABLE, DIRECTION, PORT, SWITCHES = "cable", "link", "port", "switch"
 CLASSES = {CABLE: "slow.link", DIRECTION: "slow.link", PORT: "slow.nic", SWITCHES: "slow.fabric"}
 MAX_PAIRWISE = 32  # ranks: a larger all-to-all crosses nearly everything, and distinguishes nothing
+
+
+_NOT_DISTINGUISHED = observe(
+    "not-distinguished", "they cannot be distinguished: the same flows cross them, or paths are not known"
+)
 
 
 class FabricPart(NamedTuple):
@@ -71,18 +77,26 @@ class Blamed(NamedTuple):
     slow: int
     others: int
 
-    def lines(self, what: str, show: str) -> list[str]:
-        """As evidence."""
-        names = " or ".join(part.words for part in self.suspects)
-        said = [
-            f"{self.slow} of {self.crossing} {what} whose paths cross {names} {show}, {self.others} others"
-        ]
+    def observations(self, what: str, show: str) -> list[Observation]:
+        """As evidence.
+
+        Args:
+            what: of which the groups are, as `pairs of hosts`.
+            show: what the slow ones do, as `became slower`.
+        """
+        observed = [
+            observe(
+                "slow-on-paths",
+                f"{{slow}} of {{crossing}} {what} whose paths cross {{suspects}} {show}, {{others}} others",
+                slow=self.slow, crossing=self.crossing, others=self.others,
+                suspects=" or ".join(part.words for part in self.suspects),
+            )
+        ]  # fmt: skip
         if self.runner_up is not None:
             times = float(np.exp(min(self.verdict.behind, np.log(1e9))))
-            said.append(f"runner-up: {self.runner_up.words}, {times:,.0f} times less likely")
-        if len(self.suspects) > 1:
-            said.append("they cannot be distinguished: the same flows cross them, or paths are not known")
-        return said
+            sentence = "runner-up: {component}, {times:,.0f} times less likely"
+            observed.append(observe("runner-up", sentence, component=self.runner_up.words, times=times))
+        return [*observed, _NOT_DISTINGUISHED] if len(self.suspects) > 1 else observed
 
 
 @dataclass(frozen=True)

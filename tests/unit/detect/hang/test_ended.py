@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.hang.case import lost_peer
 from dpro.detect.hang.evidence import calls_in_words, verdict_in_words
+from dpro.units import NS_PER_S
 from tests.unit.detect.hanging import DONE, OPEN, Job
 
 WORLD = range(4)
@@ -389,6 +390,18 @@ def test_how_a_rank_ended_that_stood_still_comes_before_that_it_was_stuck(job):
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
     assert "SIGKILL" in evidence_of(finding)
     assert "its peers had waited for rank 2 for 60" in evidence_of(finding)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["death"]["exit_signal"] == 9
+    assert observed["waited-for"]["waited_ns"] == 60 * NS_PER_S - 6_000_000  # since the last call, #6
+
+
+def test_where_a_single_stuck_rank_stands_is_its_place(job):
+    job.call([0, 1, 3], WORLD, OPEN)
+    saved(job, 60, *WORLD)
+    job.ended(2, 61, number=15)
+    job.workers[2]["stack"] = "/venv/site-packages/lib.py:3 f\njob.py:31 step"
+    (finding,) = job.findings()
+    assert (finding.class_, finding.place) == ("hang.host", Place("step", "job.py", 31))
 
 
 @pytest.mark.parametrize(("other_s", "class_"), [(60.02, "hang.host"), (63, "dead.rank")])

@@ -45,6 +45,13 @@ def test_a_rank_that_never_came_and_waits_for_nothing_is_stuck_on_its_host(job):
     assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
     assert 'all_reduce #2 of group "0-1-2-3"' in evidence_of(finding)
     assert "its last call in that group is #1, and finished" in evidence_of(finding)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["nothing-unfinished"] == {"rank": 2, "last_sequence": 1}
+    assert observed["operation-attendance"] == {
+        "operation": "all_reduce", "sequence": 2, "group": "0-1-2-3", "ranks": [0, 1, 2, 3],
+        "waiting_ranks": [0, 1, 3], "finished_ranks": [], "came_ranks": [], "absent_ranks": [2],
+        "unknown_ranks": [], "since_at_ns": START_NS + 6_000_000,
+    }  # fmt: skip
 
 
 def test_two_ranks_may_be_stuck_at_the_same_time(job):
@@ -59,10 +66,13 @@ def test_the_first_cause_is_found_through_nested_groups(job):
     job.call([1], [0, 1], OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.host", (3,))
-    chain = next(line for line in finding.evidence if line.startswith("the chain"))
-    assert [chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)] == sorted(
-        chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)
+    (chain,) = [one for one in finding.observations if one.kind == "chain-of-waiting"]
+    assert chain.text == (
+        'the chain: rank 1 waits in all_reduce #1 of group "0-1" (ranks 0-1) for rank 0; '
+        'rank 0 waits in all_reduce #1 of group "0-2" (ranks 0, 2) for rank 2; '
+        'rank 2 waits in all_reduce #1 of group "2-3" (ranks 2-3) for rank 3'
     )
+    assert (chain.values["waiting_ranks"], chain.values["end_ranks"]) == ([1, 0, 2], [3])
     assert "blocked by this: ranks 0-2" in evidence_of(finding)
 
 
@@ -256,7 +266,9 @@ def test_what_is_unfinished_for_long_when_the_dumps_are_saved_hangs(job):
     job.call([0, 1, 3], WORLD, OPEN)
     for rank in WORLD:
         job.dump(rank, saved_s=60)
-    assert named(job) == [("hang.host", (2,))]
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.host", (2,))
+    assert (finding.waited_ns, finding.cost_ns) == (60 * NS_PER_S - 6_000_000, 0)  # the last call was #6
 
 
 def test_a_stall_that_passed_hangs_nowhere(job):
@@ -340,6 +352,8 @@ def test_a_process_of_which_no_thread_runs_is_distinguished_from_one_stuck_in_on
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.confidence) == ("hang.host", (2,), 0.9)
     assert "no thread of rank 2 has run since 00:16:41.000 UTC, 59 s before" in evidence_of(finding)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["no-thread-runs"]["silent_ns"] == 59 * NS_PER_S
 
 
 def test_sinks_are_the_components_nothing_leads_out_of():

@@ -10,7 +10,17 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
-from dpro.detect.hang.memory import CAUSE, FREE, OUTSIDE, UNHELD, UNKNOWN, went_on, with_memory
+from dpro.detect.hang.memory import (
+    CAUSE,
+    FREE,
+    OUTSIDE,
+    UNHELD,
+    UNKNOWN,
+    filled_by,
+    went_on,
+    with_memory,
+)
+from dpro.detect.observations import Observation, observe
 from dpro.schema import OUT_OF_MEMORY, WORKERS, conform
 from dpro.store import open_run, write_part
 from tests.builders import cpu_job
@@ -49,13 +59,22 @@ def workers(*errors: str) -> pl.DataFrame:
     )
 
 
-def dead(rank: int, *evidence: str) -> Finding:
-    return Finding("dead.rank", "rank", str(rank), (rank,), 1.0, 0.9, 0.0, evidence)
+def dead(rank: int, *observations: Observation) -> Finding:
+    return Finding("dead.rank", "rank", str(rank), (rank,), 1.0, 0.9, 0.0, observations)
+
+
+def ended_by(exit_signal: int) -> Observation:
+    return observe("death", "rank {rank} was ended", rank=0, exit_signal=exit_signal)
 
 
 def test_a_rank_that_ran_out_of_memory_says_what_filled_it_and_what_to_do():
-    (finding,) = with_memory([dead(3, "it ended")], refused(), workers("", "", "", ERROR), [])
-    assert finding.cause == f"{CAUSE}optimizer state"
+    (finding,) = with_memory(
+        [dead(3, observe("test", "it ended"))], refused(), workers("", "", "", ERROR), []
+    )
+    assert (finding.cause, filled_by(finding)) == (CAUSE, "optimizer state")
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["memory-asked-for"]["requested_bytes"] == 2 * GB
+    assert observed["memory-of-others"]["outside_bytes"] == (80 - 1 - 72) * GB
     assert finding.evidence[1:] == (
         "2.0 GB were asked for by layers.7.mlp MLP in the forward (/job/model.py:31 forward) with 71.0 GB of "
         "80.0 GB in use by PyTorch",
@@ -81,7 +100,7 @@ def test_a_rank_that_ran_out_of_memory_says_what_filled_it_and_what_to_do():
 )  # fmt: skip
 def test_what_filled_the_memory_decides_the_advice(facts, most, advice):
     (finding,) = with_memory([dead(3)], refused(**facts), workers("", "", "", ERROR), [])
-    assert finding.cause == f"{CAUSE}{most}"
+    assert (finding.cause, filled_by(finding)) == (CAUSE, most)
     assert advice in advice_in_words(finding, WORKERS.empty())
 
 
@@ -92,9 +111,9 @@ def test_all_ranks_that_ran_out_at_once_are_one_finding_though_none_was_first():
 
 
 def test_other_deaths_are_left_as_they_are_but_for_what_the_kernel_killed():
-    plain = dead(0, "rank 0 was ended by exit code 1")
+    plain = dead(0, ended_by(-1))
     assert with_memory([plain], refused(), workers("ValueError: no"), [KILLED]) == [plain]
-    killed = dead(0, "rank 0 was ended by signal 9 (SIGKILL)")
+    killed = dead(0, ended_by(9))
     (finding,) = with_memory([killed], OUT_OF_MEMORY.empty(), workers(""), [KILLED, "something else"])
     assert finding.evidence[1:] == (KILLED,)
     assert with_memory([], OUT_OF_MEMORY.empty(), workers(""), [KILLED]) == []

@@ -76,6 +76,8 @@ def test_counts_of_calls_show_that_a_rank_without_a_dump_is_behind(tmp_path):
         "by NCCL's RAS it has called AllReduce 2 times in communicator 0xab, others 3 times"
         in finding.evidence
     )
+    observed = {one.kind: one.values for one in finding.observations}
+    assert (observed["ras-behind"]["calls"], observed["ras-behind"]["others"]) == (2, 3)
 
 
 def test_report_that_knows_nothing_against_a_rank_leaves_it_open(tmp_path):

@@ -9,9 +9,11 @@ from typing import Any
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, Place
 from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
+from dpro.detect.hang.evidence import main_thread
 from dpro.detect.hang.find import merge_watched
+from dpro.detect.observations import observe
 from dpro.schema import STEPS
 from dpro.store import Manifest, Run, open_run, write_manifest
 from dpro.units import NS_PER_S
@@ -37,7 +39,9 @@ def watched(path: Path, *notices: dict[str, Any]) -> Run:
 
 
 def victim(confidence: float = 0.9, class_: str = "dead.rank", rank: int = 1) -> Finding:
-    return Finding(class_, "rank", str(rank), (rank,), 1.0, confidence, 0.0, ("rank 1 was ended",))
+    return Finding(
+        class_, "rank", str(rank), (rank,), 1.0, confidence, 0.0, (observe("test", "rank 1 was ended"),)
+    )
 
 
 def test_what_was_seen_to_hang_until_the_job_ended_is_the_verdict(tmp_path):
@@ -59,9 +63,10 @@ def test_the_stacks_that_were_kept_are_evidence(tmp_path):
     (tmp_path / FOLDER / "hang-1" / "stacks.json").write_text(json.dumps(stacks))
     (finding,) = merge_watched([], run.path, NO_STEPS)
     assert "the main thread of rank 2 was in job.py:7 load < job.py:30 main" in finding.evidence
-    there = ("the main thread of rank 2 is in job.py:7 load < job.py:30 main",)
-    (finding,) = merge_watched([replace(finding, evidence=there)], run.path, NO_STEPS)
-    assert sum("main thread" in line for line in finding.evidence) == 1
+    assert finding.place == Place("load", "job.py", 7)
+    there = (main_thread(2, ["job.py:7 load", "job.py:30 main"], "is"),)
+    (finding,) = merge_watched([replace(finding, confidence=1.0, observations=there)], run.path, NO_STEPS)
+    assert [one.kind for one in finding.observations] == ["main-thread", "seen-by-watch"]
 
 
 def test_a_hang_that_was_over_is_no_verdict(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 
 from dpro.detect.findings import Finding, finding_document
 from dpro.detect.network.traffic import Healed, Traffic, with_axis
+from dpro.detect.observations import observe
 from dpro.documents import encode
 from tests.builders import TinyRun
 
-SLOW = Finding("slow.link", "link", "0 - 1", (0, 1), 0.1, 0.9, 1_000_000, ("slow",))
+SLOW = Finding("slow.link", "link", "0 - 1", (0, 1), 0.1, 0.9, 1_000_000, (observe("test", "slow"),))
 
 
 def _nothing(_factor: pl.DataFrame) -> Healed:

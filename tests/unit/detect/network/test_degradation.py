@@ -60,6 +60,8 @@ def test_all_that_goes_between_hosts_became_slower(healthy):
     assert (finding.class_, finding.component_kind) == ("slow.fabric", "network")
     assert finding.component_id == "between hosts"
     assert finding.evidence[0].startswith(f"since step {SINCE} transfers between hosts take ")
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["slower-since"]["times"] == pytest.approx(2, rel=0.1)
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.15)
     assert finding.ranks == (0, 1, 2, 3)
     assert any(line.startswith("transfers within hosts take 1.0") for line in finding.evidence)

@@ -45,6 +45,8 @@ def test_cost_is_what_the_steps_have_grown_by(tmp_path):
     times = [float((step["end"] - step["begin"]).mean()) for step in log.steps]
     grown = sum(times[SINCE:]) / len(times[SINCE:]) - sum(times[:SINCE]) / SINCE
     assert finding.cost_ns / 1e6 == pytest.approx(grown, rel=0.15)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["idle-since"]["ranks"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from dpro.detect.findings import Finding
 from dpro.detect.network.degradation import CAUSE, pairs_of_hosts, with_losses
+from dpro.detect.observations import observe
 from dpro.schema import COUNTERS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.unit.detect.network.test_wires import put_fabric, spine_of
@@ -66,6 +67,8 @@ def test_a_link_that_loses_one_way_is_named(tmp_path: Path) -> None:
     assert finding.cause == CAUSE
     assert finding.cost_ns == 0
     assert any("1.25%" in line for line in finding.evidence)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert observed["segments-sent-again"]["again_share"] == 25 / SENT
 
 
 @pytest.mark.parametrize("known", [True, False, None])
@@ -86,8 +89,9 @@ def test_what_all_pairs_send_again_equally_blames_nothing(tmp_path: Path, again:
 def test_what_is_slow_because_of_losses_is_one_finding_with_them(
     tmp_path: Path, kind: str, name: str, ranks: tuple[int, ...]
 ) -> None:
-    slow = Finding("slow.link", kind, name, ranks, 0.1, 0.9, 5.0, ("slow",))
-    other = Finding("slow.link", "link", "0 - 1", (0, 1), 0.1, 0.9, 5.0, ("slow",))
+    observed = (observe("test", "slow"),)
+    slow = Finding("slow.link", kind, name, ranks, 0.1, 0.9, 5.0, observed)
+    other = Finding("slow.link", "link", "0 - 1", (0, 1), 0.1, 0.9, 5.0, observed)
     lossy = {pair: 30 for pair in permutations(RANKS, 2) if 4 in pair}
     kept, finding = with_losses([slow, other], counters(lossy), workers(), run_of(tmp_path, known=True))
     assert kept == other

@@ -65,6 +65,10 @@ def test_cost_is_what_the_steps_would_save(tmp_path):
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, pairs(links={(1, 2): 3.0})))))
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
     assert finding.ranks == (1, 2)
+    observed = {one.kind: one.values for one in finding.observations}
+    slow = observed["slow-transfer"]
+    assert (slow["ranks"], slow["typical_ns"]) == ([1, 2], pytest.approx(10 * MS, rel=0.05))
+    assert slow["transfer_ns"] == pytest.approx(30 * MS, rel=0.05)
     assert finding.confidence > 0.9
 
 
@@ -73,13 +77,13 @@ def test_a_slow_link_between_hosts_may_be_one_where_other_flows_meet(tmp_path, h
     work = pairs(links={(1, 2): 2.0}, hosts=hosts)
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, work))))
     assert finding.component_kind == "link"
-    assert (CROWDED in finding.evidence) == said
+    assert (CROWDED in finding.observations) == said
 
 
 def test_a_slow_port_is_not_what_meeting_flows_look_like(tmp_path):
     slow = {pair: 2.0 for pair in combinations(range(4), 2) if 3 in pair}
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, pairs(links=slow)))))
-    assert CROWDED not in finding.evidence
+    assert CROWDED not in finding.observations
 
 
 def test_rings_that_share_no_rank_do_not_show_which_of_their_parts_is_slow(tmp_path):

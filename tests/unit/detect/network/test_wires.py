@@ -106,6 +106,8 @@ def test_the_finding_says_who_votes_who_is_next_and_what_it_costs(tmp_path: Path
     slow = len(crossing("l1-s1"))
     assert f"{slow} of {slow} groups whose paths cross cable l1 - s1 are slow, 0 others" in finding.evidence
     assert any(line.startswith("runner-up: ") for line in finding.evidence)
+    observed = {one.kind: one.values for one in finding.observations}
+    assert (observed["slow-on-paths"]["slow"], observed["slow-on-paths"]["others"]) == (slow, 0)
     assert finding.cost_ns > 0
     assert finding.confidence > 0.5
 

@@ -12,6 +12,7 @@ import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.errors import Unanswerable
 from dpro.extensions.watch import deep
 from dpro.extensions.watch.command import _seen
@@ -26,7 +27,7 @@ from dpro.extensions.watch.deep import (
 )
 from dpro.extensions.watch.job import OPEN_NS, ProcessTail
 
-SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, ("evidence",))
+SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, (observe("test", "evidence"),))
 
 
 def tail(folder: Path, rank: int, *windows: int, still_open: int = -1) -> ProcessTail:
@@ -69,7 +70,8 @@ def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
 @pytest.fixture
 def looks(tmp_path, monkeypatch) -> DeepWatch:
     """Looks that a stand-in for the command answers, with its arguments as evidence."""
-    said = f"{{'findings': [{dataclasses.asdict(SLOW)!r} | {{'evidence': sys.argv[5:]}}]}}"
+    observed = "[{'kind': 'test', 'text': word, 'values': {'shown': word}} for word in sys.argv[5:]]"
+    said = f"{{'findings': [{dataclasses.asdict(SLOW)!r} | {{'observations': {observed}}}]}}"
     code = f"import json, sys; print(json.dumps({said}))"
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!{sys.executable}\n{code}\n")
@@ -91,7 +93,9 @@ def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(lo
     monkeypatch.setattr(deep, "SHARE", 1e9)
     tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
     [found] = found_by(looks, tails)
-    assert found == dataclasses.replace(SLOW, evidence=("--window", "2", "--window", "1"))
+    words = ("--window", "2", "--window", "1")
+    observed = tuple(observe("test", "{shown}", shown=word) for word in words)
+    assert found == dataclasses.replace(SLOW, observations=observed)
     assert [looks.look(tails) for _ in range(3)] == [None] * 3
     assert looks.state.phase is DeepWatchPhase.WAITING
     for one in tails:

@@ -17,11 +17,12 @@ from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.errors import InputError
 from dpro.extensions.watch.evidence import keep_hang, open_log, why_silent, with_gpu_errors
 from dpro.extensions.watch.job import ProcessTail
 
-STUCK = Finding("hang.device", "rank", "1", (1,), 1.0, 0.9, 0.0, ("it hangs",))
+STUCK = Finding("hang.device", "rank", "1", (1,), 1.0, 0.9, 0.0, (observe("test", "it hangs"),))
 NOW = 1_700_000_000 * 10**9
 
 

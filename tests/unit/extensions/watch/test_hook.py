@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
+from dpro.detect.observations import observe
 from dpro.errors import UsageError
 from dpro.extensions.history.database import OF_RANKS, culprit_of
 from dpro.extensions.watch import hook as hooks
@@ -26,7 +27,7 @@ from dpro.extensions.watch.hook import CLASSES, Hook, HookDocument, HookLimit, H
 from tests.commands import dpro, refused
 
 HOSTS = {0: "n0", 1: "n1", 2: "n2"}
-SLOW = Finding("slow.nic", "rank", "1", (1,), 0.5, 0.9, 2e6, ("it is slow",))
+SLOW = Finding("slow.nic", "rank", "1", (1,), 0.5, 0.9, 2e6, (observe("test", "it is slow"),))
 RECIPES = Path(hooks.__file__).parent / "recipes"
 
 
