@@ -28,14 +28,10 @@ from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, plain, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.evidence import (
-    advice_in_words,
-    attendance,
-    name_of,
-    verdict_in_words,
-)
+from dpro.detect.hang.evidence import attendance, name_of
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
+from dpro.detect.words import describe
 from dpro.members import members_of
 from dpro.units import time_in_words
 from dpro.words import numbers_in_words, ranks_in_words, shortened
@@ -244,11 +240,11 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
 
 
 def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
-    said = f"{finding.class_}: {verdict_in_words(finding)}"
+    described = describe(finding, workers)
     return [
-        html.P([said, html.Span(f"; confidence {finding.confidence:.2f}")], className="health bad"),
-        html.P(f"Do: {finding.remedy or advice_in_words(finding, workers)}", className="do"),
-        html.Ul([html.Li(line) for line in finding.evidence]),
+        html.P(described.headline, className="health bad"),
+        html.P(f"Do: {described.do}", className="do"),
+        html.Ul([html.Li(line) for line in described.evidence]),
     ]
 
 

@@ -171,7 +171,7 @@ class FindingDocument(DocumentPart, frozen=True):
         waited_ms: for how long ranks have waited by the end of a hang; null of others.
         cause: what within the component takes the time; empty where that is the component itself.
         place: where in the code; null where that is not known.
-        remedy: what to do about it; empty where the finding does not know.
+        remedy: what to do about it; empty where that is not known.
         evidence: what was observed, one line each.
         observations: the figures behind each line of `evidence`, in their order.
         axis: of parallelism along which slow transfers are, or others wait most for a late rank: `tp`, or
@@ -194,8 +194,12 @@ class FindingDocument(DocumentPart, frozen=True):
     axis: str | UnsetType = UNSET
 
 
-def finding_document(finding: Finding) -> FindingDocument:
-    """A finding for programs."""
+def finding_document(finding: Finding, remedy: str = "") -> FindingDocument:
+    """A finding for programs.
+
+    Args:
+        remedy: what to do about it, where the finding itself does not say it.
+    """
     return FindingDocument(
         class_=finding.class_,
         component=ComponentDocument(finding.component_kind, finding.component_id),
@@ -206,7 +210,7 @@ def finding_document(finding: Finding) -> FindingDocument:
         waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
         cause=finding.cause,
         place=place_document(finding.place),
-        remedy=finding.remedy,
+        remedy=finding.remedy or remedy,
         evidence=list(finding.evidence),
         observations=observation_documents(finding.observations),
         axis=finding.axis or UNSET,

@@ -24,6 +24,7 @@ from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import records_of
 from dpro.detect.pipeline_slowdown import Slowdown
+from dpro.detect.words import describe
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
 
@@ -148,7 +149,10 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     hangs = diagnosis.basis == CALLS
     return DiagnosisDocument(
         run=diagnosis.label,
-        findings=[*map(finding_document, diagnosis.findings)],
+        findings=[
+            finding_document(finding, describe(finding, diagnosis.workers).do)
+            for finding in diagnosis.findings
+        ],
         healthy=not diagnosis.findings and not diagnosis.unknown and not diagnosis.end.bad,
         step_time=UNSET if hangs else step_time_document(diagnosis.steps),
         answerable=diagnosis.answerable,
