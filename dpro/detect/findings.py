@@ -22,7 +22,7 @@ _STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # how stacks of hung jobs name one
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """Where in the code time is spent.
 
     Attributes:
@@ -35,7 +35,7 @@ class Place:
     line: int = 0
 
     @classmethod
-    def of(cls, name: str) -> Place:
+    def of(cls, name: str) -> CodePlace:
         """The place that a span or a line of a stack names."""
         python = _PYTHON_SPAN.search(name) or _STACK_LINE.fullmatch(name)
         return cls(python[3], python[1], int(python[2])) if python else cls(name)
@@ -78,7 +78,7 @@ class Finding:
     observations: tuple[Observation, ...]
     cause: str = ""
     axis: str = ""
-    place: Place | None = None
+    place: CodePlace | None = None
     remedy: str = ""
     waited_ns: int = 0
 
@@ -153,7 +153,7 @@ class PlaceDocument(DocumentPart, frozen=True):
     line: int
 
 
-def place_document(place: Place | None) -> PlaceDocument | None:
+def place_document(place: CodePlace | None) -> PlaceDocument | None:
     """A place for programs."""
     return None if place is None else PlaceDocument(place.name, place.file, place.line)
 

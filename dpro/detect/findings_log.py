@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 from dpro.detect.findings import (
     ComponentDocument,
     Finding,
-    Place,
+    CodePlace,
     PlaceDocument,
     place_document,
     ranks_of,
@@ -174,7 +174,7 @@ def finding_of(noticed: NoticedFinding) -> Finding:
         (noticed.cost_ms_per_step or 0.0) * NS_PER_MS,
         observations_of(noticed.evidence, noticed.observations),
         noticed.cause,
-        place=Place(place.name, place.file, place.line) if (place := noticed.place) else None,
+        place=CodePlace(place.name, place.file, place.line) if (place := noticed.place) else None,
         remedy=noticed.remedy,
         waited_ns=round((noticed.waited_ms or 0.0) * NS_PER_MS),
     )

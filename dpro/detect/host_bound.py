@@ -213,11 +213,11 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
     least, most = min(loading.values()), max(loading.values())
-    alike = format_duration(least) == format_duration(most)
+    same = format_duration(least) == format_duration(most)
     observations = (
         observe(
             "data-wait",
-            f"each rank spends {'{least_ns}' if alike else '{least_ns} to {most_ns}'} per step in the "
+            f"each rank spends {'{least_ns}' if same else '{least_ns} to {most_ns}'} per step in the "
             "DataLoader's __next__, on the thread that drives the training loop",
             least_ns=least, most_ns=most,
         ),

@@ -1,7 +1,7 @@
 """The one place where detectors are run: what each needs, and what is explained before it is asked.
 
 In: the context of a run. Out: findings. Detectors are asked in the order of `DETECTORS`, those of stronger
-evidence first: whole operations, deep windows, calls, and what the host counts. Each one is told what is
+evidence first: whole operations, deep windows, calls, and what the host counts. Each one is given what is
 `Explained` so far, by what findings say and not by whose they are; what it names again is left out. So each
 cause is reported once, from the strongest evidence there is, and a new detector knows no other. A job that
 runs is looked at with the same detectors (`diagnose_graph`, `diagnose_calls`).
@@ -78,7 +78,7 @@ class Explained:
     @cached_property
     def input(self) -> list[Finding]:
         """Findings that blame the input pipeline, of all ranks or of one."""
-        return [each for each in self.findings if INPUT_PIPELINE in (each.component_id, each.cause)]
+        return [one for one in self.findings if INPUT_PIPELINE in (one.component_id, one.cause)]
 
     @property
     def cost_ns(self) -> float:
@@ -92,7 +92,7 @@ class Explained:
         if finding.class_ in NETWORK:
             return self.network
         if finding.of_job:
-            return _subject_of(finding) in {_subject_of(each) for each in self.findings if each.of_job}
+            return _subject_of(finding) in {_subject_of(one) for one in self.findings if one.of_job}
         return not self.ranks.isdisjoint(finding.ranks)
 
     def with_more(self, findings: Sequence[Finding], *, in_windows: bool) -> Explained:
@@ -103,7 +103,7 @@ class Explained:
 
 
 def _blamed(findings: Iterable[Finding]) -> set[int]:
-    return ranks_of(each for each in findings if not each.of_job and each.class_ != "slow.fabric")
+    return ranks_of(one for one in findings if not one.of_job and one.class_ != "slow.fabric")
 
 
 def _blames_network(findings: Iterable[Finding]) -> bool:
@@ -144,7 +144,7 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
     explained = Explained()
     for detector in detectors:
         if detector.needs <= context.has:
-            new = [each for each in detector.find(context, explained) if not explained.covers(each)]
+            new = [one for one in detector.find(context, explained) if not explained.covers(one)]
             in_windows = not detector.needs.isdisjoint({Need.GRAPH, Need.OPERATIONS})
             explained = explained.with_more(new, in_windows=in_windows)
     return list(explained.findings)
@@ -205,8 +205,8 @@ LARGER = 2.0  # times the cost of a rank: what all ranks became slower by at the
 
 
 def _late_ranks(context: Context, explained: Explained) -> list[Finding]:
-    late = [each for each in context.late_by_calls if not _is_part_of_slow_input(each, explained)]
-    late = [each for each in late if not _came_with_a_larger_slowdown(each, context)]
+    late = [one for one in context.late_by_calls if not _is_part_of_slow_input(one, explained)]
+    late = [one for one in late if not _came_with_a_larger_slowdown(one, context)]
     return _not_by_messages(late, context, explained)
 
 
@@ -215,7 +215,7 @@ def _is_part_of_slow_input(late: Finding, explained: Explained) -> bool:
 
     Where the input limits all ranks, which of them waits longest is a matter of whose workers have a core.
     """
-    of_all = max((each.cost_ns for each in explained.input if each.of_job), default=0.0)
+    of_all = max((one.cost_ns for one in explained.input if one.of_job), default=0.0)
     return late.cause == INPUT_PIPELINE and late.cost_ns <= of_all
 
 

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
-from dpro.detect.findings import Finding, Place
+from dpro.detect.findings import Finding, CodePlace
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.pauses import CLASS as PAUSES
 from dpro.documents import DocumentPart
@@ -398,7 +398,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{'code in no span' if name == NO_SPAN else Place.of(name).in_words} takes "
+        f"{'code in no span' if name == NO_SPAN else CodePlace.of(name).in_words} takes "
         f"{format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )

@@ -27,7 +27,7 @@ from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
-from dpro.detect.findings import Finding, Place
+from dpro.detect.findings import Finding, CodePlace
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.replay.attribution import innermost
@@ -469,7 +469,7 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
         | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
     )
     around = innermost(code, calls)
-    places = Counter(Place.of(name).in_words for name in code["name"].gather(around[around >= 0]))
+    places = Counter(CodePlace.of(name).in_words for name in code["name"].gather(around[around >= 0]))
     ((place, count),) = places.most_common(1) or [("", 0)]
     return f", {count / calls.height:.0%} of them in {place}" if count > PLACED * calls.height else ""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.detect.findings import Finding, Place
+from dpro.detect.findings import Finding, CodePlace
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
 from dpro.detect.hang.memory import CAUSE, advice_on, filled_by
@@ -236,12 +236,12 @@ def main_thread(rank: int, calls: Sequence[str], verb: str) -> Observation:
     return observe(STACK, sentence, rank=rank, calls=calls_in_words(calls), own_call=own_call(calls))
 
 
-def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> Place | None:
+def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodePlace | None:
     """Return where in its code the main thread of a single rank is; None where that is not observed."""
     if len(ranks) != 1:
         return None
     calls = (one.values["own_call"] for one in observations if one.kind == STACK)
-    return next((Place.of(str(call)) for call in calls), None)
+    return next((CodePlace.of(str(call)) for call in calls), None)
 
 
 def calls_in_words(calls: Sequence[str]) -> str:

@@ -485,9 +485,9 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     )  # fmt: skip
     if kept.is_dir():
         seen = seen.then("; dumps and stacks of then are in {folder}", folder=f"{FOLDER}/{kept.name}")
-    known = [(one.kind, one.values) for one in finding.observations]
+    shown = [(one.kind, one.values) for one in finding.observations]
     threads = [
-        one for one in _threads(kept / "stacks.json", finding.ranks) if (one.kind, one.values) not in known
+        one for one in _threads(kept / "stacks.json", finding.ranks) if (one.kind, one.values) not in shown
     ]
     place = finding.place or place_of(finding.ranks, threads)
     return replace(finding.observing(seen, *threads), place=place)

@@ -433,8 +433,8 @@ def with_losses(
         if finding.class_ in NETWORK and name:
             loss = by_name[name]
             cost, severity = loss.cost_ns + finding.cost_ns, round(loss.severity + finding.severity, 4)
-            known = [one for one in loss.observations if one.kind != _COST_UNKNOWN.kind]
-            observations = (*finding.observations, *known)
+            of_loss = [one for one in loss.observations if one.kind != _COST_UNKNOWN.kind]
+            observations = (*finding.observations, *of_loss)
             by_name[name] = replace(loss, cost_ns=cost, severity=severity, observations=observations)
         else:
             kept.append(finding)

@@ -30,7 +30,16 @@ from dpro.extensions.watch.command import in_words
 
 
 def slow(rank: int, class_: str = "slow.host") -> Finding:
-    return Finding(class_, "rank", str(rank), (rank,), 0.2, 0.9, 5e6, (observe("waits", "it waits {waited_ns}", waited_ns=5e6),))
+    return Finding(
+        class_,
+        "rank",
+        str(rank),
+        (rank,),
+        0.2,
+        0.9,
+        5e6,
+        (observe("waits", "it waits {waited_ns}", waited_ns=5e6),),
+    )
 
 
 def events(notices: list[Notice]) -> list[tuple[str, int, str]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpro
-from dpro.detect.findings import Finding, Place, finding_document
+from dpro.detect.findings import Finding, CodePlace, finding_document
 from dpro.detect.findings_log import BEGINS, Notice, finding_of
 from dpro.detect.observations import observation_documents, observations_of, observe
 from dpro.detect.words import describe
@@ -68,7 +68,7 @@ def test_figures_that_json_cannot_hold_are_null():
 def test_a_finding_of_a_log_is_the_one_that_was_written():
     finding = Finding(
         "slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, (observe("waits", "{x_ns}", x_ns=5e6),), "a lock",
-        place=Place.of("/a/b/train.py(12): step"), remedy="take it out",
+        place=CodePlace.of("/a/b/train.py(12): step"), remedy="take it out",
     )  # fmt: skip
     assert finding_of(Notice(BEGINS, 1, 5, 3, finding).document()) == finding
     document = finding_document(finding)
@@ -87,14 +87,14 @@ def test_words_of_a_finding_say_what_it_costs_and_what_to_do():
 @pytest.mark.parametrize(
     ("name", "place", "words"),
     [
-        ("/a/b/train.py(12): step", Place("step", "/a/b/train.py", 12), "step (train.py:12)"),
-        ("/a/b/train.py:12 step", Place("step", "/a/b/train.py", 12), "step (train.py:12)"),
-        ("aten::mm", Place("aten::mm"), "aten::mm"),
-        ("nn.Module: layers.3", Place("nn.Module: layers.3"), "nn.Module: layers.*"),
+        ("/a/b/train.py(12): step", CodePlace("step", "/a/b/train.py", 12), "step (train.py:12)"),
+        ("/a/b/train.py:12 step", CodePlace("step", "/a/b/train.py", 12), "step (train.py:12)"),
+        ("aten::mm", CodePlace("aten::mm"), "aten::mm"),
+        ("nn.Module: layers.3", CodePlace("nn.Module: layers.3"), "nn.Module: layers.*"),
     ],
 )
 def test_a_place_is_read_from_the_name_of_a_span_or_a_line_of_a_stack(name, place, words):
-    assert Place.of(name) == place
+    assert CodePlace.of(name) == place
     assert place.in_words == words
 
 
