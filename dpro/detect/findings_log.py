@@ -20,9 +20,9 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from dpro.detect.findings import (
+    CodePlace,
     ComponentDocument,
     Finding,
-    CodePlace,
     PlaceDocument,
     place_document,
     ranks_of,

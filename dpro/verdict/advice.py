@@ -17,7 +17,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.pauses import CLASS as PAUSES
 from dpro.documents import DocumentPart

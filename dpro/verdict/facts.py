@@ -27,7 +27,7 @@ from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.replay.attribution import innermost

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
 from dpro.detect.hang.memory import CAUSE, advice_on, filled_by

@@ -14,8 +14,8 @@ from dpro.dashboards.loaded import Loaded, RecordingCopy
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.views.verdict import VIEW
 from dpro.detect.findings import Finding
-from dpro.detect.observations import observe
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice, time_of_day
+from dpro.detect.observations import observe
 from dpro.errors import InputError
 from dpro.schema import STEPS
 from tests.builders import cpu_job

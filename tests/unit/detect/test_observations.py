@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpro
-from dpro.detect.findings import Finding, CodePlace, finding_document
+from dpro.detect.findings import CodePlace, Finding, finding_document
 from dpro.detect.findings_log import BEGINS, Notice, finding_of
 from dpro.detect.observations import observation_documents, observations_of, observe
 from dpro.detect.words import describe

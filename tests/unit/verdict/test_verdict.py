@@ -10,8 +10,8 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
-from dpro.detect.observations import observe
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.observations import observe
 from dpro.replay.graph import CPU_KINDS, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict

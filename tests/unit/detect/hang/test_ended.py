@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.hang.case import lost_peer
 from dpro.detect.hang.evidence import calls_in_words, verdict_in_words
 from dpro.units import NS_PER_S

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
 from dpro.detect.hang.evidence import main_thread
 from dpro.detect.hang.find import merge_watched

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.detect.findings import Finding, CodePlace
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice
 from dpro.detect.observations import observe
 from dpro.errors import UsageError
