@@ -18,6 +18,7 @@ from dpro.arrays import Floats
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
+from dpro.detect.observations import Observation
 from dpro.detect.significance import MIN_SHARE, change_points
 from dpro.replay.steps import host_facts, job_steps, kernel_totals
 from dpro.units import format_duration
@@ -91,16 +92,14 @@ def find_regression(
         Finding(
             "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost, evidence,
             f"GPU {cause}" if cause else "",
+            remedy=remedy_of_hold(cause),
         )
     ]  # fmt: skip
 
 
-def _with_first(cause: str, changed: Mapping[str, str]) -> list[str]:
-    """The lines of what changed, those of the cause first, with what to do about it."""
-    if not cause:
-        return list(changed.values())
-    others = [line for what, line in changed.items() if what != cause]
-    return [f"{changed[cause]}; do: {remedy_of_hold(cause)}", *others]
+def _with_first(cause: str, changed: Mapping[str, Observation]) -> list[Observation]:
+    """What changed, that which is the cause first."""
+    return [changed[what] for what in sorted(changed, key=lambda what: what != cause)]
 
 
 def regression_of(series: pl.DataFrame) -> Regression | None:
