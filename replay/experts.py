@@ -54,18 +54,14 @@ def loads_of_ranks(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFra
     return loads.group_by("rank", "step").agg(workload=pl.col("load").sum())
 
 
-def uneven_layers(layers: pl.DataFrame) -> list[str]:
-    """The most uneven layer of each source in words, one line each.
+def uneven_layers(layers: pl.DataFrame) -> pl.DataFrame:
+    """The most uneven layer of each source that has one.
 
     Args:
         layers: as of `imbalances`.
     """
     uneven = layers.filter(pl.col("imbalance") >= UNEVEN)
-    return [
-        f"of {row['layer']}, {member_in_words(**row)} has {row['imbalance']:.2f} times the mean of "
-        f"{row['members']}, by {row['source']}"
-        for row in uneven.unique("source", keep="first", maintain_order=True).iter_rows(named=True)
-    ]
+    return uneven.unique("source", keep="first", maintain_order=True)
 
 
 def member_in_words(source: str, busiest: int, **_: object) -> str:

@@ -85,7 +85,7 @@ class Finding:
     @property
     def evidence(self) -> tuple[str, ...]:
         """The observations in words, one line each."""
-        return tuple(getattr(one, "text", one) for one in self.observations)
+        return tuple(one.text for one in self.observations)
 
     def observing(self, *more: Observation) -> Finding:
         """The finding with more observations."""

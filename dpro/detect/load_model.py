@@ -20,8 +20,8 @@ import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_COST
-from dpro.units import format_duration
 
 WORKLOAD = "step_input_elements"
 CLASS = "imbalance.data"
@@ -38,6 +38,12 @@ OUTLYING = 6.0  # standard deviations at which residuals are clipped
 ALWAYS = 0.8  # of the steps in which the same rank has the most
 REST = 0.1  # of what the workload explains of a rank's time: the model is not more accurate
 GUESSED = 0.7  # confidence, where workloads differ between ranks but not from step to step
+AHEAD = observe("loaded-ahead", "batches are loaded one step ahead")
+LOOKS_THE_SAME = observe(
+    "slow-or-uneven",
+    "the workload of single ranks varies too little from step to step to show what it costs: a rank that is "
+    "slow for another reason as well looks the same, up to the square of its larger share",
+)
 _COARSE = np.linspace(0, 1, 21)
 _FINE = np.linspace(-0.05, 0.05, 21)
 
@@ -252,39 +258,42 @@ def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[i
         return []
     sure = 1 - 1 / model.significance if model.significance else GUESSED
     severity = round(cost / step, 4)
-    evidence = tuple(_evidence(uneven, ranks, cost, step))
-    return [Finding(CLASS, "job", BATCHES, tuple(ranks), severity, round(sure, 3), cost, evidence)]
+    observations = tuple(_observe(uneven, ranks, cost, step))
+    return [Finding(CLASS, "job", BATCHES, tuple(ranks), severity, round(sure, 3), cost, observations)]
 
 
-def _evidence(uneven: Uneven, ranks: list[int], cost: float, step: float) -> list[str]:
+def _observe(uneven: Uneven, ranks: list[int], cost: float, step: float) -> list[Observation]:
     model, workloads = uneven.model, uneven.workloads
     workloads = workloads[(~np.isnan(workloads)).sum(axis=1) > 1]
     most = np.nanmax(workloads, axis=1) / np.nanmean(workloads, axis=1)
     holders = np.nanargmax(workloads, axis=1)
     often = np.bincount(holders, minlength=len(ranks)) / len(holders)
     who = (
-        f"rank {ranks[int(often.argmax())]} in {often.max():.0%} of the steps"
-        if often.max() >= ALWAYS
-        else f"{int((often > 0).sum())} different ranks"
+        "rank {rank} in {often_share} of the steps" if often.max() >= ALWAYS else "{holders} different ranks"
     )
-    grows = "the square of that" if model.power > 1 else "that"
-    lines = [
-        f"in each step one rank has more {uneven.what} than the mean of all, typically by "
-        f"{np.median(most) - 1:.0%}: {who}",
-        f"{model.share:.0%} of a typical step grows with {grows}"
-        + (
-            f", which explains {model.explained:.0%} of how ranks differ from step to step"
-            if model.significance
-            else ""
-        ),
-        f"with as much for each rank, the step would take about {format_duration(step - cost)} instead of "
-        f"{format_duration(step)}; no rank is at fault",
-    ]
+    has_most = observe(
+        "uneven-work",
+        f"in each step one rank has more {{what}} than the mean of all, typically by {{more_share}}: {who}",
+        what=uneven.what, more_share=float(np.median(most)) - 1, rank=ranks[int(often.argmax())],
+        often_share=float(often.max()), holders=int((often > 0).sum()),
+    )  # fmt: skip
+    grows = observe(
+        "grows-with-work",
+        f"{{grows_share}} of a typical step grows with {'the square of that' if model.power > 1 else 'that'}",
+        grows_share=model.share, power=model.power,
+    )  # fmt: skip
+    if model.significance:
+        sentence = ", which explains {explained_share} of how ranks differ from step to step"
+        grows = grows.then(sentence, explained_share=model.explained)
+    even = observe(
+        "step-without-it",
+        "with as much for each rank, the step would take about {changed_ns} instead of {step_ns}; no rank is "
+        "at fault",
+        changed_ns=step - cost, step_ns=step,
+    )  # fmt: skip
+    observations = [has_most, grows, even]
     if model.lag:
-        lines.append("batches are loaded one step ahead")
+        observations.append(AHEAD)
     if not model.significance:
-        lines.append(
-            "the workload of single ranks varies too little from step to step to show what it costs: a rank "
-            "that is slow for another reason as well looks the same, up to the square of its larger share"
-        )
-    return lines
+        observations.append(LOOKS_THE_SAME)
+    return observations

@@ -103,7 +103,6 @@ def observation_documents(observations: Iterable[Observation]) -> list[Observati
     return [
         ObservationDocument(one.kind, {name: _plain(value) for name, value in one.values.items()})
         for one in observations
-        if isinstance(one, Observation)  # TEMP: sentences that are not yet observations
     ]
 
 

@@ -17,6 +17,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.detect.observations import Observation, observe
+from dpro.detect.stragglers.from_calls import KeptWaiting
 from dpro.replay.steps import StepSeries, host_facts, step_series
 from dpro.timed import all_hosts_ahead
 from dpro.units import NS_PER_S
@@ -354,14 +355,13 @@ class LostTime:
         findings: costliest first.
         steps: the steps whose time they explain: no other detector has to.
         described: what is no fault, a sentence each.
-        kept_waiting: of each rank that keeps GPUs waiting for new work: ns of one wait, in which steps, and
-            ns per step.
+        kept_waiting: of each rank that keeps GPUs waiting for new work, how long.
     """
 
     findings: list[Finding]
     steps: list[int]
     described: list[str]
-    kept_waiting: Mapping[int, tuple[float, str, float]] = field(default_factory=dict)
+    kept_waiting: Mapping[int, KeptWaiting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -418,7 +418,9 @@ def find_pauses(
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
         [_describe(group, series, num_ranks).text for group in wanted],
         {
-            rank: (_middle_ns(group), group.recurrence.in_words(), group.lost_ns / series.times.size)
+            rank: KeptWaiting(
+                _middle_ns(group), group.recurrence.in_words(), group.lost_ns / series.times.size
+            )
             for group in groups
             if group.kind == EMPTY_QUEUE and len(group.ranks) < num_ranks
             for rank in group.ranks

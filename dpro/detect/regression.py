@@ -78,16 +78,14 @@ def find_regression(
     lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
     last_ns = regression.last_ns
-    growing = "" if last_ns is None else ", {last_ns} in the end"
+    longer = observe(
+        "longer-since", "since step {step} the typical step takes {after_ns}", step=regression.since,
+        after_ns=regression.after_ns,
+    )  # fmt: skip
+    if last_ns is not None:
+        longer = longer.then(", {last_ns} in the end", last_ns=last_ns)
     observations = (
-        observe(
-            "longer-since",
-            f"since step {{step}} the typical step takes {{after_ns}}{growing}; before it took {{before_ns}}",
-            step=regression.since,
-            after_ns=regression.after_ns,
-            before_ns=regression.before_ns,
-            **({} if last_ns is None else {"last_ns": last_ns}),
-        ),
+        longer.then("; before it took {before_ns}", before_ns=regression.before_ns),
         *_host_changes(host_facts(steps, counters), regression),
         *_work_changes(read_spans, steps, regression),
         *_with_first(cause, changed)[:MAX_LINES],
@@ -98,18 +96,15 @@ def find_regression(
     share = round(cost / regression.after_ns, 4)
     return [
         Finding(
-            "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost, observations,
-            f"GPU {cause}" if cause else "",
+            "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost,
+            observations, f"GPU {cause}" if cause else "", remedy=remedy_of_hold(cause),
         )
     ]  # fmt: skip
 
 
-def _with_first(cause: str, changed: Mapping[str, str]) -> list[str]:
-    """The lines of what changed, those of the cause first, with what to do about it."""
-    if not cause:
-        return list(changed.values())
-    others = [line for what, line in changed.items() if what != cause]
-    return [f"{changed[cause]}; do: {remedy_of_hold(cause)}", *others]
+def _with_first(cause: str, changed: Mapping[str, Observation]) -> list[Observation]:
+    """What changed, that which is the cause first."""
+    return [changed[what] for what in sorted(changed, key=lambda what: what != cause)]
 
 
 def regression_of(series: pl.DataFrame) -> Regression | None:

@@ -27,14 +27,21 @@ from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
-from dpro.replay.experts import imbalances, loads_of_ranks, stretches_of, uneven_layers, within_steps
+from dpro.replay.experts import (
+    imbalances,
+    loads_of_ranks,
+    member_in_words,
+    stretches_of,
+    uneven_layers,
+    within_steps,
+)
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
 from dpro.replay.steps import END
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from dpro.units import format_duration
 
 
 @dataclass(frozen=True)
@@ -85,12 +92,25 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     cost = float((before - after).mean())
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
     if findings and run.num_rows(SPANS) <= MAX_NAMED:
-        layers = uneven_layers(imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS)))
-        findings = [replace(finding, observations=(*finding.observations, *layers)) for finding in findings]
+        findings = [finding.observing(*_uneven_layers(run)) for finding in findings]
     by_rank = {
         rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
     }
     return BalancedJob(even, findings, most.model.significance > 0, by_rank)
+
+
+def _uneven_layers(run: Run) -> list[Observation]:
+    """The most uneven layer of each source."""
+    layers = imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS))
+    return [
+        observe(
+            "uneven-layer",
+            "of {layer}, {member} has {imbalance:.2f} times the mean of {members}, by {source}",
+            member=member_in_words(**row),
+            **{name: row[name] for name in ("layer", "imbalance", "members", "source")},
+        )
+        for row in uneven_layers(layers).iter_rows(named=True)
+    ]
 
 
 def _explained(
@@ -202,6 +222,14 @@ def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 CLASS = "imbalance.stage"
 MIN_MORE = 0.5  # of what a stage takes longer: how many more operations show that it has more work
 DOUBTED = 0.5  # confidence, where something else would look the same
+SLOW_RANK = observe(
+    "slow-or-uneven",
+    "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same",
+)
+SLOW_HOSTS = observe(
+    "slow-or-uneven",
+    "the stage is alone on its hosts and does as many operations as others: slow hosts look the same",
+)
 
 
 def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
@@ -243,20 +271,32 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
     longest = stages.sort("work_ns").row(-1, named=True)
     others = stages.filter(pl.col("stage") != longest["stage"])
     doubt = _doubt(graph, longest, others)
-    evidence = (
-        f"every rank of stage {longest['stage']} computes {format_duration(longest['work_ns'])} or more per "
-        f"step, those of the other stages {format_duration(others['work_ns'].to_numpy().mean())} on average",
-        f"it carries out {longest['operations']:.0f} operations per step, the others "
-        f"{others['operations'].to_numpy().mean():.0f}",
-        f"replayed with the same work spread evenly over {stages.height} stages, the step takes "
-        f"{format_duration(step - cost)} instead of {format_duration(step)}",
-        doubt or "the work is uneven, no rank is at fault",
-    )
+    theirs = {name: float(others[name].to_numpy().mean()) for name in ("work_ns", "operations")}
+    observations = (
+        observe(
+            "work-of-stage",
+            "every rank of stage {stage} computes {work_ns} or more per step, those of the other stages "
+            "{others_work_ns} on average",
+            stage=longest["stage"], work_ns=longest["work_ns"], others_work_ns=theirs["work_ns"],
+        ),
+        observe(
+            "operations-of-stage",
+            "it carries out {operations:.0f} operations per step, the others {others_operations:.0f}",
+            operations=longest["operations"], others_operations=theirs["operations"],
+        ),
+        observe(
+            "step-without-it",
+            "replayed with the same work spread evenly over {stages} stages, the step takes {changed_ns} "
+            "instead of {step_ns}",
+            stages=stages.height, changed_ns=step - cost, step_ns=step,
+        ),
+        doubt or observe("no-rank-at-fault", "the work is uneven, no rank is at fault"),
+    )  # fmt: skip
     sure = min(sure, DOUBTED) if doubt else sure
     return [
         Finding(
             CLASS, "stage", str(longest["stage"]), tuple(longest["ranks"]), round(cost / step, 4),
-            round(sure, 3), cost, evidence,
+            round(sure, 3), cost, observations,
         )
     ]  # fmt: skip
 
@@ -272,9 +312,13 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
         if stage is None:
             kept.append(finding)
         elif stage.confidence <= DOUBTED:
-            doubt = f"one of two: the rank is slow, or stage {stage.component_id}, its own, has too much work"
+            doubt = observe(
+                "slow-or-uneven",
+                "one of two: the rank is slow, or stage {stage}, its own, has too much work",
+                stage=stage.component_id,
+            )
             sure = min(finding.confidence, DOUBTED)
-            kept.append(replace(finding, confidence=sure, observations=(*finding.observations, doubt)))
+            kept.append(replace(finding, confidence=sure).observing(doubt))
     return kept
 
 
@@ -316,19 +360,17 @@ def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame
     )
 
 
-def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> str:
-    """What else it may be that the stage computes longer; empty if that is clear."""
+def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> Observation | None:
+    """What else it may be that the stage computes longer; None if that is clear."""
     longer = longest["work_ns"] / float(others["work_ns"].to_numpy().mean()) - 1
     more = longest["operations"] / max(float(others["operations"].to_numpy().mean()), 1.0) - 1
     if more >= MIN_MORE * longer:
-        return ""
+        return None
     if len(longest["ranks"]) == 1:
-        return "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same"
+        return SLOW_RANK
     hosts = graph.run.table(WORKERS, ["rank", "host"]) if graph.run is not None else WORKERS.empty()
     of_stage = pl.col("rank").is_in(longest["ranks"])
     own_hosts, other_hosts = (set(hosts.filter(part)["host"]) - {""} for part in (of_stage, ~of_stage))
     if own_hosts and not own_hosts & other_hosts:
-        return (
-            "the stage is alone on its hosts and does as many operations as others: slow hosts look the same"
-        )
-    return ""
+        return SLOW_HOSTS
+    return None

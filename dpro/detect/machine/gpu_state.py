@@ -1,10 +1,10 @@
 """The state of GPUs and links while ranks were slow or stood still: clocks held down, errors, bad links.
 
-In: findings, and the tables `steps`, `counters` and `workers`. Out: the findings, with evidence from the GPUs
-of their ranks (by uuid). A GPU is compared with those of its peers: what holds down the clocks of all of them
-equally explains no straggler. Findings of the network, and of jobs that hang, have what GPUs (NVLink, PCI)
-and ports of hosts counted and their peers did not. A link that is bad on all of them explains no difference.
-No finding is added or removed here.
+In: findings, and the tables `steps`, `counters` and `workers`. Out: the findings, with observations of the
+GPUs of their ranks (by uuid), and what to do about them. A GPU is compared with those of its peers: what
+holds down the clocks of all of them equally explains no straggler. Findings of the network, and of jobs that
+hang, have what GPUs (NVLink, PCI) and ports of hosts counted and their peers did not. A link that is bad on
+all of them explains no difference. No finding is added or removed here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -28,8 +28,9 @@ from dpro.detect.machine.telemetry import (
     levels_in,
     sampled_gpus,
 )
+from dpro.detect.observations import Observation, Value, observe
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
-from dpro.units import NS_PER_S, time_in_words
+from dpro.units import NS_PER_S
 
 # What the errors mean that GPUs report: XIDs of NVIDIA's driver, events of AMD's, GPUs that are lost.
 
@@ -200,6 +201,22 @@ HOLDS = (
     ),
 )
 _KEPT = {_CLOCK, _IDLE, _HEAT, _LIMIT, *(name for hold in HOLDS for name in hold.counters)}
+_REMEDIES = {RULES[name].what: hold.do for hold in HOLDS for name in hold.counters if name in RULES}
+_COMPARE_CLOCKS = "compare the clocks that are set (`nvidia-smi -q -d CLOCK,PERFORMANCE`)"
+_CLOCKS = "SM clock {clock_mhz:.0f} MHz, theirs {peers_clock_mhz:.0f}"
+_ERROR = "gpu-error"
+
+
+class HeldClocks(NamedTuple):
+    """What holds the clocks of a GPU down.
+
+    Attributes:
+        by: the cause of a `ClockHold`; empty if unknown.
+    """
+
+    by: str
+    observation: Observation
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -279,24 +296,22 @@ def with_errors(
     if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
-    explained = []
-    for finding in findings:
-        lines = []
-        if finding.class_ in HANGS:
-            lines = [*_errors(gpus, finding.ranks, at_end=True)]
-            others = sorted({*gpus.owned["rank"]} - {*finding.ranks})
-            lines += [
-                f"not named here, and it may be the cause: {line}"
-                for line in _errors(gpus, others, at_end=True, of_hardware=True)
-            ]
-        explained.append(replace(finding, observations=(*finding.observations, *lines[:MAX_LINES])))
-    return explained
+    return [
+        _with_errors_at_end(finding, gpus) if finding.class_ in HANGS else finding for finding in findings
+    ]
+
+
+def _with_errors_at_end(finding: Finding, gpus: JobGpus) -> Finding:
+    errors = [*_errors(gpus, finding.ranks, at_end=True)]
+    others = sorted({*gpus.owned["rank"]} - {*finding.ranks})
+    errors += _errors(gpus, others, at_end=True, of_hardware=True, elsewhere=True)
+    return replace(finding.observing(*errors[:MAX_LINES]), remedy=finding.remedy or remedy_of_errors(errors))
 
 
 def errors_since(
     steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
-) -> Iterator[str]:
-    """Yield errors that GPUs of the job report from a step on and did not before, a line each."""
+) -> Iterator[Observation]:
+    """Yield errors that GPUs of the job report from a step on and did not before."""
     gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
     begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
     kind = ["host", "device", "counter", "value"]
@@ -306,8 +321,14 @@ def errors_since(
 
 
 def remedy_of_hold(what: str) -> str:
-    """Return what to do where clocks are held down, by the words of a finding; empty if unknown."""
-    return next((hold.do for hold in HOLDS if what.endswith(f"held down by {hold.cause}")), "")
+    """Return what to do where clocks are held down, by the `what` of a rule; empty if it is no such rule."""
+    return _REMEDIES.get(what, "")
+
+
+def remedy_of_errors(observations: Iterable[Observation]) -> str:
+    """Return what to do about the first error of a GPU that follows from no other; empty if there is none."""
+    remedies = (str(one.values["remedy"]) for one in observations if one.kind == _ERROR)
+    return next((remedy for remedy in remedies if remedy != DO[AFTER]), "")
 
 
 def _is_slow_rank(finding: Finding) -> bool:
@@ -315,30 +336,33 @@ def _is_slow_rank(finding: Finding) -> bool:
 
 
 def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
-    evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
-    holds = [hold for rank in finding.ranks[:MAX_LINES] if (hold := _held_down(gpus, rank, states))]
-    lines = [line for _, line in holds]
-    of_gpu = next((cause for cause, _ in holds if cause), "")
-    if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
-        cause = f"GPU clocks held down by {of_gpu}"
-        if HOST_OR_GPU in evidence:  # no longer: the clocks say that it is the GPU
-            evidence.remove(HOST_OR_GPU)
+    observations, cause, confidence = finding.observations, finding.cause, finding.confidence
+    held = [clocks for rank in finding.ranks[:MAX_LINES] if (clocks := _held_down(gpus, rank, states))]
+    first = next((clocks for clocks in held if clocks.by), held[0] if held else None)
+    errors = [*_errors(gpus, finding.ranks)]
+    if first and first.by and finding.class_ == "slow.compute" and cause in ("", "kernels"):
+        cause = f"GPU clocks held down by {first.by}"
+        if HOST_OR_GPU in observations:  # no longer: the clocks say that it is the GPU
+            observations = tuple(one for one in observations if one != HOST_OR_GPU)
             confidence = round(min(confidence / HOST_OR_GPU_SURE, 1.0), 3)
-    lines += _errors(gpus, finding.ranks)
-    evidence += lines[:MAX_LINES]
-    return replace(finding, observations=tuple(evidence), cause=cause, confidence=confidence)
+    more = [*(clocks.observation for clocks in held), *errors][:MAX_LINES]
+    remedy = first.remedy if first else remedy_of_errors(errors)
+    return replace(
+        finding, observations=(*observations, *more), cause=cause, confidence=confidence,
+        remedy=finding.remedy or remedy,
+    )  # fmt: skip
 
 
 def _with_hardware(finding: Finding, gpus: JobGpus) -> Finding:
-    lines = [*_errors(gpus, finding.ranks, of_hardware=True)]
-    return replace(finding, observations=(*finding.observations, *lines[:MAX_LINES]))
+    errors = [*_errors(gpus, finding.ranks, of_hardware=True)][:MAX_LINES]
+    return replace(finding.observing(*errors), remedy=finding.remedy or remedy_of_errors(errors))
 
 
-def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | None:
+def _held_down(gpus: JobGpus, rank: int, states: _States) -> HeldClocks | None:
     """Compare a rank's GPU with those of its peers, in all steps and in the latest parts.
 
     Returns:
-        What held its clocks down (empty if unknown) and evidence; None if nothing did.
+        What held its clocks down; None if nothing did.
     """
     peers = [
         peer
@@ -351,13 +375,11 @@ def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | N
     for size in sizes if peers else []:
         if size < (MIN_STEPS if size < numbers.len() else 1):
             break
-        state = _compared(states.since(int(numbers[-size])), rank, peers)
-        if state is not None:
-            hold, line = state
-            when = "" if size == numbers.len() else f"in the latest {size} steps "
-            if hold:
-                return hold, f"{when}{line}"
-            unexplained = unexplained or (hold, f"{when}{line}")
+        latest = size if size < numbers.len() else 0
+        held = _compared(states.since(int(numbers[-size])), rank, peers, latest)
+        if held is not None and held.by:
+            return held
+        unexplained = unexplained or held
     return unexplained
 
 
@@ -397,8 +419,12 @@ def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl
     return levels.join(gpus.owned, on=["host", "device"])
 
 
-def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str, str] | None:
-    """Return what `_held_down` does, of one stretch."""
+def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int], latest: int) -> HeldClocks | None:
+    """Return what `_held_down` does, of one stretch.
+
+    Args:
+        latest: of how many of the latest steps the state is; 0 if of all.
+    """
     levels = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
     theirs = dict(
         state.filter(pl.col("rank").is_in(list(peers)))
@@ -413,25 +439,28 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
     lower = 1 - clock / usual if compared else 0.0  # type: ignore[operator]
     if compared and lower < MIN_SLOWER:
         return None
-    device, host = state.filter(rank=rank).row(0, named=True)["device"], state.filter(rank=rank)["host"][0]
-    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if compared else ""
+    of_gpu: dict[str, Value] = state.filter(rank=rank).select("device", "host", "rank").row(0, named=True)
+    of_gpu |= {"steps": latest} if latest else {}
+    when = "in the latest {steps} steps " if latest else ""
+    its_gpu = "its GPU ({device} on {host}, rank {rank})"
+    clocks: dict[str, Any] = {"clock_mhz": clock, "peers_clock_mhz": usual} if compared else {}
     holds = [(*shares, hold) for hold in HOLDS if (shares := _shares(hold, levels, theirs))]
     if holds:
         share, usual_share, hold = holds[0]
-        also = " and ".join(held.cause for *_, held in holds[:2])
-        line = (
-            f"the clocks of its GPU ({device} on {host}, rank {rank}) were held down by {also} "
-            f"{share:.0%} of the time, those of its peers {usual_share:.0%}"
-        )
-        details = [clocks, *_details(hold, levels, theirs), f"do: {hold.do}"]
-        return hold.cause, "; ".join([line, *filter(None, details)])
+        held = observe(
+            "clock-held",
+            f"{when}the clocks of {its_gpu} were held down by {{held_by}} {{held_share}} of the time, those "
+            "of its peers {peers_share}",
+            **of_gpu, held_by=" and ".join(each.cause for *_, each in holds[:2]),
+            held_share=share, peers_share=usual_share,
+        )  # fmt: skip
+        held = held.then(f"; {_CLOCKS}", **clocks) if compared else held
+        return HeldClocks(hold.cause, _with_details(held, hold, levels, theirs), hold.do)
     idles = levels.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MIN_MORE_IDLE
     if not compared or lower < MIN_SLOWER_UNEXPLAINED or idles:
         return None
-    return "", (
-        f"its GPU ({device} on {host}, rank {rank}) ran at lower clocks: {clocks}; no reason was reported; "
-        "do: compare the clocks that are set (`nvidia-smi -q -d CLOCK,PERFORMANCE`)"
-    )
+    ran = f"{when}{its_gpu} ran at lower clocks: {_CLOCKS}; no reason was reported"
+    return HeldClocks("", observe("lower-clock", ran, **of_gpu, **clocks), _COMPARE_CLOCKS)
 
 
 def _shares(
@@ -443,20 +472,34 @@ def _shares(
     return (min(share, 1.0), usual) if share - usual >= hold.min_share else None
 
 
-def _details(hold: ClockHold, levels: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
+def _with_details(
+    held: Observation, hold: ClockHold, levels: dict[str, float], theirs: dict[str, float]
+) -> Observation:
+    """Return the observation with temperatures or power limits, where the cause is one of these."""
     if hold.cause == "heat" and _HEAT in levels and _HEAT in theirs:
-        yield f"{levels[_HEAT]:.0f} °C, theirs {theirs[_HEAT]:.0f}"
+        heat = "; {temperature_c:.0f} °C, theirs {peers_temperature_c:.0f}"
+        return held.then(heat, temperature_c=levels[_HEAT], peers_temperature_c=theirs[_HEAT])
     if hold.cause == "the power cap" and levels.get(_LIMIT, 0.0) < theirs.get(_LIMIT, 0.0):
-        yield f"its power limit is {levels[_LIMIT]:.0f} W, theirs {theirs[_LIMIT]:.0f} W"
+        limit = "; its power limit is {limit_w:.0f} W, theirs {peers_limit_w:.0f} W"
+        return held.then(limit, limit_w=levels[_LIMIT], peers_limit_w=theirs[_LIMIT])
+    return held
 
 
 def _errors(
-    gpus: JobGpus, ranks: Iterable[int], *, at_end: bool = False, of_hardware: bool = False
-) -> Iterator[str]:
-    """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
+    gpus: JobGpus,
+    ranks: Iterable[int],
+    *,
+    at_end: bool = False,
+    of_hardware: bool = False,
+    elsewhere: bool = False,
+) -> Iterator[Observation]:
+    """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones.
+
+    What to do about each is its value `remedy`.
 
     Args:
         at_end: only errors from the last step of the host on.
+        elsewhere: the finding is about other ranks, and so its remedy.
     """
     extents = gpus.steps.group_by("host").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     begin = pl.col("end_ns") if at_end else pl.col("start_ns")
@@ -476,13 +519,20 @@ def _errors(
     for rank, host, device, counter, value, count, time_ns in kinds.sort("time_ns", "rank_of").iter_rows():
         error = error_of(counter, int(value))
         if not of_hardware or error.of == HARDWARE:
-            times = "" if count == 1 else f" {count} times, first"
+            times = "" if count == 1 else " {count} times, first"
             parted = not gpus.parted.filter(host=host, device=device).is_empty()
             whose = " (the GPU is partitioned: it may be of another instance)" if parted else ""
-            yield (
-                f"the GPU of rank {rank} ({device} on {host}): {name_of(counter, int(value))}{times} at "
-                f"{time_in_words(time_ns)}{whose}: {error.means}; do: {remedy_of(counter, int(value))}"
+            sentence = (
+                f"the GPU of rank {{rank}} ({{device}} on {{host}}): {{error}}{times} at {{first_at_ns}}"
+                f"{whose}: {{means}}"
             )
+            if elsewhere:
+                sentence = f"not named here, and it may be the cause: {sentence}; do: {{remedy}}"
+            yield observe(
+                f"{_ERROR}-elsewhere" if elsewhere else _ERROR, sentence,
+                rank=rank, device=device, host=host, error=name_of(counter, int(value)), count=count,
+                first_at_ns=time_ns, means=error.means, remedy=remedy_of(counter, int(value)),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -490,12 +540,14 @@ class LinkSign:
     """Something that a device counts and its peers do not.
 
     Attributes:
+        device: with its host.
         ranks: whose GPU it is, or which are on the host.
         times: how many times the least change that counts.
     """
 
     what: str
-    line: str
+    device: str
+    observation: Observation
     ranks: frozenset[int]
     times: float
 
@@ -535,12 +587,8 @@ def with_broken_links(
         end_ns=pl.max_horizontal("end_ns", pl.lit(latest, pl.Int64)),
     )
     signs = list(LinkLevels(counters, workers).signs(since))
-    return [
-        replace(finding, observations=(*finding.observations, *(sign.line for sign in signs[:MAX_LINES])))
-        if finding.class_ in HANGS
-        else finding
-        for finding in findings
-    ]
+    shown = [sign.observation for sign in signs[:MAX_LINES]]
+    return [finding.observing(*shown) if finding.class_ in HANGS else finding for finding in findings]
 
 
 def _extents(steps: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
@@ -561,8 +609,8 @@ def _links_explained(finding: Finding, signs: Sequence[LinkSign]) -> Finding:
         return finding
     alone = len({sign.ranks for sign in signs}) == 1 and not finding.cause
     cause = signs_of_ranks[0].what if alone else finding.cause
-    lines = [sign.line for sign in signs_of_ranks[:MAX_LINES]]
-    return replace(finding, cause=cause, observations=(*finding.observations, *lines))
+    shown = [sign.observation for sign in signs_of_ranks[:MAX_LINES]]
+    return replace(finding.observing(*shown), cause=cause)
 
 
 @dataclass(frozen=True)
@@ -613,12 +661,13 @@ class LinkLevels:
             for _, same in levels.group_by("counter", "like", maintain_order=True)
             for sign in _standing_out(same.sort("host", "device"))
         ]
-        yield from sorted(signs, key=lambda sign: (-sign.times, sign.line))
+        yield from sorted(signs, key=lambda sign: (-sign.times, sign.device, sign.what))
 
 
 def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
     """Devices that count clearly more, or less, than the others."""
-    rule = RULES[same["counter"][0]]
+    counter = str(same["counter"][0])
+    rule = RULES[counter]
     values = same["growth" if rule.per_second else "mean"].to_list()
     for row, (host, device, ranks) in enumerate(same.select("host", "device", "ranks").iter_rows()):
         others = sorted(values[:row] + values[row + 1 :])
@@ -628,10 +677,16 @@ def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
         times = rule.worse * (values[row] - usual) / rule.min_change
         if times >= 1:
             of = frozenset(ranks)
-            unit = f" {rule.unit}" if rule.unit else ""
-            whose = f"{device} on {host}"
-            line = f"{whose} ({_in_words(of)}): {rule.what} {values[row]:.3g}{unit}, the others' {usual:.3g}"
-            yield LinkSign(f"{rule.what} of {whose}", line, of, times)
+            unit = " {unit}" if rule.unit else ""
+            observation = observe(
+                "link-stands-out",
+                f"{{device}} on {{host}} ({_in_words(of)}): {{what}} {{value:.3g}}{unit}, the others' "
+                "{peers_value:.3g}",
+                device=device, host=host, ranks=sorted(of), counter=counter, what=rule.what,
+                value=values[row], peers_value=usual, unit=rule.unit,
+            )  # fmt: skip
+            where = f"{device} on {host}"
+            yield LinkSign(f"{rule.what} of {where}", where, observation, of, times)
 
 
 def _in_words(ranks: frozenset[int]) -> str:

@@ -7,13 +7,14 @@ computed in that time is its CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from dpro.detect.findings import Finding
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
 from dpro.replay.steps import host_facts
@@ -27,6 +28,11 @@ MIN_ALONE = 0.5  # of its steps: from here on a rank that is the whole job starv
 TIMES_AS_LONG = 1.6  # as any other rank of a crowded host: what waits so much longer has a reason of its own
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
+NO_RANK = observe("no-rank-at-fault", "no rank is at fault")
+FEWER_THREADS = (
+    "start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give the job more cores (the CPU "
+    "limit of its cgroup; what else runs on the host)"
+)
 
 
 @dataclass(frozen=True)
@@ -122,19 +128,19 @@ def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[
 
 
 def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
-    waits = dict.fromkeys(format_duration(wait_ns) for wait_ns in (crowd.least_ns, crowd.most_ns))
-    evidence = [
-        f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for "
-        f"{' to '.join(waits)} of a step of {format_duration(crowd.step_ns)}, in {crowd.steady:.0%} of the "
-        f"latest {crowd.steps} steps",
-        *_telemetry(counters, crowd),
-        "no rank is at fault: start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give "
-        "the job more cores (the CPU limit of its cgroup; what else runs on the host)",
-    ]
+    is_one = format_duration(crowd.least_ns) == format_duration(crowd.most_ns)
+    waits = "{least_ns}" if is_one else "{least_ns} to {most_ns}"
+    no_core = observe(
+        "no-core",
+        f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for {waits} "
+        "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
+        ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
+        steady_share=crowd.steady, steps=crowd.steps,
+    )  # fmt: skip
     share = round(crowd.least_ns / crowd.step_ns, 4)
     return Finding(
         "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
-        tuple(evidence), CAUSE,
+        (no_core, *_telemetry(counters, crowd), NO_RANK), CAUSE, remedy=FEWER_THREADS,
     )  # fmt: skip
 
 
@@ -154,20 +160,21 @@ def _typical(counters: pl.DataFrame, name: str) -> float:
     return float(np.median(values.to_numpy())) if values.len() else 0.0
 
 
-def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> list[str]:
-    """Return the number of cores, and of threads that are ready to run, where they were sampled."""
+def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
+    """Yield the number of cores, and of threads that are ready to run, where they were sampled."""
     cores, limit, ready = (
         _typical(counters, name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads")
     )
-    lines = []
     if ready and cores:
-        lines.append(f"the host has {cores:.0f} cores, and typically {ready:.0f} threads are ready to run")
+        sentence = "the host has {cores:.0f} cores, and typically {threads:.0f} threads are ready to run"
+        yield observe("runnable-threads", sentence, cores=cores, threads=ready)
     if cores and np.isfinite(crowd.cores):
-        others = ": other processes use the rest" if others_use(crowd.host, crowd.cores, counters) else ""
-        lines.append(f"the ranks' processes compute on {crowd.cores:.1f} of {cores:.0f} cores{others}")
+        sentence = "the ranks' processes compute on {used_cores:.1f} of {cores:.0f} cores"
+        used = observe("used-cores", sentence, used_cores=crowd.cores, cores=cores)
+        shared = others_use(crowd.host, crowd.cores, counters)
+        yield used.then(": other processes use the rest") if shared else used
     if 0 < limit < cores:
-        lines.append(f"the job's cgroup may use {limit:g} of them")
-    return lines
+        yield observe("limit-of-job", "the job's cgroup may use {limit_cores:g} of them", limit_cores=limit)
 
 
 def not_crowding(
@@ -225,6 +232,7 @@ def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame
 
 THROTTLED, LIMIT = "cgroup_throttled_s", "cgroup_cpu_limit_cores"
 HELD_BACK = "its limit of CPU time"
+RAISE_LIMIT = "raise cpu.max, or the CPU limit of its container"
 MIN_SHARE_HELD = 0.03  # of the steps
 
 
@@ -247,16 +255,19 @@ def with_throttling(
     for rank, held_ns, step_ns, limit in worst.iter_rows():
         if held_ns < max(MIN_SHARE_HELD * step_ns, TIMES_AS_LONG * next_ns):
             continue
-        line = (
-            f"the cgroup of rank {rank} has a limit of {limit:g} cores, and held it back for "
-            f"{format_duration(held_ns)} per step once that was used up (cpu.stat); do: raise cpu.max, or "
-            "the CPU limit of its container"
-        )
+        held_back = observe(
+            "held-back",
+            "the cgroup of rank {rank} has a limit of {limit_cores:g} cores, and held it back for {held_ns} "
+            "per step once that was used up (cpu.stat)",
+            rank=rank, limit_cores=limit, held_ns=held_ns,
+        )  # fmt: skip
         named = [
             finding for finding in findings if finding.component_kind == "rank" and finding.ranks == (rank,)
         ]
         explained = [
-            replace(finding, cause=HELD_BACK, observations=(line, *finding.observations))
+            replace(
+                finding, cause=HELD_BACK, observations=(held_back, *finding.observations), remedy=RAISE_LIMIT
+            )
             if finding in named and finding.cause == CONTENTION
             else finding
             for finding in explained
@@ -264,8 +275,11 @@ def with_throttling(
         if not named:
             share = round(held_ns / step_ns, 4)
             explained.append(
-                Finding("slow.host", "rank", str(rank), (rank,), share, 0.9, held_ns, (line,), HELD_BACK)
-            )
+                Finding(
+                    "slow.host", "rank", str(rank), (rank,), share, 0.9, held_ns, (held_back,), HELD_BACK,
+                    remedy=RAISE_LIMIT,
+                )
+            )  # fmt: skip
     return explained
 
 

@@ -1,17 +1,19 @@
 """Telemetry of a job: which of the sampled GPUs are its ranks', and which values became worse.
 
 In: tables `counters` and `workers`. Out: a row per rank and GPU, the levels of counters in a stretch of time,
-and a line per kind of change for the worse from one stretch to another. No cause is inferred: what a change
-explains is for its reader to decide. GPUs of other jobs on the host are left out.
+and what changed for the worse from one stretch to another, once per kind of change. No cause is inferred:
+what a change explains is for its reader to decide. GPUs of other jobs on the host are left out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
+
+from dpro.detect.observations import Observation, observe
 
 SERIES = ["rank", "host", "device", "counter"]
 _NS_PER_S = 1e9
@@ -124,14 +126,14 @@ RULES = {
 
 def changes(
     counters: pl.DataFrame, workers: pl.DataFrame, before: TimeRange, after: TimeRange
-) -> dict[str, str]:
+) -> dict[str, Observation]:
     """Return what became worse from one stretch to another, the largest changes first.
 
     Args:
         counters: table `counters`; a value holds until the next one of its series.
 
     Returns:
-        Per kind of change a line, with the device, rank or host on which it is largest.
+        By the `what` of a rule the change, with the device, rank or host on which it is largest.
     """
     samples = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
     owned = gpus_of_ranks(counters, workers)
@@ -145,22 +147,30 @@ def changes(
         old, new = row[kind], row[f"{kind}_after"]
         times = rule.worse * (new - old) / rule.min_change
         if times >= 1:
-            worse.append(
-                (times, rule, row, f"{rule.what} {old:.3g} before, {new:.3g} {rule.unit} since".rstrip())
-            )
-    worse.sort(key=lambda change: (-change[0], change[3]))
-    lines: dict[str, str] = {}
-    for _, rule, row, line in worse:
-        lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
-    return lines
+            worse.append((times, rule, old, new, row))
+    worse.sort(key=lambda change: (-change[0], change[1].what, change[2]))
+    largest: dict[str, Observation] = {}
+    for _, rule, old, new, row in worse:
+        if rule.what not in largest:
+            largest[rule.what] = _observe_place(row, owned).then(
+                ": {what} {before:.3g} before, {after:.3g} {unit} since",
+                counter=row["counter"], what=rule.what, before=old, after=new, unit=rule.unit,
+            )  # fmt: skip
+    return largest
 
 
-def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
-    ranks = owned.filter(host=row["host"], device=row["device"])["rank"].to_list()
-    if row["device"]:
-        of = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
-        return f"{'GPU ' if ranks else ''}{row['device']} on {row['host']}{of}"
-    return f"rank {row['rank']}" if row["rank"] != -1 else f"host {row['host']}"
+def _observe_place(row: dict[str, Any], owned: pl.DataFrame) -> Observation:
+    """Return where a counter became worse: `GPU g1 on n1 (rank 3)`, `rank 3`, `host n1`."""
+    kind, host, device = "counter-worse", row["host"], row["device"]
+    ranks = owned.filter(host=host, device=device)["rank"].to_list()
+    if ranks and device:
+        gpu = f"GPU {{device}} on {{host}} (rank {', '.join(map(str, ranks))})"
+        return observe(kind, gpu, device=device, host=host, ranks=ranks)
+    if device:
+        return observe(kind, "{device} on {host}", device=device, host=host)
+    if row["rank"] != -1:
+        return observe(kind, "rank {rank}", rank=row["rank"])
+    return observe(kind, "host {host}", host=host)
 
 
 def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:

@@ -16,16 +16,18 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline
+from dpro.detect.observations import Observation, observe
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.units import format_bytes, format_duration
 
 CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
 WAITING_CODE = "host code that waits"
-NEARLY_AS_LATE = "other ranks are nearly as late: healing this one alone saves less than it lost"
+NEARLY_AS_LATE = observe(
+    "nearly-as-late", "other ranks are nearly as late: healing this one alone saves less than it lost"
+)
 OPERATORS = "operators"  # of a host that has no GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
 OUTSIDE_OPERATORS, KERNELS = "host code outside any operator", "kernels"
@@ -39,7 +41,7 @@ class HostCause(NamedTuple):
     """Why a host takes longer."""
 
     cause: str
-    evidence: str
+    observation: Observation
 
 
 HOST_CAUSES = {
@@ -73,7 +75,8 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     if not largest or counted[largest] < EXPLAINED * longer_ns:
         return None
     cause, does = HOST_CAUSES[largest]
-    return HostCause(cause, f"it {does} {format_duration(counted[largest])} longer per step than they")
+    sentence = f"it {does} {{longer_ns}} longer per step than they"
+    return HostCause(cause, observe("longer-on-host", sentence, counter=largest, longer_ns=counted[largest]))
 
 
 def computes(more: Mapping[str, float], longer_ns: float) -> bool:
@@ -94,8 +97,11 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
         return None
     return wait_cause(more, longer_ns) or HostCause(
         WAITING_CODE,
-        "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
-        "host's code sleeps or waits (a lock, the network)",
+        observe(
+            "idle-host",
+            "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
+            "host's code sleeps or waits (a lock, the network)",
+        ),
     )
 
 
@@ -103,9 +109,9 @@ def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     """What of its own a training thread waits for, by counters: a thread, a program, a disk; or None."""
     by_programs = _by_own_programs(more, longer_ns)
     if by_programs is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
-        size = format_bytes(more[WRITTEN])
+        sentence = "it writes {written_bytes} more per step to a disk than they, and waits meanwhile"
         return HostCause(
-            "waiting for a disk", f"it writes {size} more per step to a disk than they, and waits meanwhile"
+            "waiting for a disk", observe("written-to-disk", sentence, written_bytes=more[WRITTEN])
         )
     return by_programs
 
@@ -116,15 +122,23 @@ def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause |
     if children >= EXPLAINED * longer_ns:
         return HostCause(
             "a process that it started",
-            f"processes that it starts and waits for compute {format_duration(children)} per step, more than "
-            "those of its peers",
+            observe(
+                "cpu-time-of-children",
+                "processes that it starts and waits for compute {longer_ns} per step, more than those of its "
+                "peers",
+                longer_ns=children,
+            ),
         )
     threads = more.get(PROCESS_CPU, 0.0) - more.get(CPU, 0.0)
     if threads >= EXPLAINED * longer_ns and not computes(more, longer_ns):
         return HostCause(
             "another thread of its process",
-            f"other threads of its process compute {format_duration(threads)} longer per step than theirs: "
-            "Python of theirs holds the interpreter's lock meanwhile",
+            observe(
+                "cpu-time-of-threads",
+                "other threads of its process compute {longer_ns} longer per step than theirs: Python of "
+                "theirs holds the interpreter's lock meanwhile",
+                longer_ns=threads,
+            ),
         )
     return None
 

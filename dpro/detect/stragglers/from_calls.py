@@ -23,6 +23,7 @@ import polars as pl
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain_counted
+from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_COST, PERSISTENT
 from dpro.detect.stragglers.causes import (
     COUNTED,
@@ -38,8 +39,6 @@ from dpro.detect.stragglers.causes import (
 from dpro.detect.stragglers.excess import MIN_RATIO, Excess, Team, late_columns, midmean
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams_by_calls, usual_ones
 from dpro.schema.members import num_members
-from dpro.units import format_duration
-from dpro.words import ranks_in_words
 
 HISTORY = 240  # steps that the noise is estimated from
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
@@ -53,13 +52,28 @@ PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of th
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
 )
-HOST_OR_GPU = (
-    "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's"
+FIRST_CAUSE_UNKNOWN = observe(
+    "first-cause-not-known", f"not known: whether it is the first cause; {MESSAGES_UNSEEN}"
+)
+HOST_OR_GPU = observe(
+    "host-or-gpu",
+    "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's",
 )
 HOST_OR_GPU_SURE = 0.5  # factor of the confidence then
-IS_HOST = (
-    "it is its host: that is done with most steps before its GPU is, and so does not wait for it in these"
+IS_HOST = observe(
+    "host-ahead",
+    "it is its host: that is done with most steps before its GPU is, and so does not wait for it in these",
 )
+QUEUED = observe("hidden-by-queue", "queued GPU work hides this")
+OF_ONE = ("longer-work", "waited-for", QUEUED.kind, NEARLY_AS_LATE.kind)  # not said of ranks late together
+
+
+class KeptWaiting(NamedTuple):
+    """How long a GPU waits for new work of its host in some steps, in which, and ns per step."""
+
+    pause_ns: float = 0.0
+    recurring: str = ""
+    cost_ns: float = 0.0
 
 
 class AheadHosts(NamedTuple):
@@ -67,12 +81,12 @@ class AheadHosts(NamedTuple):
 
     Attributes:
         ranks: whose they are.
-        kept_waiting: of ranks that keep GPUs waiting all the same, in which steps, and ns per step.
+        kept_waiting: of ranks that keep GPUs waiting all the same, how long.
         step_ns: what a step takes on the GPUs.
     """
 
     ranks: Collection[int]
-    kept_waiting: Mapping[int, tuple[str, float]]
+    kept_waiting: Mapping[int, KeptWaiting]
     step_ns: float
 
 
@@ -154,19 +168,23 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     if joint < max(TOGETHER * alone, MIN_COST * cycle):
         return []
     ranks = tuple(sorted(team.ranks[column] for column in slow))
-    evidence = [
-        *(slow[column][1].evidence[0] for column in sorted(slow)),
-        f"the others wait {format_duration(joint)} per step for {ranks_in_words(ranks)} together; healing "
-        f"one of them alone saves {format_duration(alone)} at most, since the others are as late",
-        *(line for line in finding.evidence[2:] if line != NEARLY_AS_LATE),
-    ]
+    by_rank = [slow[column][1] for column in sorted(slow)]
+    observations = (
+        *(one for each in by_rank for one in each.observations if one.kind == "longer-work"),
+        observe(
+            "waited-for-together",
+            "the others wait {waited_ns} per step for {ranks} together; healing one of them alone saves "
+            "{alone_ns} at most, since the others are as late",
+            waited_ns=joint, ranks=ranks, alone_ns=alone,
+        ),
+        *(one for one in finding.observations if one.kind not in OF_ONE),
+    )  # fmt: skip
     sure = min(by_itself.confidence for _, by_itself in slow.values())
     severity = round(joint / cycle, 4) if cycle else 0.0
     return [
         Finding(
             finding.class_, "ranks", ", ".join(map(str, ranks)), ranks, severity, sure, joint,
-            tuple(evidence),
-            finding.cause,
+            observations, finding.cause,
         )
     ]  # fmt: skip
 
@@ -279,48 +297,69 @@ def finding_of(
     longer = float(np.median(own_ns[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers, ahead)
-    waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
-    itself = f"it waits {format_duration(float(np.median(waited_ns[:, column])))}"
     if rank in ahead.ranks:
-        often, cost = ahead.kept_waiting.get(rank, ("", 0.0))
+        pause_ns, recurring, cost = ahead.kept_waiting.get(rank, KeptWaiting())
         cycle = ahead.step_ns
-        hidden = "queued GPU work hides this"
-        waits_for_it = f"{hidden}, except {often}" if often else f"{hidden}: it costs nothing now"
-    elif cost < NEGLIGIBLE * cycle:
-        waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
+        waits_for_it = (
+            QUEUED.then(", except {pause_ns} {recurring}", pause_ns=pause_ns, recurring=recurring)
+            if recurring
+            else QUEUED.then(": it costs nothing now")
+        )
     else:
-        waits_for_it = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
-    evidence = [*_slower(team, excess, longer), waits_for_it, how]
+        of_it = (
+            "none of it for rank {rank} alone: it costs nothing now"
+            if cost < NEGLIGIBLE * cycle
+            else "{waited_ns} of it for rank {rank} alone"
+        )
+        waits_for_it = observe(
+            "waited-for",
+            f"the others wait {{peer_wait_ns}} per step in collectives, {of_it}; it waits {{own_wait_ns}}",
+            peer_wait_ns=float(np.median(waits)), waited_ns=cost, rank=rank,
+            own_wait_ns=float(np.median(waited_ns[:, column])),
+        )  # fmt: skip
+    observations = [*_slower(team, excess, longer), waits_for_it, how]
     if cost < longer / 2 and rank not in ahead.ranks:
-        evidence.append(NEARLY_AS_LATE)
+        observations.append(NEARLY_AS_LATE)
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
     if cost < NEGLIGIBLE * cycle:
         confidence = min(confidence, COSTS_NOTHING)
     severity = round(cost / cycle, 4) if cycle else 0.0
     return Finding(
-        class_, "rank", str(rank), (rank,), severity, round(confidence, 3), cost, tuple(evidence), cause
+        class_, "rank", str(rank), (rank,), severity, round(confidence, 3), cost, tuple(observations), cause
     )  # fmt: skip
 
 
-def _slower(team: Team, excess: Excess, longer: float) -> list[str]:
+def _slower(team: Team, excess: Excess, longer: float) -> list[Observation]:
     """How much slower the rank is, and than what."""
-    rank, often, last = team.ranks[excess.column], f"{excess.persistent:.0%}", team.steps[-1]
-    more = (
-        f"rank {rank} takes {format_duration(longer)} ({_percent(excess.level)}) more of its own time "
-        "per step than its peers"
-    )
+    longer_share = _share(excess.level)
+    steps = "in the latest {steps} steps" if excess.against_past else "in {often_share} of {steps} steps"
+    slower = observe(
+        "longer-work",
+        f"rank {{rank}} takes {{longer_ns}} ({_field('longer_share', longer_share)}) more of its own "
+        f"time per step than its peers, {steps} (up to step {{last_step}})",
+        rank=team.ranks[excess.column], longer_ns=longer, longer_share=longer_share,
+        steps=excess.num_steps, often_share=excess.persistent, last_step=int(team.steps[-1]),
+    )  # fmt: skip
     if not excess.against_past:
-        return [f"{more}, in {often} of {excess.num_steps} steps (up to step {last})"]
-    before = f"{_percent(excess.before)} {'longer' if excess.before > 0 else 'less long'}"
-    return [
-        f"{more}, in the latest {excess.num_steps} steps (up to step {last})",
-        f"it became slower: before, it took {before} than they, less than in {often} of these steps",
-    ]
+        return [slower]
+    before_share, than = _share(excess.before), "longer" if excess.before > 0 else "less long"
+    became = observe(
+        "became-slower",
+        f"it became slower: before, it took {_field('before_share', before_share)} {{than}} than they, less "
+        "than in {often_share} of these steps",
+        before_share=before_share, than=than, often_share=excess.persistent,
+    )  # fmt: skip
+    return [slower, became]
 
 
-def _percent(log_ratio: float) -> str:
-    ratio = float(abs(np.expm1(log_ratio)))
-    return f"{ratio:.0%}" if ratio >= 0.1 else f"{ratio:.1%}"
+def _share(log_ratio: float) -> float:
+    """How much more or less a log-ratio is."""
+    return float(abs(np.expm1(log_ratio)))
+
+
+def _field(name: str, share: float) -> str:
+    """The place of a share in a sentence: of small ones it shows one more digit."""
+    return f"{{{name}}}" if share >= 0.1 else f"{{{name}:.1%}}"
 
 
 def _cause(
@@ -330,24 +369,29 @@ def _cause(
     counters: pl.DataFrame,
     workers: pl.DataFrame,
     ahead: AheadHosts,
-) -> tuple[str, str, str, float]:
-    """Class, cause within the rank, evidence of it, and by how much less sure that makes."""
+) -> tuple[str, str, Observation, float]:
+    """Class, cause within the rank, what shows it, and by how much less sure that makes."""
     more = _counted(team, excess, counters)
     counted = host_cause(more, longer)
     if counted is not None:
-        return "slow.host", counted.cause, counted.evidence, 1.0
+        return "slow.host", counted.cause, counted.observation, 1.0
     if team.ranks[excess.column] in ahead.ranks:
         return "slow.host", "", IS_HOST, 1.0
     if on_gpus(workers):
         return "slow.compute", "", HOST_OR_GPU, HOST_OR_GPU_SURE
     idle = idle_cause(more, longer)
     if idle is not None:
-        return "slow.host", idle.cause, idle.evidence, 1.0
+        return "slow.host", idle.cause, idle.observation, 1.0
     if CPU not in more:
-        return "slow.compute", "", "not known: whether it computes; its CPU time was not recorded", 0.7
-    how = f"its training thread computes {format_duration(more[CPU])} longer per step than theirs"
+        unknown = "not known: whether it computes; its CPU time was not recorded"
+        return "slow.compute", "", observe("cpu-time-not-recorded", unknown), 0.7
+    how = observe(
+        "cpu-time",
+        "its training thread computes {longer_ns} longer per step than theirs",
+        longer_ns=more[CPU],
+    )
     if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
-        how += f", for which it waits {format_duration(more[RUN_QUEUE])} longer for a core"
+        how = how.then(", for which it waits {wait_ns} longer for a core", wait_ns=more[RUN_QUEUE])
     return "slow.compute", "", how, 1.0
 
 
@@ -366,9 +410,7 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
 
 
 def _doubted(finding: Finding) -> Finding:
-    doubt = f"not known: whether it is the first cause; {MESSAGES_UNSEEN}"
-    confidence = min(finding.confidence, 0.5)
-    return replace(finding, confidence=confidence, observations=(*finding.observations, doubt))
+    return replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
@@ -386,9 +428,10 @@ def on_gpus(workers: pl.DataFrame) -> bool:
 # takes longer than the shortest of them it has waited for the last; what is left of its steps is its own.
 # Clocks need not agree, and hosts may run ahead of their GPUs.
 
-LAST_ON_GPU = (
+LAST_ON_GPU = observe(
+    "last-on-gpu",
     "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
-    "but its host may launch late"
+    "but its host may launch late",
 )
 LAST_ON_GPU_SURE = 0.6  # factor of the confidence then
 WHOLE = 0.9  # of a rank's calls in a step must have been timed on all members
@@ -512,14 +555,18 @@ def _took(steps: pl.DataFrame) -> pl.DataFrame:
 
 def _on_gpu(finding: Finding) -> Finding:
     """The same, where no counter of the host explains it, as what the GPU's own times say."""
-    if HOST_OR_GPU not in finding.evidence:
+    if HOST_OR_GPU not in finding.observations:
         return finding
-    evidence = tuple(LAST_ON_GPU if line == HOST_OR_GPU else line for line in finding.evidence)
+    observations = tuple(LAST_ON_GPU if one == HOST_OR_GPU else one for one in finding.observations)
     confidence = round(min(finding.confidence / HOST_OR_GPU_SURE * LAST_ON_GPU_SURE, 1.0), 3)
-    return replace(finding, observations=evidence, confidence=confidence)
+    return replace(finding, observations=observations, confidence=confidence)
 
 
 COMPONENT = "what ranks take in turn"
+SHARED = observe(
+    "no-rank-at-fault",
+    "no rank is at fault: they take in turn what they share, such as a lock of a file, a server, a disk",
+)
 CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20
 MIN_GAP_IN_TURN = 0.05  # of the step: from one rank to the next
@@ -551,14 +598,14 @@ def find_turns(
             continue
         cost = float(min(gaps_ns.sum(), team.waited_ns.max(axis=1).mean()))
         last = np.bincount(team.own_ns.argmax(axis=1), minlength=len(ranks)) / team.steps.size
-        shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, last, strict=True))
-        gap = format_duration(float(np.median(gaps_ns)))
-        evidence = (
-            f"in each step ranks come one after another, each {gap} later, "
-            f"and which comes last changes: {shares} of {team.steps.size} steps",
-            "no rank is at fault: they take in turn what they share, such as a lock of a file, a server, a "
-            "disk; do: look at what all of them open in each step",
-        )
+        shares = {f"rank_{rank}_last_share": float(share) for rank, share in zip(ranks, last, strict=True)}
+        which = ", ".join(f"rank {rank} {{{name}}}" for rank, name in zip(ranks, shares, strict=True))
+        in_turn = observe(
+            "in-turn",
+            "in each step ranks come one after another, each {later_ns} later, and which comes last changes: "
+            f"{which} of {{steps}} steps",
+            later_ns=float(np.median(gaps_ns)), steps=team.steps.size, **shares,
+        )  # fmt: skip
         sure = round(float(1 - last.max()) * len(ranks) / (len(ranks) - 1), 3)
         findings.append(
             Finding(
@@ -569,7 +616,8 @@ def find_turns(
                 round(cost / cycle, 4),
                 min(sure, 0.9),
                 cost,
-                evidence,
+                (in_turn, SHARED),
+                remedy="look at what all of them open in each step",
             )
         )
     return costliest_first(findings)
@@ -682,24 +730,31 @@ def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) ->
     cost = min(float(saved.mean()), float(waits.mean()))  # a wait may be counted in the step after
     step = float(np.median((team.own_ns + team.waited_ns)[:, column]))
     last = float((own_ns.argmax(axis=1) == column).mean())
-    evidence = [
-        f"rank {rank}'s own time of a step is {format_duration(middle)}, and in the slowest tenth of "
-        f"{len(own_ns)} steps at least {_percent(spread[column])} more; that of its peers {_percent(usual)}",
-        f"it comes last in {last:.0%} of the steps; if it varied as its peers do, steps would take "
-        f"{format_duration(cost)} less",
-    ]
+    more_share, peers_share = _share(spread[column]), _share(usual)
+    varies = observe(
+        "own-time-varies",
+        "rank {rank}'s own time of a step is {own_ns}, and in the slowest tenth of {steps} steps at least "
+        f"{_field('more_share', more_share)} more; that of its peers {_field('peers_share', peers_share)}",
+        rank=rank, own_ns=float(middle), steps=len(own_ns), more_share=more_share, peers_share=peers_share,
+    )  # fmt: skip
+    comes_last = observe(
+        "comes-last",
+        "it comes last in {last_share} of the steps; if it varied as its peers do, steps would take "
+        "{less_ns} less",
+        last_share=last, less_ns=cost,
+    )  # fmt: skip
     cause, why = _why(team, own_ns, column, counters)
     return Finding(
         "jitter", "rank", str(rank), (rank,), round(cost / step, 4) if step else 0.0, CONFIDENCE, cost,
-        (*evidence, why), cause,
+        (varies, comes_last, why), cause,
     )  # fmt: skip
 
 
-def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tuple[str, str]:
+def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tuple[str, Observation]:
     """Which counter is higher in the slow steps of the rank, by a good part of what they take longer.
 
     Returns:
-        The cause, empty if unknown, and a line of evidence.
+        The cause, empty if unknown, and what shows it.
     """
     of_rank, start = own_ns[:, column], team.start_ns[:, column]
     late = of_rank >= np.quantile(of_rank, TAIL)
@@ -720,6 +775,8 @@ def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tup
     for counter, more in means.head(1).iter_rows():
         if more >= EXPLAINED * longer:
             cause, does = HOST_CAUSES[counter]
-            return cause, f"in these steps it {does} {format_duration(more)} longer than in others"
-    unexplained = "no counter of its host explains it"
-    return "", "no counter of its host was recorded" if means.is_empty() else unexplained
+            sentence = f"in these steps it {does} {{longer_ns}} longer than in others"
+            return cause, observe("longer-in-slow-steps", sentence, counter=counter, longer_ns=more)
+    if means.is_empty():
+        return "", observe("host-not-counted", "no counter of its host was recorded")
+    return "", observe("host-does-not-explain", "no counter of its host explains it")

@@ -9,16 +9,18 @@ in every step that this costs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.findings import Finding, costliest_first, ranks_of
+from dpro.detect.findings import CodePlace, Finding, costliest_first, ranks_of
+from dpro.detect.observations import Observation, Value, observe
 from dpro.detect.significance import (
     MIN_COST_OF_SLOW,
     MIN_LATEST,
@@ -50,14 +52,14 @@ from dpro.detect.stragglers.excess import (
     midmean,
     noise_of,
 )
-from dpro.replay.graph import Graph
+from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
 from dpro.replay.peers import ON_CPU, ON_GPU, peer_medians, peers_of, ranks_of_teams, teams_by_work
 from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
-from dpro.units import format_duration
 
 ROUNDING = 1e-9  # of sums of ns as floats
+AS_LATE = observe("late-together", "healing one of them alone saves little: the others are as late")
 
 
 @dataclass(frozen=True)
@@ -211,29 +213,46 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         find = idle_cause if largest["cause"] == OPERATORS else wait_cause
         counted = find(more, total)
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
-    who = _names(ranks)
+    kind, name = "rank" if len(ranks) == 1 else "ranks", ", ".join(map(str, ranks))
     axis, felt = felt_along(graph, ranks)
-    evidence = [
-        f"{who} works {format_duration(total)} longer per step than its peers on the same work, "
-        f"{format_duration(largest['excess_ns'])} of it in {largest['cause']}: {largest['example']}",
-        *([counted.evidence] if counted else []),
+    observations = [
+        observe(
+            "longer-work",
+            "rank {rank} works {longer_ns} longer per step than its peers on the same work, {cause_ns} of "
+            "it in {cause}: {example}",
+            rank=ranks[0], longer_ns=total, cause_ns=largest["excess_ns"], cause=largest["cause"],
+            example=largest["example"],
+        ),
+        *([counted.observation] if counted else []),
         *(lateness(graph, rank) for rank in ranks),
         *felt,
-        f"replayed with {who} as fast as its peers, the step takes "
-        f"{format_duration(step - cost)} instead of {format_duration(step)}",
-    ]
+        observe(
+            "step-without-it",
+            f"replayed with {kind} {name} as fast as its peers, the step takes {{changed_ns}} instead of "
+            "{step_ns}",
+            ranks=ranks, changed_ns=step - cost, step_ns=step,
+        ),
+    ]  # fmt: skip
     if since > int(np.min(graph.nodes.step[graph.nodes.step >= 0])):
-        evidence.append(f"this is so in the latest {gains.steps.size} recorded steps, from step {since} on")
+        sentence = "this is so in the latest {steps} recorded steps, from step {since_step} on"
+        observations.append(observe("so-since", sentence, steps=gains.steps.size, since_step=since))
     if len(ranks) > 1:
-        evidence[0] = evidence[0].replace(who, _names(ranks[:1]), 1)
-        evidence.append("healing one of them alone saves little: the others are as late")
+        observations.append(AS_LATE)
     elif total and cost < 0.5 * total:
-        evidence.append(NEARLY_AS_LATE)
-    kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
+        observations.append(NEARLY_AS_LATE)
     return Finding(
         class_, kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
-        cost, tuple(evidence), cause, axis,
+        cost, tuple(observations), cause, axis, _locate(largest),
     )  # fmt: skip
+
+
+def _locate(cause: Mapping[str, Any]) -> CodePlace | None:
+    """Where in the code a cause takes most time; None where no span shows it.
+
+    Args:
+        cause: a row of what `excess_by_cause` returns.
+    """
+    return None if cause["example"] in ("", NO_SPAN) else CodePlace.of(cause["example"])
 
 
 def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[str, float]:
@@ -248,12 +267,8 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     return counted_more(rows, rank)
 
 
-def _names(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def lateness(graph: Graph, rank: int) -> str:
-    """How often a rank came last to a collective, and how long the others waited there, in words."""
+def lateness(graph: Graph, rank: int) -> Observation:
+    """How often a rank came last to a collective, and how long the others waited there."""
     frame = waits(graph, graph.nodes.measured_start)
     times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
     per_rank = (
@@ -265,10 +280,13 @@ def lateness(graph: Graph, rank: int) -> str:
     own_ns = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
     peers = per_rank.filter(pl.col("rank") != rank)["wait_ns"].to_numpy()
     peers_ns = float(np.median(peers)) if peers.size else 0.0
-    return (
-        f"rank {rank} came last to {times} of {frame['instance'].n_unique()} collectives; per step it waited "
-        f"{format_duration(float(own_ns))} for its peers, they {format_duration(peers_ns)} each for others"
-    )
+    return observe(
+        "lateness",
+        "rank {rank} came last to {times} of {collectives} collectives; per step it waited {own_wait_ns} for "
+        "its peers, they {peer_wait_ns} each for others",
+        rank=rank, times=times, collectives=frame["instance"].n_unique(),
+        own_wait_ns=float(own_ns), peer_wait_ns=peers_ns,
+    )  # fmt: skip
 
 
 # Where in the layout a late rank stands, and the ranks of which of its groups wait for it.
@@ -276,8 +294,8 @@ def lateness(graph: Graph, rank: int) -> str:
 MIN_WAIT = 0.1  # of the longest wait: less is not worth a word
 
 
-def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]]:
-    """The axis along which others wait most for late ranks, and that in words; none if there is one axis."""
+def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[Observation, ...]]:
+    """The axis along which others wait most for late ranks, and how long; none if there is one axis."""
     if graph.run is None:
         return "", ()
     mesh = mesh_of_run(graph.run)
@@ -286,14 +304,19 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
     waits_ns = _waits_by_axis(graph, ranks)
     if not waits_ns:
         return "", ()
-    worst = max(waits_ns, key=lambda axis: waits_ns[axis])
-    words = [
-        f"along {axis} {format_duration(ns)}"
-        for axis, ns in sorted(waits_ns.items(), key=lambda item: -item[1])
-        if ns >= MIN_WAIT * waits_ns[worst]
-    ]
-    who = f"rank {ranks[0]} ({place_of(mesh, ranks[0])})" if len(ranks) == 1 else "these ranks"
-    return worst, (f"ranks that share a group with {who} wait for it per step: {', '.join(words)}",)
+    (worst, worst_ns), *others = sorted(waits_ns.items(), key=lambda item: -item[1])
+    alone = len(ranks) == 1
+    felt = observe(
+        "waited-for-along",
+        f"ranks that share a group with {'{ranks} ({place})' if alone else 'these ranks'} wait for it per "
+        "step: along {axis} {wait_ns}",
+        ranks=ranks, place=place_of(mesh, ranks[0]) if alone else "", axis=worst, wait_ns=worst_ns,
+    )  # fmt: skip
+    for number, (axis, ns) in enumerate(others, 2):
+        if ns >= MIN_WAIT * worst_ns:
+            values: dict[str, Value] = {f"axis_{number}": axis, f"axis_{number}_wait_ns": ns}
+            felt = felt.then(f", along {{axis_{number}}} {{axis_{number}_wait_ns}}", **values)
+    return worst, (felt,)
 
 
 def place_of(mesh: Mesh, rank: int) -> str:
@@ -398,18 +421,26 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
     causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
-    excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
-    evidence = (
-        f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
-        f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
-        f"{largest['example']}",
+    observations = (
+        observe(
+            "longer-work",
+            "between the same collectives, the host of rank {rank} works {longer_ns} longer per step than "
+            "the slowest of its peers, {times} times as long or more in nearly every step; {cause}: "
+            "{example}",
+            rank=rank, longer_ns=float(longer.mean()), times=FAR, cause=largest["cause"],
+            example=largest["example"],
+        ),
         lateness(baseline.graph, rank),
-        f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
-        f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
-    )
+        observe(
+            "step-without-it",
+            "replayed with rank {rank} as fast as its peers, the step takes {changed_ns} instead of "
+            "{step_ns}: work that is queued elsewhere hides the rest for now",
+            rank=rank, changed_ns=step - cost, step_ns=step,
+        ),
+    )  # fmt: skip
     return Finding(
         "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
-        evidence, largest["cause"],
+        observations, largest["cause"], place=_locate(largest),
     )  # fmt: skip
 
 
@@ -500,13 +531,14 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
         gains = gains_of(baseline, work, [[rank]], healed)
     if not _costs(gains):
         return None
-    finding = describe(baseline, work, gains, 0)
-    why = (
-        f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
-        "recorded steps; the step does not wait for it in all of them"
-    )
+    often = observe(
+        "often-longer",
+        "its work is longer than its peers' typically is in {longer_share} of {steps} recorded steps; the "
+        "step does not wait for it in all of them",
+        longer_share=excess.persistent, steps=excess.num_steps,
+    )  # fmt: skip
     sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
-    return replace(finding, confidence=sure, observations=(*finding.observations, why))
+    return replace(describe(baseline, work, gains, 0), confidence=sure).observing(often)
 
 
 def _costs(gains: HealingGains) -> bool:

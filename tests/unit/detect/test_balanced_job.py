@@ -65,8 +65,9 @@ def test_uneven_work_is_inferred_from_whatever_shows_the_workload(tmp_path, layo
     (finding,) = found_in_graph(build_graph(run).graph)
     assert finding.class_ == "imbalance.data"
     assert what in finding.evidence[0]
-    named = [line for line in finding.evidence if "times the mean of 4, by all_to_all" in line]
-    assert bool(named) == (evidence == "bytes")
+    layers = [one for one in finding.observations if one.kind == "uneven-layer"]
+    assert bool(layers) == (evidence == "bytes")
+    assert all(one.text.endswith("times the mean of 4, by all_to_all") for one in layers)
 
 
 def test_workloads_are_those_of_the_step_that_they_are_in(tmp_path):

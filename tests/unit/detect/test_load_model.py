@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.load_model import explain
+from dpro.detect.load_model import AHEAD, explain
 from dpro.detect.stragglers.own_time import calls_of, own_time
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, late_ranks, noisy, slower, tables
 
@@ -93,6 +93,9 @@ def test_a_rank_that_runs_more_backward_passes_has_more_work_where_batches_do_no
     (finding,) = findings(counted(job, step_input_elements=passes**0, step_backward_calls=passes))
     assert (finding.class_, finding.ranks) == ALL
     assert "more backward passes than the mean of all" in finding.evidence[0]
+    most = finding.observations[0].values
+    assert (most["rank"], most["often_share"]) == (2, 1.0)
+    assert most["more_share"] == pytest.approx(2 / (1 + 1 / NUM_RANKS) - 1)
     slow = slower(counted(healthy(), step_backward_calls=passes**0), 1, 1.5)
     assert named(slow) == [("slow.compute", (1,))]
 
@@ -146,7 +149,7 @@ def test_batches_that_are_fetched_a_step_ahead_belong_to_the_next_step():
     ahead = sized(job, np.roll(amounts, -1, axis=1))
     (finding,) = findings(ahead)
     assert finding.class_ == "imbalance.data"
-    assert "batches are loaded one step ahead" in finding.evidence
+    assert AHEAD in finding.observations
 
 
 def test_missing_samples_make_little_difference():

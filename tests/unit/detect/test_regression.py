@@ -152,7 +152,7 @@ def test_throttling_that_begins_with_the_slower_steps_is_the_cause_and_has_a_rem
     clocks = [counter("sm_clock_mhz", [(0, 1980.0), (change, 1500.0)], device="uuid-7")]
     (finding,) = findings(steps, pl.concat(parts + clocks))
     assert finding.cause == "GPU clocks held down by the power cap"
-    assert "do: raise its power limit" in finding.evidence[1]
+    assert finding.remedy.startswith("raise its power limit")
     steady = [counter("sm_clock_mhz", [(0, 1980.0)], device="uuid-7")]  # held down to no effect
     (finding,) = findings(steps, pl.concat(parts + steady))
     assert finding.cause == ""

@@ -5,6 +5,7 @@ import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
+from dpro.detect.observations import observe
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.store import open_run
@@ -46,6 +47,10 @@ def test_stage_with_more_work_is_named_with_what_even_stages_would_save(tmp_path
     assert finding.cost_ns / 1e6 == pytest.approx(saved, rel=0.1)
     assert finding.confidence == 0.5  # hosts have eight ranks here, a stage has a host
     assert "slow hosts look the same" in finding.evidence[-1]
+    values = {one.kind: one.values for one in finding.observations}
+    assert values["work-of-stage"]["stage"] == 1
+    without = values["step-without-it"]
+    assert without["step_ns"] - without["changed_ns"] == pytest.approx(finding.cost_ns)
 
 
 def test_stage_that_began_to_have_more_work_is_named(tmp_path):
@@ -73,10 +78,11 @@ def test_even_stages_are_no_finding(tmp_path):
 
 
 def test_of_a_rank_that_is_a_stage_it_is_said_that_either_may_be_true():
-    slow = Finding("slow.compute", "rank", "3", (3,), 0.2, 0.9, 1e6, ("it is slow",))
-    stage = Finding("imbalance.stage", "stage", "1", (3,), 0.2, 0.5, 1e6, ("it is large",))
+    slow = Finding("slow.compute", "rank", "3", (3,), 0.2, 0.9, 1e6, (observe("test", "it is slow"),))
+    stage = Finding("imbalance.stage", "stage", "1", (3,), 0.2, 0.5, 1e6, (observe("test", "it is large"),))
     (kept,) = with_doubt([slow], [stage])
     assert kept.confidence == 0.5
     assert kept.evidence[-1].startswith("one of two")
+    assert (kept.observations[-1].kind, kept.observations[-1].values) == ("slow-or-uneven", {"stage": "1"})
     assert with_doubt([slow], [replace(stage, confidence=0.9)]) == []  # it does more operations
     assert with_doubt([slow], [replace(stage, ranks=(2,))]) == [slow]

@@ -39,9 +39,7 @@ def test_a_dispatch_loads_ranks_by_what_they_get_and_its_combine_by_what_they_gi
     ]
     assert layers["mean"].to_list() == [80.0, 40.0]
     assert layers["source"].unique().to_list() == [EXCHANGE]
-    assert uneven_layers(layers) == [
-        "of layers.0.experts, rank 0 has 1.75 times the mean of 2, by all_to_all"
-    ]
+    assert uneven_layers(layers)["layer"].to_list() == ["layers.0.experts"]
 
 
 def test_the_imbalance_is_that_of_single_steps_though_ranks_take_turns(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -9,7 +11,10 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import (
     AFTER,
+    DO,
+    HARDWARE,
     HOLDS,
+    PROGRAM,
     XIDS,
     error_of,
     remedy_of,
@@ -18,6 +23,7 @@ from dpro.detect.machine.gpu_state import (
     with_gpus,
 )
 from dpro.detect.machine.telemetry import RULES
+from dpro.detect.observations import observe
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
@@ -64,8 +70,8 @@ def sampled(*rows: tuple[str, str, list[tuple[float, float]]]) -> pl.DataFrame:
 
 
 def slow(class_: str = "slow.compute", rank: int = 1, cause: str = "", **more) -> Finding:
-    evidence = ("rank 1 is slower", HOST_OR_GPU)
-    return Finding(class_, "rank", str(rank), (rank,), 0.2, 0.4, 1e6, evidence, cause, **more)
+    observations = (observe("test", "rank 1 is slower"), HOST_OR_GPU)
+    return Finding(class_, "rank", str(rank), (rank,), 0.2, 0.4, 1e6, observations, cause, **more)
 
 
 def explained(finding: Finding, *rows) -> Finding:
@@ -88,9 +94,14 @@ def test_a_gpu_whose_clocks_are_held_down_by_heat_is_the_cause_and_its_remedy_is
     assert found.evidence == (
         "rank 1 is slower",
         "the clocks of its GPU (g1 on n1, rank 1) were held down by heat 100% of the time, those of its "
-        "peers 0%; SM clock 1410 MHz, theirs 1980; 91 °C, theirs 64; do: check its cooling: fans, air flow, "
-        "the liquid loop, the temperature of the inlet",
+        "peers 0%; SM clock 1410 MHz, theirs 1980; 91 °C, theirs 64",
     )
+    assert found.remedy == (
+        "check its cooling: fans, air flow, the liquid loop, the temperature of the inlet"
+    )
+    held = found.observations[-1]
+    assert (held.kind, held.values["held_by"], held.values["held_share"]) == ("clock-held", "heat", 1.0)
+    assert (held.values["clock_mhz"], held.values["peers_clock_mhz"]) == (1410.0, 1980.0)
     assert found.confidence == 0.8  # which of host and GPU it is was what made it unsure
 
 
@@ -105,13 +116,13 @@ def test_a_power_cap_is_reported_with_the_limits():
     found = explained(slow(cause="kernels"), *limits, *held)
     assert found.cause == "GPU clocks held down by the power cap"
     assert "its power limit is 500 W, theirs 700 W" in found.evidence[-1]
-    assert "nvidia-smi -pl" in found.evidence[-1]
+    assert "nvidia-smi -pl" in found.remedy
 
 
 def test_what_a_host_is_slow_at_stays_the_cause_beside_the_clocks_of_its_gpu():
     found = explained(slow("slow.host", cause="garbage collection"), *HEAT)
     assert found.cause == "garbage collection"
-    assert HOST_OR_GPU in found.evidence
+    assert HOST_OR_GPU in found.observations
     assert "held down by heat" in found.evidence[-1]
 
 
@@ -167,9 +178,9 @@ def test_an_error_of_the_gpu_is_quoted_with_its_number_meaning_and_time():
     found = explained(slow(), ("g1", "xid", [(5.0, 63.0), (9.0, 63.0)]), ("g0", "xid", [(5.0, 79.0)]))
     assert found.evidence[-1] == (
         "the GPU of rank 1 (g1 on n1): XID 63 2 times, first at 22:13:25.000 UTC: a row of memory was set "
-        "aside after errors, to be remapped at the next reset; do: reset the GPU between jobs; several of "
-        "them on one GPU are reason to replace it"
+        "aside after errors, to be remapped at the next reset"
     )
+    assert found.remedy == ("reset the GPU between jobs; several of them on one GPU are reason to replace it")
     assert not any("79" in line for line in found.evidence)
 
 
@@ -182,12 +193,17 @@ def test_findings_about_no_rank_cost_no_reading():
 
 
 def hang(class_: str = "hang.device", rank: int = 1) -> Finding:
-    return Finding(class_, "rank", str(rank), (rank,), 1.0, 0.9, 1e9, ("it hangs",))
+    return Finding(class_, "rank", str(rank), (rank,), 1.0, 0.9, 1e9, (observe("test", "it hangs"),))
+
+
+def with_its_errors(finding: Finding, *rows) -> Finding:
+    steps, workers = job()
+    (found,) = with_errors([finding], steps, sampled(*rows), workers)
+    return found
 
 
 def errors(finding: Finding, *rows) -> list[str]:
-    steps, workers = job()
-    (found,) = with_errors([finding], steps, sampled(*rows), workers)
+    found = with_its_errors(finding, *rows)
     assert found.evidence[0] == "it hangs"
     return list(found.evidence[1:])
 
@@ -218,6 +234,22 @@ def test_an_error_long_before_the_last_steps_is_none():
 def test_a_hardware_error_of_a_rank_that_is_not_named_is_marked_as_such():
     (line,) = errors(hang(), ("g6", "xid", [(END, 74.0)]), ("g2", "xid", [(END, 31.0)]))
     assert line.startswith("not named here, and it may be the cause: the GPU of rank 3 (g6 on n1): XID 74")
+    assert line.endswith(f"; do: {DO[HARDWARE]}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "remedy"),
+    [
+        ([("g1", "xid", [(END, 79.0)])], DO[HARDWARE]),
+        ([("g1", "xid", [(END, 45.0), (END + 1, 31.0)])], DO[PROGRAM]),
+        ([("g1", "xid", [(END, 45.0)])], ""),
+        ([("g6", "xid", [(END, 79.0)])], ""),
+    ],
+    ids=["its own", "the first that follows from no other", "follows from another", "of another rank"],
+)
+def test_what_to_do_about_a_hang_is_what_to_do_about_an_error_of_its_own_gpu(rows, remedy):
+    assert with_its_errors(hang(), *rows).remedy == remedy
+    assert with_its_errors(replace(hang(), remedy="look at its stack"), *rows).remedy == "look at its stack"
 
 
 def test_calls_that_do_not_fit_are_no_fault_of_a_gpu():

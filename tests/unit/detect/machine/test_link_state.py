@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_gpus, with_links
+from dpro.detect.machine.gpu_state import (
+    DO,
+    HARDWARE,
+    needed_for_errors,
+    with_broken_links,
+    with_gpus,
+    with_links,
+)
 from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, RULES
+from dpro.detect.observations import observe
 from dpro.schema import COUNTERS, STEPS, WORKERS, conform
 from dpro.units import NS_PER_S
 
@@ -53,7 +63,7 @@ def tables(*rows: Row) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
 
 
 def slow(kind: str = "rank", id_: str = "2", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Finding:
-    return Finding("slow.nic", kind, id_, ranks, 0.2, 0.8, 1e6, ("slow",))
+    return Finding("slow.nic", kind, id_, ranks, 0.2, 0.8, 1e6, (observe("test", "slow"),))
 
 
 def explained(finding: Finding, *rows: Row) -> Finding:
@@ -66,6 +76,9 @@ def test_nvlink_errors_of_one_gpu_are_the_cause_by_its_uuid() -> None:
     found = explained(slow(), ("n2", "g5", "nvlink_crc_errors", [(0, 0.0), (50, 500.0), (99, 1000.0)]))
     assert found.cause == "NVLink CRC errors of g5 on n2"
     assert found.evidence[1:] == ("g5 on n2 (rank 2): NVLink CRC errors 10 per second, the others' 0",)
+    stands_out = found.observations[1]
+    assert (stands_out.kind, stands_out.values["ranks"]) == ("link-stands-out", [2])
+    assert stands_out.values["value"] == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_two_devices_that_stand_out_are_evidence_and_no_cause() -> None:
 
 
 def test_a_cause_that_is_known_stays() -> None:
-    finding = Finding("slow.link", "link", "0 - 2", (0, 2), 0.2, 0.8, 1e6, ("slow",), "packet loss")
+    finding = replace(slow("link", "0 - 2", (0, 2)), class_="slow.link", cause="packet loss")
     found = explained(finding, ("n2", "g5", "nvlink_crc_errors", [(0, 0.0), (99, 1000.0)]))
     assert found.cause == "packet loss"
     assert len(found.evidence) == 2
@@ -119,10 +132,11 @@ def test_an_nvlink_xid_is_evidence_of_a_slow_network() -> None:
     steps, counters, workers = tables(("n2", "g5", "xid", [(50, 74.0)]))
     (found,) = with_gpus([slow()], steps, counters, workers)
     assert "XID 74" in found.evidence[-1]
+    assert found.remedy == DO[HARDWARE]
 
 
 def test_a_port_that_went_down_is_evidence_of_a_hang() -> None:
-    hang = Finding("hang.comm", "group", "0-3", (0, 1, 2, 3), 1.0, 0.9, 0.0, ("all came",))
+    hang = Finding("hang.comm", "group", "0-3", (0, 1, 2, 3), 1.0, 0.9, 0.0, (observe("test", "all came"),))
     rows: list[Row] = [
         ("n2", "mlx5_0:1", "link_downed", [(0, 0.0), (SECONDS + 20, 1.0)]),
         ("n2", "mlx5_0:1", "up", [(0, 1.0), (SECONDS + 20, 0.0), (SECONDS + 60, 0.0)]),

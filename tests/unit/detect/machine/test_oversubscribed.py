@@ -17,13 +17,15 @@ from dpro.detect.machine.oversubscribed import (
     shared_hosts,
     with_throttling,
 )
+from dpro.detect.observations import observe
 from dpro.detect.stragglers.causes import CPU
 from dpro.schema import COUNTERS, STEPS, WORKERS, conform
 
 MS = 1_000_000
 STEP = 100 * MS
 Tables = tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]
-LATE = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 20.0 * MS, ("it waits",), CONTENTION)
+WAITS = observe("test", "it waits")
+LATE = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 20.0 * MS, (WAITS,), CONTENTION)
 
 
 def tables(
@@ -63,7 +65,10 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
     assert "2 cores, and typically 9 threads are ready to run" in said
     assert "the ranks' processes compute on 0.6 of 2 cores: other processes use the rest" in said
     assert "cgroup may use 1.5 of them" in said
-    assert "OMP_NUM_THREADS" in said
+    values = {one.kind: one.values for one in finding.observations}
+    assert (values["no-core"]["least_ns"], values["no-core"]["most_ns"]) == (30 * MS, 50 * MS)
+    assert "no-rank-at-fault" in values
+    assert "OMP_NUM_THREADS" in finding.remedy
 
 
 @pytest.mark.parametrize(("cpu_ms", "shared"), [(30.0, True), (80.0, False)])
@@ -136,6 +141,9 @@ def test_the_limit_of_a_ranks_own_cgroup_is_its_cause_where_it_held_the_rank_bac
     (finding,) = with_throttling([LATE], steps, held)
     assert finding.cause == "its limit of CPU time"
     assert "limit of 0.2 cores, and held it back for 40 ms per step" in finding.evidence[0]
+    held_back, waits = finding.observations
+    assert held_back.values == {"rank": 1, "limit_cores": 0.2, "held_ns": pytest.approx(40 * MS)}
+    assert (waits, finding.remedy) == (WAITS, "raise cpu.max, or the CPU limit of its container")
     assert with_throttling([LATE], steps, counters) == [LATE]
     (alone,) = with_throttling([], steps, held)
     assert (alone.class_, alone.ranks, alone.cause) == ("slow.host", (1,), "its limit of CPU time")

@@ -48,17 +48,18 @@ def job(folder: Path, tensor_us: float, data_us: float, axes: bool = True) -> Gr
 
 
 def test_the_axis_whose_ranks_wait_longest_is_named_with_the_place_of_the_rank(tmp_path) -> None:
-    axis, lines = felt_along(job(tmp_path, 300, 50), [3])
-    assert axis == "tp"
+    axis, (felt,) = felt_along(job(tmp_path, 300, 50), [3])
+    assert axis == felt.values["axis"] == "tp"
+    assert felt.values["wait_ns"] == pytest.approx(300_000)
     waits = "wait for it per step: along tp 300 us, along dp 50 us"
-    assert lines == (f"ranks that share a group with rank 3 (dp 1, tp 1) {waits}",)
+    assert felt.text == f"ranks that share a group with rank 3 (dp 1, tp 1) {waits}"
 
 
 def test_an_axis_along_which_others_hardly_wait_is_not_mentioned(tmp_path) -> None:
     """20 us are less than a tenth of 300."""
-    axis, (line,) = felt_along(job(tmp_path, 20, 300), [3])
+    axis, (felt,) = felt_along(job(tmp_path, 20, 300), [3])
     assert axis == "dp"
-    assert line.endswith("per step: along dp 300 us")
+    assert felt.text.endswith("per step: along dp 300 us")
 
 
 @pytest.mark.parametrize(("axes", "late"), [(False, [3]), (True, [0])])

@@ -47,7 +47,11 @@ def test_ranks_that_take_turns_are_one_finding_about_what_they_share(num_ranks):
         tuple(range(num_ranks)),
     )
     assert finding.cost_ns == pytest.approx((num_ranks - 1) * 30e6, rel=0.15)
-    assert "no rank is at fault" in finding.evidence[1]
+    one_by_one, no_rank = finding.observations
+    assert one_by_one.values["later_ns"] == pytest.approx(30e6, rel=0.15)
+    assert sum(one_by_one.values[f"rank_{rank}_last_share"] for rank in range(num_ranks)) == pytest.approx(1)
+    assert no_rank.kind == "no-rank-at-fault"
+    assert finding.remedy == "look at what all of them open in each step"
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.1, 0.3])

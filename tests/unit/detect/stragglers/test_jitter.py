@@ -40,6 +40,8 @@ def test_a_rank_that_varies_is_reported_with_what_it_costs_and_not_as_slow() -> 
     assert (finding.class_, finding.component_id, finding.ranks) == ("jitter", "2", (2,))
     # Of 40 ms with a deviation of 0.3 what is above the others: 0.4 deviations on average.
     assert finding.cost_ns == pytest.approx(40 * MS * 0.3 * 0.4, rel=0.4)
+    values = {one.kind: one.values for one in finding.observations}
+    assert values["own-time-varies"]["own_ns"] == pytest.approx(40 * MS, rel=0.1)
     assert finding.evidence[-1] == "no counter of its host was recorded"
     assert late_ranks(*tables(job)) == []
 

@@ -31,6 +31,7 @@ def test_rank_that_is_far_slower_is_named_with_what_it_costs_on_average(tmp_path
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.05)
     assert "20 ms longer per step than the slowest of its peers" in finding.evidence[0]
+    assert finding.observations[0].values["longer_ns"] == pytest.approx(20 * MS)
 
 
 def test_rank_that_is_named_already_is_not_named_again(tmp_path):

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.significance import MIN_COST
+from dpro.detect.stragglers.causes import NEARLY_AS_LATE
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.from_calls import (
     HOSTS_ONLY,
@@ -78,6 +79,9 @@ def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.15)
     assert finding.confidence > 0.6
     assert "rank 2 takes" in finding.evidence[0]
+    values = {one.kind: one.values for one in finding.observations}
+    assert values["longer-work"]["longer_ns"] == pytest.approx(10 * MS, rel=0.15)
+    assert values["waited-for"]["waited_ns"] == finding.cost_ns
 
 
 def nearly_as_late() -> Job:
@@ -114,6 +118,7 @@ def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():
     longer = Excess(1, 10, 0.05, 0.001, 0.9)
     finding = finding_of(team, longer, COUNTERS.empty(), WORKERS.empty())
     assert "takes 4.83 ms (5.1%) more" in finding.evidence[0]
+    assert finding.observations[0].values["longer_share"] == pytest.approx(0.0513, rel=0.01)  # e^0.05 - 1
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -195,6 +200,10 @@ def test_two_ranks_of_four_that_are_late_together_are_named_together_with_what_b
     assert (finding.component_kind, finding.ranks) == ("ranks", (1, 3))
     assert finding.cost_ns == pytest.approx(40 * MS, rel=0.05)
     assert "healing one of them alone saves" in finding.evidence[2]
+    kinds = [one.kind for one in finding.observations]
+    assert kinds[:3] == ["longer-work", "longer-work", "waited-for-together"]
+    assert not {"waited-for", "nearly-as-late"} & {*kinds}
+    assert finding.observations[2].values["waited_ns"] == finding.cost_ns
 
 
 def test_of_two_late_ranks_one_that_is_far_later_is_named_by_itself():
@@ -346,7 +355,7 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
     (finding,) = late_ranks(*tables(slower(job, 1, 1.8)))
     assert finding.component_id == "1"
     assert finding.severity < MIN_COST
-    assert "nearly as late" in finding.evidence[-1]
+    assert finding.observations[-1] == NEARLY_AS_LATE
 
 
 def test_one_step_that_takes_far_longer_does_not_count_as_the_cost_of_a_slow_rank():

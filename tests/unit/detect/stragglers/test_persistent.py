@@ -36,6 +36,7 @@ def test_rank_whose_work_is_longer_is_named_with_what_it_costs_on_average(tmp_pa
     assert (finding.class_, finding.ranks) == ("slow.compute", (2,))
     assert finding.cost_ns == pytest.approx(10 * MS * 2 / 3, rel=0.05)
     assert finding.evidence[-1].startswith("its work is longer than its peers' typically is in 100% of 12")
+    assert finding.observations[-1].values == {"longer_share": 1.0, "steps": 12}
 
 
 def test_rank_whose_work_is_longer_because_it_is_always_handed_more_is_not_named(tmp_path):

@@ -92,6 +92,8 @@ def test_the_slow_rank_is_named_and_those_that_wait_for_it_are_not(num_ranks, pa
     assert (finding.class_, finding.component_kind, finding.component_id) == (class_, "rank", "1")
     assert finding.ranks == (1,)
     assert where in finding.evidence[0]
+    assert (finding.place is None) == (part == "gap")  # no span shows what is between operators
+    assert finding.place is None or finding.evidence[0].endswith(f": {finding.place.name}")
 
 
 @PARTS
@@ -136,6 +138,10 @@ def test_the_evidence_names_how_late_the_rank_was_and_what_the_step_would_take(t
     assert "came last to 16 of 16 collectives" in finding.evidence[1]
     assert "waited 0 ns for its peers, they 12 ms each" in finding.evidence[1]
     assert "the step takes 47.6 ms instead of 59.6 ms" in finding.evidence[2]
+    values = {one.kind: one.values for one in finding.observations}
+    assert values["longer-work"]["longer_ns"] == pytest.approx(12 * MS)
+    assert values["lateness"]["times"] == 16
+    assert values["step-without-it"]["changed_ns"] == pytest.approx(47.6 * MS, rel=0.01)
 
 
 def test_a_rank_slow_in_one_step_only_is_not_blamed(tmp_path):

@@ -95,7 +95,7 @@ def test_gpu_that_is_slow_is_named_though_all_hosts_run_equally_far_ahead(tmp_pa
     (finding,) = found(dumped(tmp_path, waits(1, late=2, ms=12)))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.compute", "rank", "2")
     assert finding.cost_ns == pytest.approx(12 * MS, rel=0.1)
-    assert LAST_ON_GPU in finding.evidence
+    assert LAST_ON_GPU in finding.observations
     assert finding.confidence == pytest.approx(0.6, abs=0.03)
 
 
