@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
+from dpro.detect.machine.gpu_state import errors_since, remedy_of_errors, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
 from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_SHARE, change_points
@@ -97,7 +97,7 @@ def find_regression(
     return [
         Finding(
             "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost,
-            observations, f"GPU {cause}" if cause else "", remedy=remedy_of_hold(cause),
+            observations, f"GPU {cause}" if cause else "", remedy=remedy_of_hold(cause) or remedy_of_errors(observations),
         )
     ]  # fmt: skip
 

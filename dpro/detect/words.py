@@ -48,7 +48,8 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
     """
     sure = f"confidence {finding.confidence:.2f}"
     if finding.of_hang:
-        do = finding.remedy or (advice_in_words(finding, workers) if workers is not None else "")
+        advice = advice_in_words(finding, workers) if workers is not None else ""
+        do = "; ".join(filter(None, [finding.remedy, advice]))
         meaning = f"{verdict_in_words(finding)}; {sure}"
         return FindingInWords(finding.title, meaning, f"{finding.class_}: {meaning}", finding.evidence, do)
     cost = cost_in_words(finding)

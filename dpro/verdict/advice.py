@@ -191,9 +191,10 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             continue
         names = ", ".join(map(str, finding.ranks))
         where = f", in {finding.place.in_words}" if finding.place else ""
+        find = f"find what makes rank {names} slower than its peers{where}, and remove it"
         yield Advice(
             "heal",
-            f"find what makes rank {names} slower than its peers{where}, and remove it",
+            f"{finding.remedy} (rank {names}: {finding.cause or finding.class_})" if finding.remedy else find,
             *interval_of(prediction),
             "new code",
             "its peers do the same work",

@@ -451,7 +451,7 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int], latest: int)
             "clock-held",
             f"{when}the clocks of {its_gpu} were held down by {{held_by}} {{held_share}} of the time, those "
             "of its peers {peers_share}",
-            **of_gpu, held_by=" and ".join(each.cause for *_, each in holds[:2]),
+            **of_gpu, held_by=" and ".join(other.cause for *_, other in holds[:2]),
             held_share=share, peers_share=usual_share,
         )  # fmt: skip
         held = held.then(f"; {_CLOCKS}", **clocks) if compared else held

@@ -170,7 +170,7 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     ranks = tuple(sorted(team.ranks[column] for column in slow))
     by_rank = [slow[column][1] for column in sorted(slow)]
     observations = (
-        *(one for each in by_rank for one in each.observations if one.kind == "longer-work"),
+        *(one for late_rank in by_rank for one in late_rank.observations if one.kind == "longer-work"),
         observe(
             "waited-for-together",
             "the others wait {waited_ns} per step for {ranks} together; healing one of them alone saves "
