@@ -97,7 +97,8 @@ def find_regression(
     return [
         Finding(
             "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost,
-            observations, f"GPU {cause}" if cause else "", remedy=remedy_of_hold(cause) or remedy_of_errors(observations),
+            observations, f"GPU {cause}" if cause else "",
+            remedy=remedy_of_hold(cause) or remedy_of_errors(observations),
         )
     ]  # fmt: skip
 
