@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
-from dpro.detect.observations import Observation, observe
+from dpro.detect.observations import Observation, observe, observe_replay
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
@@ -135,12 +135,8 @@ def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observ
         saved: [S] ns, what hosts that take no time would save.
     """
     graph, step = baseline.graph, float(baseline.step_ns[usual].mean())
-    free = observe(
-        "step-without-it",
-        "replayed with hosts that take no time, the step takes {changed_ns} instead of {step_ns}: the most "
-        "that can be gained on the host",
-        changed_ns=step - float(saved.mean()), step_ns=step,
-    )  # fmt: skip
+    free = observe_replay("hosts that take no time", step - float(saved.mean()), step)
+    free = free.then(": the most that can be gained on the host")
     with suppress(Unanswerable):
         launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
         free = free.then(
@@ -221,11 +217,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
             "DataLoader's __next__, on the thread that drives the training loop",
             least_ns=least, most_ns=most,
         ),
-        observe(
-            "step-without-it",
-            "replayed with the input always ready, the step takes {changed_ns} instead of {step_ns}",
-            changed_ns=float(hidden.mean()), step_ns=float(base.mean()),
-        ),
+        observe_replay("the input always ready", float(hidden.mean()), float(base.mean())),
     )  # fmt: skip
     share, sure = round(cost / float(base.mean()), 4), round(steady, 3)
     return [Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, sure, cost, observations)]

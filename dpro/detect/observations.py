@@ -57,6 +57,16 @@ def observe(kind: str, sentence: str, /, **values: Value) -> Observation:
     return Observation(kind, in_words(sentence, values), values)
 
 
+def observe_replay(changed: str, changed_ns: float, step_ns: float) -> Observation:
+    """What a replay of a changed job shows: the step under the change, and as it is.
+
+    Args:
+        changed: what is other in it, in words: `rank 1 as fast as its peers`.
+    """
+    sentence = "replayed with {changed}, the step takes {changed_ns} instead of {step_ns}"
+    return observe("step-without-it", sentence, changed=changed, changed_ns=changed_ns, step_ns=step_ns)
+
+
 def in_words(sentence: str, values: Mapping[str, Value]) -> str:
     """A sentence with its values, each as its unit is shown."""
     return _FORMATTER.vformat(sentence, (), values)

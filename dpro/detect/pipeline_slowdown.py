@@ -20,7 +20,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import CLASS
-from dpro.detect.observations import observe
+from dpro.detect.observations import observe, observe_replay
 from dpro.detect.significance import (
     MIN_COST,
     MIN_LATEST,
@@ -393,14 +393,7 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
         for name, own_ns, others_ns in ratios.sort("ratio").select("name", "own", "others").iter_rows()
         if own_ns - others_ns > 0.01 * others_ns
     ]  # fmt: skip
-    observations.append(
-        observe(
-            "step-without-it",
-            "replayed with stage {stage} as fast as the others, the step takes {changed_ns} instead of "
-            "{step_ns}",
-            stage=stage, changed_ns=step - healed, step_ns=step,
-        )
-    )  # fmt: skip
+    observations.append(observe_replay(f"stage {stage} as fast as the others", step - healed, step))
     sure, cost = confidence(saved, base), healed
     if len(ranks) == 1:
         sure *= ONE_RANK if healed >= LITTLE * step else ONE_RANK_A_LITTLE
@@ -489,12 +482,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
             "in a typical step the longest micro-batch takes {times:.1f} times the mean",
             times=varied.longest,
         ),
-        observe(
-            "step-without-it",
-            "replayed with equal micro-batches in each step, the step takes {changed_ns} instead of "
-            "{step_ns}; no rank is at fault",
-            changed_ns=step - cost, step_ns=step,
-        ),
+        observe_replay("equal micro-batches in each step", step - cost, step).then("; no rank is at fault"),
     )  # fmt: skip
     ranks = tuple(sorted(graph.places))
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost

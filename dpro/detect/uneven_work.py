@@ -27,7 +27,7 @@ from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
-from dpro.detect.observations import Observation, observe
+from dpro.detect.observations import Observation, observe, observe_replay
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.experts import (
     imbalances,
@@ -284,12 +284,7 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
             "it carries out {operations:.0f} operations per step, the others {others_operations:.0f}",
             operations=longest["operations"], others_operations=theirs["operations"],
         ),
-        observe(
-            "step-without-it",
-            "replayed with the same work spread evenly over {stages} stages, the step takes {changed_ns} "
-            "instead of {step_ns}",
-            stages=stages.height, changed_ns=step - cost, step_ns=step,
-        ),
+        observe_replay(f"the same work spread evenly over {stages.height} stages", step - cost, step),
         doubt or observe("no-rank-at-fault", "the work is uneven, no rank is at fault"),
     )  # fmt: skip
     sure = min(sure, DOUBTED) if doubt else sure

@@ -20,7 +20,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import CodePlace, Finding, costliest_first, ranks_of
-from dpro.detect.observations import Observation, Value, observe
+from dpro.detect.observations import Observation, Value, observe, observe_replay
 from dpro.detect.significance import (
     MIN_COST_OF_SLOW,
     MIN_LATEST,
@@ -226,12 +226,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         *([counted.observation] if counted else []),
         *(lateness(graph, rank) for rank in ranks),
         *felt,
-        observe(
-            "step-without-it",
-            f"replayed with {kind} {name} as fast as its peers, the step takes {{changed_ns}} instead of "
-            "{step_ns}",
-            ranks=ranks, changed_ns=step - cost, step_ns=step,
-        ),
+        observe_replay(f"{kind} {name} as fast as its peers", step - cost, step),
     ]  # fmt: skip
     if since > int(np.min(graph.nodes.step[graph.nodes.step >= 0])):
         sentence = "this is so in the latest {steps} recorded steps, from step {since_step} on"
@@ -431,11 +426,8 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
             example=largest["example"],
         ),
         lateness(baseline.graph, rank),
-        observe(
-            "step-without-it",
-            "replayed with rank {rank} as fast as its peers, the step takes {changed_ns} instead of "
-            "{step_ns}: work that is queued elsewhere hides the rest for now",
-            rank=rank, changed_ns=step - cost, step_ns=step,
+        observe_replay(f"rank {rank} as fast as its peers", step - cost, step).then(
+            ": work that is queued elsewhere hides the rest for now"
         ),
     )  # fmt: skip
     return Finding(
