@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET, UnsetType, field
 
 from dpro.detect.observations import Observation, ObservationDocument, observation_documents
-from dpro.documents import DocumentPart
+from dpro.documents import DocumentPart, finite
 from dpro.units import ms
 from dpro.words import short_name, shortened
 
@@ -21,13 +21,13 @@ _PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # how profilers name a c
 _STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # how stacks of hung jobs name one
 
 
-@dataclass(frozen=True)
-class CodePlace:
+class CodePlace(DocumentPart, frozen=True):
     """Where in the code time is spent.
 
     Attributes:
         name: of a function, an operator, a kernel or a range.
-        file, line: of a function of Python; empty and 0 where they are not known.
+        file: of a function of Python; empty where that is not known.
+        line: in it; 0 where that is not known.
     """
 
     name: str
@@ -139,41 +139,22 @@ class ComponentDocument(DocumentPart, frozen=True):
     id: str
 
 
-class PlaceDocument(DocumentPart, frozen=True):
-    """Where in the code time is spent.
-
-    Attributes:
-        name: of a function, an operator, a kernel or a range.
-        file: of a function of Python; empty where that is not known.
-        line: in it; 0 where that is not known.
-    """
-
-    name: str
-    file: str
-    line: int
-
-
-def place_document(place: CodePlace | None) -> PlaceDocument | None:
-    """A place for programs."""
-    return None if place is None else PlaceDocument(place.name, place.file, place.line)
-
-
-class FindingDocument(DocumentPart, frozen=True):
+class FindingDocument(DocumentPart, frozen=True, kw_only=True):
     """One thing that is slow or broken.
 
     Attributes:
         class: such as `slow.host`, as docs/diagnosis.md lists them.
         component: what is slow or broken.
         ranks: ranks that it concerns.
-        severity: share of the step that it costs.
-        confidence: 0 to 1.
+        severity: share of the step that it costs; null where that is not known.
+        confidence: 0 to 1; null where it is not known.
         cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
         waited_ms: for how long ranks have waited by the end of a hang; null of others.
         cause: what within the component takes the time; empty where that is the component itself.
         place: where in the code; null where that is not known.
         remedy: what to do about it; empty where that is not known.
         evidence: what was observed, one line each.
-        observations: the figures behind each line of `evidence`, in their order.
+        observations: the figures behind each line of `evidence`, in their order; none in older logs.
         axis: of parallelism along which slow transfers are, or others wait most for a late rank: `tp`, or
             `dp x tp` where ranks of a group differ along both; absent where it is not known, or not the same
             for all groups.
@@ -182,15 +163,15 @@ class FindingDocument(DocumentPart, frozen=True):
     class_: str = field(name="class")
     component: ComponentDocument
     ranks: list[int]
-    severity: float
-    confidence: float
+    severity: float | None
+    confidence: float | None
     cost_ms_per_step: float | None
-    waited_ms: float | None
-    cause: str
-    place: PlaceDocument | None
-    remedy: str
+    waited_ms: float | None = None
+    cause: str = ""
+    place: CodePlace | None = None
+    remedy: str = ""
     evidence: list[str]
-    observations: list[ObservationDocument]
+    observations: list[ObservationDocument] = field(default_factory=list)
     axis: str | UnsetType = UNSET
 
 
@@ -204,12 +185,12 @@ def finding_document(finding: Finding, remedy: str = "") -> FindingDocument:
         class_=finding.class_,
         component=ComponentDocument(finding.component_kind, finding.component_id),
         ranks=list(finding.ranks),
-        severity=finding.severity,
-        confidence=finding.confidence,
-        cost_ms_per_step=finding.cost_ms,
+        severity=finite(finding.severity),
+        confidence=finite(finding.confidence),
+        cost_ms_per_step=finite(finding.cost_ms),
         waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
         cause=finding.cause,
-        place=place_document(finding.place),
+        place=finding.place,
         remedy=finding.remedy or remedy,
         evidence=list(finding.evidence),
         observations=observation_documents(finding.observations),

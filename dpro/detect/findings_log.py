@@ -16,21 +16,18 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-from msgspec import field
 from msgspec.structs import asdict, replace
 
 from dpro.detect.findings import (
-    CodePlace,
-    ComponentDocument,
     Finding,
-    PlaceDocument,
-    place_document,
+    FindingDocument,
+    finding_document,
     ranks_of,
 )
-from dpro.detect.observations import ObservationDocument, observation_documents, observations_of
-from dpro.documents import SCHEMA_VERSION, DocumentPart, encode, finite
+from dpro.detect.observations import observations_of
+from dpro.documents import SCHEMA_VERSION, encode
 from dpro.folders import lock
-from dpro.units import NS_PER_MS, ms
+from dpro.units import NS_PER_MS
 
 FOLDER = "findings"
 FILE = "findings.jsonl"
@@ -40,46 +37,22 @@ JOB_ENDED = "the job has ended"
 Identity = tuple[str, str, str]
 
 
-class NoticedFinding(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class NoticedFinding(FindingDocument, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A finding of a job that was watched, and when it was noticed.
 
     Attributes:
         number: of the finding, from 1; the same when it begins and when it ends.
         time_ns: when this was noticed.
         step: the latest step then, -1 unknown.
-        class: such as `slow.host`, as docs/diagnosis.md lists them.
-        component: what is slow or broken.
-        ranks: ranks that it concerns.
-        severity: share of the step that it costs; null where that is not known.
-        confidence: 0 to 1; null where it is not known.
-        cost_ms_per_step: by how much the step would be shorter without it; null where steps have ended.
-        evidence: what was observed, one line each.
-        observations: the figures behind each line of `evidence`, in their order; none in older logs.
         why: why it ended; empty while it holds.
-        cause: what within the component takes the time; empty where that is the component itself.
-        remedy: what to do about it; empty where the finding does not know.
-        waited_ms: for how long ranks had waited when they were seen to hang; null of what does not hang.
-        place: where in the code; null where that is not known.
         detector: which detector found it.
     """
 
     number: int
     time_ns: int
     step: int
-    class_: str = field(name="class")
-    component: ComponentDocument
-    ranks: list[int]
-    severity: float | None
-    confidence: float | None
-    cost_ms_per_step: float | None
-    evidence: list[str]
     why: str
-    cause: str
     detector: str
-    observations: list[ObservationDocument] = field(default_factory=list)
-    remedy: str = ""
-    waited_ms: float | None = None
-    place: PlaceDocument | None = None
 
 
 class NoticeDocument(NoticedFinding, frozen=True, kw_only=True):
@@ -134,26 +107,14 @@ class Notice:
 
     def document(self) -> NoticeDocument:
         """Return it as a line of the log has it: the finding's own keys, and when."""
-        finding = self.finding
         return NoticeDocument(
             event=self.event,
             number=self.number,
             time_ns=self.time_ns,
             step=self.step,
-            class_=finding.class_,
-            component=ComponentDocument(finding.component_kind, finding.component_id),
-            ranks=list(finding.ranks),
-            severity=finite(finding.severity),
-            confidence=finite(finding.confidence),
-            cost_ms_per_step=finite(finding.cost_ms),
-            evidence=list(finding.evidence),
             why=self.why,
-            cause=finding.cause,
             detector=self.source,
-            observations=observation_documents(finding.observations),
-            remedy=finding.remedy,
-            waited_ms=ms(finding.waited_ns) if finding.of_hang else None,
-            place=place_document(finding.place),
+            **asdict(finding_document(self.finding)),
         )
 
 
@@ -174,7 +135,8 @@ def finding_of(noticed: NoticedFinding) -> Finding:
         (noticed.cost_ms_per_step or 0.0) * NS_PER_MS,
         observations_of(noticed.evidence, noticed.observations),
         noticed.cause,
-        place=CodePlace(place.name, place.file, place.line) if (place := noticed.place) else None,
+        axis=noticed.axis or "",
+        place=noticed.place,
         remedy=noticed.remedy,
         waited_ns=round((noticed.waited_ms or 0.0) * NS_PER_MS),
     )
