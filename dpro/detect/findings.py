@@ -66,6 +66,8 @@ class Finding:
         place: where in the code its time is spent; None where that is not known.
         remedy: what to do about it, in words; empty where the finding does not know.
         waited_ns: for how long ranks have waited by the end, of a hang; else 0.
+        part_ranks: the ranks that the component is itself, such as the two ends of a link; empty where it is
+            none, or all of `ranks`.
     """
 
     class_: str
@@ -81,6 +83,7 @@ class Finding:
     place: CodePlace | None = None
     remedy: str = ""
     waited_ns: int = 0
+    part_ranks: tuple[int, ...] = ()
 
     @property
     def evidence(self) -> tuple[str, ...]:

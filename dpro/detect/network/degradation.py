@@ -192,7 +192,8 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
     if cost < MIN_COST_OF_SLOW * base.mean():
         return None
-    class_, kind, name, sure, shown = _component(change, traffic)
+    part = _component(change, traffic)
+    sure = part.sure
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
     worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
@@ -214,11 +215,11 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
             )
             for op, size, members, before, after in worst.iter_rows()
         ),
-        *shown,
+        *part.shown,
         _other_side(transfers, change),
         traffic.gain("before", "the steps since then take", cost, step),
     ]  # fmt: skip
-    if slow["members"].n_unique() == 1 and kind == "network":
+    if slow["members"].n_unique() == 1 and part.kind == "network":
         sentence = "it is one group: which of its {size} ranks or the links between them, is open"
         observations.append(observe("one-group", sentence, size=len(ranks)))
     if not slow["whole"].any():
@@ -226,18 +227,26 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
         observations.append(_NOT_WHOLE)
     sure = round(sure * float((saved > 0).mean()), 3)
     finding = Finding(
-        class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(observations)
-    )
+        part.class_, part.kind, part.name, tuple(ranks), round(cost / step, 4), sure, cost,
+        tuple(observations), part_ranks=part.ranks,
+    )  # fmt: skip
     return with_axis(finding, traffic, slow["members"])
 
 
-def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[Observation]]:
-    """What is at fault: what slow groups have in common where others stayed as they were, else all of it.
+class _Part(NamedTuple):
+    """What is at fault, how sure that is (of several that fit, each as likely), and what shows it."""
 
-    Returns:
-        Class, kind and name, how sure that is (of several that fit, each as likely), and evidence.
-    """
-    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0, list[Observation]())
+    class_: str
+    kind: str
+    name: str
+    sure: float = 1.0
+    shown: Sequence[Observation] = ()
+    ranks: tuple[int, ...] = ()
+
+
+def _component(change: LevelShift, traffic: Traffic) -> _Part:
+    """What is at fault: what slow groups have in common where others stayed as they were, else all of it."""
+    everywhere = _Part("slow.fabric", "network", SIDES[change.between])
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
         return everywhere
     suspects, sure, shown = _on_wires(change, traffic)
@@ -248,8 +257,9 @@ def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, flo
         suspects = explained[0][0]
     if len(suspects) > 1:
         names = ", ".join(map(words_of, suspects))
-        return suspects[0].class_, "one of", names, sure / len(suspects), shown
-    return suspects[0].class_, suspects[0].kind, suspects[0].id, sure, shown
+        return _Part(suspects[0].class_, "one of", names, sure / len(suspects), shown)
+    (part,) = suspects
+    return _Part(part.class_, part.kind, part.id, sure, shown, part.ranks)
 
 
 def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[Observation]]:

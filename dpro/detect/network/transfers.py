@@ -59,11 +59,13 @@ class Suspect(NamedTuple):
         thing: what is at fault in the end: rank 3, whatever it does.
         kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
             two) or group; of a topology cable, link, port or switch.
+        ranks: that it is itself.
     """
 
     thing: str
     kind: str
     id: str
+    ranks: tuple[int, ...] = ()
 
     @property
     def class_(self) -> str:
@@ -238,18 +240,20 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
     ranks = [int(rank) for rank in members.split(",")]
     names = sorted({hosts.get(rank, "") for rank in ranks})
     for rank in ranks:
-        yield Suspect(f"rank {rank}", "rank", str(rank))
+        yield Suspect(f"rank {rank}", "rank", str(rank), (rank,))
         if len(names) > 1:
-            yield Suspect(f"rank {rank}", "nic", f"rank {rank}")
+            yield Suspect(f"rank {rank}", "nic", f"rank {rank}", (rank,))
     if op == MESSAGE:
-        yield Suspect(f"rank {ranks[0]}", "sender", f"rank {ranks[0]}")
-        yield Suspect(f"rank {ranks[1]}", "receiver", f"rank {ranks[1]}")
-        yield Suspect(f"link {min(ranks)} - {max(ranks)}", "link", f"{ranks[0]} -> {ranks[1]}")
+        sender, receiver = ranks
+        yield Suspect(f"rank {sender}", "sender", f"rank {sender}", (sender,))
+        yield Suspect(f"rank {receiver}", "receiver", f"rank {receiver}", (receiver,))
+        link = f"link {min(ranks)} - {max(ranks)}"
+        yield Suspect(link, "link", f"{sender} -> {receiver}", (sender, receiver))
     if len(ranks) == 2:
         pair = f"{min(ranks)} - {max(ranks)}"
-        yield Suspect(f"link {pair}", "link", pair)
+        yield Suspect(f"link {pair}", "link", pair, (min(ranks), max(ranks)))
     else:
-        yield Suspect(f"group {members}", "group", members)
+        yield Suspect(f"group {members}", "group", members, tuple(ranks))
         if op not in PAIRWISE:
             yield from ring_links(ranks)
     crowded = [name for name in names if sum(host == name for host in hosts.values()) > 1]
@@ -262,14 +266,14 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
 def ring_links(ranks: Sequence[int]) -> list[Suspect]:
     """Links of the ring of a group, which is taken to go through its ranks in order."""
     ends = [sorted(pair) for pair in zip(ranks, [*ranks[1:], ranks[0]])]
-    return [Suspect(f"link {one} - {other}", "link", f"{one} - {other}") for one, other in ends]
+    return [Suspect(f"link {one} - {other}", "link", f"{one} - {other}", (one, other)) for one, other in ends]
 
 
 def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
     """Suspects in which a group stands for all links of its ring, or those that no fast ring has for it."""
     kept = list(equal)
     for group in (suspect for suspect in equal if suspect.kind == "group"):
-        links = ring_links([int(rank) for rank in group.id.split(",")])
+        links = ring_links(group.ranks)
         left = [link for link in links if link in kept]
         drop = left if len(left) == len(links) else [group] if left else []
         kept = [suspect for suspect in kept if suspect not in drop]
@@ -339,6 +343,7 @@ def _describe(
     finding = Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4),
         sure * certainty / len(suspects), cost, tuple(observations),
+        part_ranks=suspects[0].ranks if len(suspects) == 1 else (),
     )  # fmt: skip
     return with_axis(finding, traffic, slow["members"])
 

@@ -9,7 +9,6 @@ however often the run is looked at. Rows are kept for a year.
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import time
 from collections import Counter
@@ -224,7 +223,6 @@ def _days(ns: int) -> str:
 
 BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
-_RANKS = re.compile(r"(?:ranks? )?\d+(?:(?: - | ?-> ?|-|, ?)\d+)*")  # not leaf1 > node3:nic0
 
 
 class Culprit(NamedTuple):
@@ -252,16 +250,10 @@ def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
         return Culprit(finding.component_id)
     if kind not in OF_RANKS:
         return Culprit("", f"it is about {kind} {finding.component_id}, not about one host")
-    if kind != "ranks" and not _RANKS.fullmatch(finding.component_id):
+    ranks = finding.ranks if kind in ("rank", "ranks") else finding.part_ranks
+    if not ranks:  # leaf1 > node3:nic0
         return Culprit("", f"it is about {kind} {finding.component_id}, which is no rank")
-    named = {hosts.get(rank, "") for rank in _ranks(finding)}
+    named = {hosts.get(rank, "") for rank in ranks}
     if len(named) == 1 and "" not in named:
         return Culprit(named.pop())
     return Culprit("", f"ambiguous: {kind} {finding.component_id} is on {len(named)} hosts")
-
-
-def _ranks(finding: Finding) -> set[int]:
-    """The ranks that the component names; a port is slow for all that exchange with its rank."""
-    if finding.component_kind == "ranks":
-        return set(finding.ranks)
-    return {int(number) for number in re.findall(r"\d+", finding.component_id)}

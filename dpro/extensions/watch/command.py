@@ -343,9 +343,8 @@ def _seen(
 
     def seen(watcher: Watcher) -> None:
         nonlocal said_s, attempts, limit
-        limit_now = watcher.deep.limit.partition(" (")[0]  # without its numbers
-        if say is not None and limit_now and limit_now != limit:
-            limit = limit_now
+        if say is not None and watcher.deep.limit_kind not in ("", limit):
+            limit = watcher.deep.limit_kind
             say(f"What limits the job is {watcher.deep.limit}")
         if life.look() and life.latest is not None:
             again = len(life.latest.attempts) > attempts

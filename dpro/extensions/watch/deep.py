@@ -50,12 +50,13 @@ class WindowFindings(Document, frozen=True, kw_only=True):
 
     Attributes:
         findings: costliest first.
-        limit: what limits the job, in words; empty where that is not known.
+        limit, limit_kind: what limits the job, in words and as `explain` names it; empty where unknown.
         error: why there are none; empty where the windows could be diagnosed.
     """
 
     findings: tuple[Finding, ...] = ()
     limit: str = ""
+    limit_kind: str = ""
     error: str = ""
 
 
@@ -117,13 +118,13 @@ class DeepWatch:
     """Looks at deep windows, one look at a time.
 
     Attributes:
-        limit: what limits the job by the last look, in words; empty where that is not known.
+        limit, limit_kind: as of `WindowFindings`, by the last look.
     """
 
     def __init__(self, run: Path) -> None:
         """No window was looked at yet."""
         self.state = DeepState()
-        self.limit = ""
+        self.limit = self.limit_kind = ""
         self._run = run
         self._child: _Child | None = None
 
@@ -196,7 +197,7 @@ class DeepWatch:
         # An error: most likely files were removed while it read. There will be other windows.
         if answer.error:
             return None
-        self.limit = answer.limit
+        self.limit, self.limit_kind = answer.limit, answer.limit_kind
         return list(answer.findings)
 
 
@@ -238,12 +239,13 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
         if not analysis.trust.answerable:
             return WindowFindings()
         findings = diagnose_graph(Context(opened, Baseline(analysis.built.predictive)))
-        words = ""
+        words = kind = ""
         with suppress(DproError):  # of windows without a whole step, say: what was found holds
             facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
             limit = limit_of(facts)
-            words = limit_in_words(limit, ms(facts.step_ns)) if limit else ""
-        return WindowFindings(findings=tuple(findings), limit=words)
+            if limit is not None:
+                words, kind = limit_in_words(limit, ms(facts.step_ns)), limit.kind
+        return WindowFindings(findings=tuple(findings), limit=words, limit_kind=kind)
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:

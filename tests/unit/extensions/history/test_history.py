@@ -38,8 +38,11 @@ HOSTS = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
 NOW = time.time_ns()
 
 
-def finding(class_: str = "slow.nic", kind: str = "rank", name: str = "2", *ranks: int) -> Finding:
-    return Finding(class_, kind, name, ranks or (2,), 0.5, 0.9, 1e6, (observe("slow", "it is slow"),))
+def finding(
+    class_: str = "slow.nic", kind: str = "rank", name: str = "2", *ranks: int, part: tuple[int, ...] = ()
+) -> Finding:
+    slow = (observe("slow", "it is slow"),)
+    return Finding(class_, kind, name, ranks or (2,), 0.5, 0.9, 1e6, slow, part_ranks=part)
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +51,17 @@ def own_history(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-@pytest.mark.parametrize(("kind", "name", "ranks", "host"), [
-    ("rank", "2", (2,), "n1"),
-    ("nic", "rank 2", (0, 2), "n1"),
-    ("sender", "rank 0", (0, 2), "n0"),
-    ("ranks", "2-3", (2, 3), "n1"),
-    ("host", "n0", (0, 1), "n0"),
-    ("link", "2 - 3", (2, 3), "n1"),
-    ("link", "0 -> 1", (0, 1), "n0"),
+@pytest.mark.parametrize(("kind", "name", "ranks", "part", "host"), [
+    ("rank", "2", (2,), (), "n1"),
+    ("nic", "rank 2", (0, 2), (2,), "n1"),
+    ("sender", "rank 0", (0, 2), (0,), "n0"),
+    ("ranks", "2-3", (2, 3), (), "n1"),
+    ("host", "n0", (0, 1), (), "n0"),
+    ("link", "2 - 3", (2, 3), (2, 3), "n1"),
+    ("link", "0 -> 1", (0, 1), (0, 1), "n0"),
 ])  # fmt: skip
-def test_a_finding_about_one_host_names_it(kind, name, ranks, host) -> None:
-    assert culprit_of(finding("slow.nic", kind, name, *ranks), HOSTS) == Culprit(host)
+def test_a_finding_about_one_host_names_it(kind, name, ranks, part, host) -> None:
+    assert culprit_of(finding("slow.nic", kind, name, *ranks, part=part), HOSTS) == Culprit(host)
 
 
 @pytest.mark.parametrize(("class_", "kind", "name", "ranks", "why"), [
@@ -73,7 +76,8 @@ def test_a_finding_about_one_host_names_it(kind, name, ranks, host) -> None:
     ("slow.nic", "rank", "9", (9,), "ambiguous"),
 ])  # fmt: skip
 def test_a_finding_that_leaves_it_open_or_blames_no_host_names_none(class_, kind, name, ranks, why) -> None:
-    host, why_not = culprit_of(finding(class_, kind, name, *ranks), HOSTS)
+    part = ranks if kind == "link" else ()
+    host, why_not = culprit_of(finding(class_, kind, name, *ranks, part=part), HOSTS)
     assert host == ""
     assert why in why_not
 

@@ -133,14 +133,14 @@ def test_what_limits_the_job_is_said_when_it_is_known_and_another_one():
     lines: list[str] = []
     life = SimpleNamespace(look=lambda: False, latest=None)
     seen = _seen(None, life, lines.append)
-    for limit in (
-        "",
-        "the host (9 launches). 2 ms",
-        "the host (8 launches). 2 ms",
-        "",
-        "compute: 90% (gemm).",
+    for kind, limit in (
+        ("", ""),
+        ("host", "the host (9 launches). 2 ms"),
+        ("host", "the host (8 launches). 2 ms"),
+        ("", ""),
+        ("compute", "compute: 90% (gemm)."),
     ):
-        seen(SimpleNamespace(deep=SimpleNamespace(limit=limit)))
+        seen(SimpleNamespace(deep=SimpleNamespace(limit=limit, limit_kind=kind)))
     assert lines == [
         "What limits the job is the host (9 launches). 2 ms",
         "What limits the job is compute: 90% (gemm).",
