@@ -54,7 +54,10 @@ GIVEN = re.compile(
     r"|Torch-Compiled Region(?:: \d+/\d+)?|## Call CompiledFxGraph [0-9a-z]+ ##"
     r"|torch/[\w/]+\.py\(\d+\): [\w<>.]+"
 )
-BEFORE = re.compile(r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+)")
+BEFORE = re.compile(
+    r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+"
+    r"|<built-in (?:function|method) )"
+)
 GIVEN_SETTING = re.compile(r"NCCL_|RCCL_|TORCH_|PYTORCH_|OMP_|CUDA_|HIP_|GLOO_|KINETO_")
 WORD = r"[^\W\d]\w*"
 # In texts of ours: a command behind a colon, a path, with the function that a line of it is in.

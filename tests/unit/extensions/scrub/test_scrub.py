@@ -120,6 +120,15 @@ def test_names_that_pytorch_gives_stay(name):
     assert NewNames({}).of_span("annotation", name) == name
 
 
+def test_that_a_function_is_built_in_stays_known():
+    name, names = "<built-in method zebra of Zebra object at 0x7f137af5d690>", NewNames({})
+    names.of_span("python", name)
+    names.settle()
+    renamed = names.of_span("python", name)
+    assert renamed.startswith("<built-in method ")
+    assert "zebra" not in renamed.lower()
+
+
 def test_of_a_copy_that_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
     run = planted(tmp_path / "run")
 
