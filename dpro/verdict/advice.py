@@ -296,14 +296,14 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     host = facts.gains_by_limit().get(HOST, 1.0)
     if facts.still is not None:
         yield _cores(facts, facts.still, host)
-    launches, dear = facts.launches, facts.dear
-    if dear is not None:
-        before = _work_by_name(facts, partial(host_work_before_slow_launch, dear.kernel))
-        most = min(1 / (1 - min(dear.per_step * dear.took_ns / facts.step_ns, 0.95)), host)
+    launches, slow = facts.launches, facts.slow_launches
+    if slow is not None:
+        before = _work_by_name(facts, partial(host_work_before_slow_launch, slow.kernel))
+        most = min(1 / (1 - min(slow.per_step * slow.took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
-            f"shorten what the host does for {format_duration(dear.took_ns)} before {dear.in_words}"
-            f"{place_of(launches.filter(pl.col('launched') == dear.kernel), facts.spans)}"
+            f"shorten what the host does for {format_duration(slow.took_ns)} before {slow.in_words}"
+            f"{place_of(launches.filter(pl.col('launched') == slow.kernel), facts.spans)}"
             f"{_longest_names(before, facts.rank_steps)}",
             partly(most, 0.5),
             most,
@@ -323,7 +323,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     low, high, edit = partly(launching, 0.3), launching, ""
     with suppress(DproError):
         low, high = interval_of(facts.predict("cuda-graph"))
-        if dear is None:
+        if slow is None:
             edit = "cuda-graph"
         else:  # what the host does for long before one launch is in no graph
             high = min(high, launching)

@@ -2,7 +2,7 @@
 
 In: an `Analysis`. Out: a `JobFacts`, whose parts everything of the verdict shares, each computed once. Among
 them is what hosts do for long: they stand still for want of a core (`StandStill`), or work for milliseconds
-before one launch (`DearLaunches`). Names of kernels are shortened so that a person can read them.
+before one launch (`SlowLaunches`). Names of kernels are shortened so that a person can read them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
 FEW = 4  # calls of a name, from which on it is known how long one usually takes
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
-DEAR = 0.4  # of the host's time: what one kernel's launches take of it
+SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
 
 _LIBRARIES = r"(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
@@ -105,7 +105,7 @@ class UsualCalls:
         return graph.with_durations(np.where(still, usual_ns, nodes.duration))
 
 
-class DearLaunches(NamedTuple):
+class SlowLaunches(NamedTuple):
     """Work of a GPU, how many times a step and rank it is launched late, and ns of the host before each."""
 
     kernel: str
@@ -119,14 +119,14 @@ class DearLaunches(NamedTuple):
         return f"it launches {short_kernel(self.kernel)}, {times} a step"
 
 
-def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> DearLaunches | None:
+def slow_launches_of(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> SlowLaunches | None:
     """The kernel before whose launches the host spends much of the step; None where it does before none.
 
     Args:
         launches: of usual steps, as of `host_before_launches`; before a step's first it prepares the input.
         rank_steps: how many steps of ranks these are.
     """
-    dear = (
+    slow = (
         launches.filter((pl.col("took_ns") >= SLOW_LAUNCH_NS) & ~pl.col("is_first"))
         .group_by("kernel")
         .agg(
@@ -136,9 +136,9 @@ def dear_launches(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> De
         )
         .sort("total_ns", descending=True)
     )
-    if dear.is_empty() or dear["total_ns"][0] < DEAR * step_ns:
+    if slow.is_empty() or slow["total_ns"][0] < SLOW_SHARE * step_ns:
         return None
-    return DearLaunches(str(dear["kernel"][0]), float(dear["count"][0]), float(dear["mean_ns"][0]))
+    return SlowLaunches(str(slow["kernel"][0]), float(slow["count"][0]), float(slow["mean_ns"][0]))
 
 
 def stand_still(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int) -> StandStill | None:
@@ -310,11 +310,11 @@ class JobFacts:
         return next(longest.select("name", "took_ns").iter_rows(), None)
 
     @cached_property
-    def dear(self) -> DearLaunches | None:
+    def slow_launches(self) -> SlowLaunches | None:
         """The kernel before whose launches the host spends much of the step; None where there is none."""
         launches = pl.concat(self.job.map_ranks(host_before_launches))
         usual = launches.join(self.usual, on=["window", "step"], how="semi")
-        return dear_launches(usual, self.rank_steps, self.step_ns)
+        return slow_launches_of(usual, self.rank_steps, self.step_ns)
 
     @cached_property
     def launches(self) -> pl.DataFrame:

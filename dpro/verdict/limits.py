@@ -290,8 +290,8 @@ def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:
     launches = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)
     if kernel is not None:
         launches = launches.filter((pl.col("kernel") == kernel) & ~pl.col("is_first"))
-    dear: Bools = np.isin(next_launches(graph), launches["launch"].to_numpy())
-    return dear
+    slow: Bools = np.isin(next_launches(graph), launches["launch"].to_numpy())
+    return slow
 
 
 def without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:

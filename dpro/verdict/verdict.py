@@ -424,9 +424,9 @@ def cause_of(facts: JobFacts, limit: str) -> str:
 
 
 def _launching(facts: JobFacts) -> str:
-    dear = facts.dear
-    if dear is not None:
-        return f"{format_duration(dear.took_ns)} before {dear.in_words}"
+    slow = facts.slow_launches
+    if slow is not None:
+        return f"{format_duration(slow.took_ns)} before {slow.in_words}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
     if not launches:

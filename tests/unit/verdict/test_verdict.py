@@ -68,7 +68,7 @@ def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> Tiny
 
 def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_path):
     run = launches_of([("cheap", 20, 10)] * 40 + [("rope_kernel", 2200, 30)] * 5)
-    name, count, took_ns = facts_of(run, tmp_path).dear
+    name, count, took_ns = facts_of(run, tmp_path).slow_launches
     assert (name, count) == ("rope_kernel", pytest.approx(5, abs=0.5))
     assert took_ns == pytest.approx(2.2e6, rel=0.02)
     verdict = explained(run, tmp_path)
@@ -99,12 +99,12 @@ def test_what_lies_between_two_windows_is_no_work_of_the_host_before_a_launch(tm
             later = {"window": 1, "start_ns": row["start_ns"] + 10**9}
             numbers = {"step": row["step"] + 10} if name == "steps" else {"span_id": row["span_id"] + 10**6}
             run.rows[name].append(row | later | numbers)
-    assert facts_of(run, tmp_path).dear is None
+    assert facts_of(run, tmp_path).slow_launches is None
 
 
 def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
-    assert facts_of(run, tmp_path).dear is None
+    assert facts_of(run, tmp_path).slow_launches is None
     verdict = explained(run, tmp_path)
     assert kinds(verdict)[:2] == ["launch", "batch"]
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain, rel=0.05)
@@ -329,7 +329,7 @@ def test_launches_are_counted_and_other_calls_are_not(tmp_path):
 @pytest.mark.parametrize(("host_us", "named"), [(700, True), (300, False)])
 def test_a_launch_is_dear_from_half_a_millisecond_of_the_host(tmp_path, host_us, named):
     facts = facts_of(launches_of([("mul", 20, 10)] * 10 + [("rope", host_us, 10)] * 6), tmp_path)
-    assert (facts.dear is not None) is named
+    assert (facts.slow_launches is not None) is named
 
 
 def test_what_cores_give_lies_between_most_of_what_the_pauses_cost_and_a_free_host(tmp_path):
