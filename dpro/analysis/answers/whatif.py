@@ -459,7 +459,7 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
         Unanswerable: an edit needs what the run lacks, or the whole graph, which does not fit into memory.
     """
     condensed = analysis.condensed
-    if condensed is None or any(edit.scope() == "job" for edit in edits):
+    if condensed is None or any(edit.within_ranks() is None for edit in edits):
         return predict(analysis.built.predictive, baseline, edits, trust)
     with condensed_job(analysis.run, condensed) as job:
         return predict(job, baseline, edits, trust)
