@@ -40,7 +40,7 @@ def predict_edits(
         if job is not None:
             return predict(job, baseline, edits, trust)
         condensed = analysis.condensed
-        if condensed is None or any(edit.scope() == "job" for edit in edits):
+        if condensed is None or any(edit.within_ranks() is None for edit in edits):
             return predict(analysis.built.predictive, baseline, edits, trust)
         with condensed_job(analysis.run, condensed) as by_rank:
             return predict(by_rank, baseline, edits, trust)

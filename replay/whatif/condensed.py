@@ -92,18 +92,18 @@ class CondensedJob(ReplayedJob):
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
         """As of `ReplayedJob`."""
         refuse_foreign(edit, self.graph)
-        if edit.scope() == "job":
+        within = edit.within_ranks()
+        if within is None:
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
-        if edit.scope() == "transfers":
+        if within.ranks is None:
             return super().under(edit, in_full)
-        informed: RankChange = edit
-        if edit.compares_ranks:
-            informed = edit.bind_observations(self.map_ranks(edit.observe), self.graph)
+        informed = edit if within.change is None else within.change(self)
         change = RankEdit(informed)
-        skeletons = self._condensed_under(change, edit.ranks_changed(self.graph), in_full)
+        skeletons = self._condensed_under(change, within.ranks(self.graph), in_full)
         jobs = partial(self._at_end, skeletons, change)
         ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
-        notes = informed.notes(self.graph) if isinstance(informed, Edit) and edit.compares_ranks else ()
+        # The graph that joins ranks shows nothing of their inside to an edit that has not asked them.
+        notes = informed.notes(self.graph) if isinstance(informed, Edit) and informed is not edit else ()
         return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
 
     def _condensed_under(

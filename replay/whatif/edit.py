@@ -1,25 +1,26 @@
 """What every edit is: from one graph to another, with all that help and documentation say of it.
 
 In: a graph. Out: the graph of the changed job. Which edits there are is listed in
-`dpro.replay.whatif.registry`. A new edit is a frozen dataclass that derives from `Edit`: class attributes say
-what it is, fields made with `dpro.replay.whatif.grammar.key` are what a user may give.
+`dpro.replay.whatif.registry`. A new edit is a frozen dataclass that derives from `Edit`, or from a class of
+`dpro.replay.whatif.rankwise`, to be answered for large jobs, too: class attributes say what it is, fields
+made with `dpro.replay.whatif.grammar.key` are what a user may give.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, once
 from dpro.replay.job_kind import JobKind, kind_of
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, text_of
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.rankwise import RankChanges
 
 # What it takes to make a change, the least first, and what each is called.
 EFFORTS = {
@@ -29,10 +30,6 @@ EFFORTS = {
     "money": "other hardware",
     "none": "cannot be done",
 }
-
-
-Counts = dict[str, float]
-Reach = Literal["transfers", "ranks", "peers", "job"]  # what an edit looks at and changes, as `Edit.acts_on`
 
 
 class RankChange(Protocol):
@@ -65,9 +62,6 @@ class Edit(ABC):
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
         of_training: whether it is about gradients and updates, which only a job that trains has.
-        acts_on: what it looks at and changes: only transfers, each rank by itself, some ranks beside their
-            peers, or the whole job; all but the last can be had of condensed ranks.
-        compares_ranks: whether what it does to a rank depends on what others hold.
     """
 
     name: ClassVar[str]
@@ -84,8 +78,6 @@ class Edit(ABC):
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
     of_training: ClassVar[bool] = False
-    acts_on: ClassVar[Reach] = "job"
-    compares_ranks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -129,26 +121,9 @@ class Edit(ABC):
         """How many times as many samples a step of the changed job works on."""
         return 1.0
 
-    def scope(self) -> str:
-        """What it looks at and changes, as `acts_on`."""
-        return self.acts_on
-
-    def observe(self, graph: Graph) -> Any:
-        """What the graph of a rank shows on which depends what it does to others."""
+    def within_ranks(self) -> RankChanges | None:
+        """How it changes a job rank by rank; None where it needs the graph of all ranks at once."""
         return None
-
-    def bind_observations(self, seen: Sequence[Any], graph: Graph) -> RankChange:
-        """What it does to ranks.
-
-        Args:
-            seen: what `observe` returned of each rank.
-            graph: that joins them.
-        """
-        return self
-
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        """The ranks in which it may change something, where it changes each by itself."""
-        return graph.ranks
 
     def on_operations(self) -> bool:
         """Whether it is for the whole operations of a job that has both them and what they consist of."""
@@ -195,43 +170,3 @@ def kind_of_job(graph: Graph) -> JobKind:
     """What kind of job a graph is of."""
     run = graph.run
     return JobKind() if run is None else once(graph, "kind of job", (run,), lambda: kind_of(run))
-
-
-@dataclass(frozen=True)
-class CountedEdit(Edit):
-    """An edit that changes each rank by itself, for which numbers of the whole job matter.
-
-    Attributes:
-        counted: these numbers, the sums of `counts` of all ranks; None where the graph is of the whole job.
-    """
-
-    acts_on: ClassVar[Reach] = "ranks"
-    compares_ranks: ClassVar[bool] = True
-    counted: Counts | None = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
-
-    @abstractmethod
-    def counts(self, graph: Graph) -> Counts:
-        """What a graph shows, of the whole job or of one of its ranks."""
-
-    def counts_of_job(self, graph: Graph) -> Counts:
-        """`counts` of the whole job, of one graph once.
-
-        Args:
-            graph: of the job, or of one of its ranks.
-        """
-        if self.counted is not None:
-            return self.counted
-        edges = graph.edges
-        columns = (*graph.nodes.columns, edges.source, edges.target, edges.kind, graph.run)
-        return once(graph, ("counts", self), columns, lambda: self.counts(graph))
-
-    def observe(self, graph: Graph) -> Counts:
-        """What is counted."""
-        return self.counts(graph)
-
-    def bind_observations(self, seen: Sequence[Counts], graph: Graph) -> RankChange:
-        """The same edit, for graphs of ranks."""
-        counted = Counter[str]()
-        for counts in seen:
-            counted.update(counts)
-        return dataclasses.replace(self, counted=dict(counted))

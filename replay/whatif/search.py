@@ -42,6 +42,7 @@ from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob, job_of
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict, ranked
+from dpro.replay.whatif.rankwise import RankwiseEdit
 from dpro.replay.whatif.registry import EDITS, all_kinds
 from dpro.units import format_duration, ms
 
@@ -186,13 +187,13 @@ class PredictedSets(EditSets):
         inside = facts_of(self._job.graph_of(rank, facts.timeline), suspects=facts.suspects)
         bounds, refused = dict[Edit, float](), list[Refusal]()
         for kind in kinds:
-            if kind.acts_on == "job":
+            if kind.within_ranks is Edit.within_ranks:
                 refused.append(Refusal(kind.name, WHOLE_ONLY))
                 continue
-            edits, reasons = candidates(inside if kind.acts_on == "ranks" else facts, [kind])
+            edits, reasons = candidates(inside if issubclass(kind, RankwiseEdit) else facts, [kind])
             if not edits and not reasons:  # what compares ranks, one shows not
                 edits, reasons = candidates(facts, [kind])
-            bounds |= {edit: math.inf for edit in edits if edit.scope() != "job"}
+            bounds |= dict.fromkeys(edits, math.inf)
             refused += reasons
         return bounds, refused
 

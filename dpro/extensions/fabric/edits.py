@@ -45,7 +45,7 @@ from dpro.replay.cost.fabric.placement import (
 )
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edit import Edit, Reach
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.shared_fabric import (
@@ -57,6 +57,7 @@ from dpro.replay.whatif.graph_ops.shared_fabric import (
     sending,
     with_fabric,
 )
+from dpro.replay.whatif.rankwise import TransferEdit
 from dpro.store import Run, open_run
 from dpro.topology.file import FILE, read
 from dpro.topology.hostlist import expand
@@ -69,13 +70,12 @@ THEN = ("hash", "plan", "spray")
 EVENLY = ", and flows share a cable evenly"  # fair queues, or pacing that is as good
 
 
-class FabricEdit(Edit):
+class FabricEdit(TransferEdit):
     """Other paths or other cables."""
 
     needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several of its hosts"
     source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
     is_better: ClassVar[bool] = True
-    acts_on: ClassVar[Reach] = "transfers"
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:

@@ -39,6 +39,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_along, messages_fitting, recorded_word
+from dpro.replay.whatif.rankwise import RankwiseEdit, TransferEdit
 from dpro.units import NS_PER_US, format_duration
 
 
@@ -61,11 +62,10 @@ def transfers_along(graph: Graph, axis: str) -> Bools:
 
 
 @dataclass(frozen=True)
-class NoCommunication(Edit):
+class NoCommunication(RankwiseEdit):
     """Collectives take no time and no rank waits in them: the bound for all communication work."""
 
     name = "no-comm"
-    acts_on = "ranks"
     summary = "remove all communication, or along one axis: an upper bound"
     example = "no-comm"
     needs = "collectives; for axis=, a known layout"
@@ -118,11 +118,10 @@ class NoCommunication(Edit):
 
 
 @dataclass(frozen=True)
-class Network(Edit):
+class Network(TransferEdit):
     """Collectives take less for their bytes, or for beginning; which rank waits for which stays as it is."""
 
     name = "network"
-    acts_on = "transfers"
     summary = "change network bandwidth and latency"
     example = "network:bandwidth=2,latency=1"
     needs = (
@@ -182,11 +181,10 @@ class Network(Edit):
 
 
 @dataclass(frozen=True)
-class Delay(Edit):
+class Delay(TransferEdit):
     """Collectives and messages take longer, whatever their size: added network latency."""
 
     name = "delay"
-    acts_on = "transfers"
     summary = "add network latency to each transfer, whatever its size"
     example = "delay:us=500"
     needs = "collectives"
@@ -252,11 +250,10 @@ PROTOCOLS = ("ll", "ll128", "simple")
 
 
 @dataclass(frozen=True)
-class Algorithm(Edit):
+class Algorithm(TransferEdit):
     """Collectives of known cost run another algorithm."""
 
     name = "algorithm"
-    acts_on = "transfers"
     summary = "change the algorithm of collectives (ring, tree, halving, hierarchical) or NCCL's protocol"
     example = "algorithm:to=tree"
     needs = (

@@ -22,11 +22,12 @@ from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
 from dpro.replay.timeline import differs_from_last
-from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, OPTIMIZER, nesting_of, rows_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.rankwise import CountedEdit, Counts
 from dpro.units import format_duration
 
 MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own

@@ -23,14 +23,13 @@ from dpro.replay.peers import (
     phase_work,
     ranks_of_teams,
     teams_by_work,
-    with_calls,
     work_keys,
-    work_without_calls,
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, key
 from dpro.replay.whatif.graph_ops.selected import absent, ranks_at
+from dpro.replay.whatif.rankwise import RankChanges
 
 _NO_PEER = "rank {} has no peer in the run that calls the same collectives"
 
@@ -82,8 +81,6 @@ class Heal(Edit):
     assumes = "its peers do the same work (for stages: layers can be moved to achieve this)"
     source = "ours: for each phase between collectives, the median over steps against the median of its peers"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
-    acts_on = "peers"
-    compares_ranks = True
     is_advice = False  # it says what a rank costs; what to do about it is in the finding
     effort = "code"
     place: RanksAt
@@ -108,19 +105,13 @@ class Heal(Edit):
         """Scale the work, phase by phase, down to the peers' median; never up."""
         return self._shortened(graph, phase_work(graph)).apply(graph)
 
-    def observe(self, graph: Graph) -> pl.DataFrame:
-        return work_without_calls(graph)
-
-    def bind_observations(self, seen: Sequence[pl.DataFrame], graph: Graph) -> Shortened:
-        return self._shortened(graph, with_calls(pl.concat(seen), graph))
+    def within_ranks(self) -> RankChanges | None:
+        return RankChanges(self.place.ranks, lambda job: self._shortened(job.graph, job.work))
 
     def _shortened(self, graph: Graph, work: pl.DataFrame) -> Shortened:
         ranks = self.place.ranks(graph)
         compared = healing_of_stages if self.place.stage is not None else healing
         return Shortened(compared(graph, ranks, work, apart=ranks))
-
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.place.ranks(graph)
 
     def on_operations(self) -> bool:
         """Stages are compared by the work of their micro-batches."""

@@ -16,22 +16,22 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key, nearest
 from dpro.replay.whatif.graph_ops.scope import descendants_of
+from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 
 LAUNCHES = "calls that launch GPU work"
 MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one
 
 
 @dataclass(frozen=True)
-class NoLaunch(Edit):
+class NoLaunch(RankwiseEdit):
     """Launching GPU work costs the CPU nothing and the work is there at once."""
 
     name = "no-launch"
-    acts_on = "ranks"
     summary = "make GPU launch calls free, without other changes on the host: an upper bound"
     example = "no-launch"
     needs = "launches, or the delays of an operation-level trace"
@@ -137,11 +137,10 @@ def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
 
 
 @dataclass(frozen=True)
-class Cpu(Edit):
+class Cpu(RankwiseEdit):
     """The host's CPU works faster, launches included."""
 
     name = "cpu"
-    acts_on = "ranks"
     summary = "use a faster host CPU"
     example = "cpu:factor=2"
     needs = "CPU work, or the launch delays of an operation-level trace"
@@ -177,11 +176,10 @@ class Cpu(Edit):
 
 
 @dataclass(frozen=True)
-class NoSync(Edit):
+class NoSync(RankwiseEdit):
     """The CPU does not wait for the GPU in selected calls."""
 
     name = "no-sync"
-    acts_on = "ranks"
     summary = "stop selected calls from waiting for the GPU"
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"

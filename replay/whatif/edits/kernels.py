@@ -22,7 +22,7 @@ from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.whatif.choices import DOWN_TO, choose_precisions, precision_lines
-from dpro.replay.whatif.edit import CountedEdit, Counts, Edit, kind_of_job
+from dpro.replay.whatif.edit import Edit, kind_of_job
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
@@ -34,6 +34,7 @@ from dpro.replay.whatif.graph_ops.scope import (
     optimizing,
 )
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 from dpro.schema import SENSITIVITIES
 
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
@@ -150,11 +151,10 @@ def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, op
 
 
 @dataclass(frozen=True)
-class Compile(Edit):
+class Compile(RankwiseEdit):
     """Pointwise kernels that follow one another on a stream become one."""
 
     name = "compile"
-    acts_on = "ranks"
     summary = "fuse adjacent pointwise kernels and reductions, as torch.compile does"
     example = "compile"
     needs = "GPU kernels and their launches"

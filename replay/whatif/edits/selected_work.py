@@ -31,17 +31,17 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
+from dpro.replay.whatif.rankwise import OF_TRANSFERS, RankChanges, RankwiseEdit
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 
 @dataclass(frozen=True)
-class Scale(Edit):
+class Scale(RankwiseEdit):
     """Multiply the time of selected work by a factor."""
 
     name = "scale"
-    acts_on = "ranks"
     summary = "scale the duration of selected work"
     example = "scale:name=aten::mm,factor=0.5"
     needs = "work that matches the selection"
@@ -66,11 +66,8 @@ class Scale(Edit):
         """Scale durations, rounded to whole nanoseconds."""
         return graph.with_durations(scaled(graph, self.selection.chosen(graph), self.factor))
 
-    def scope(self) -> str:
-        return self.selection.scope()
-
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.selection.ranks(graph)
+    def within_ranks(self) -> RankChanges | None:
+        return _changes(self.selection)
 
     def describe(self) -> str:
         return f"{self.selection.describe()} takes {self.factor:.0%} of its time"
@@ -82,14 +79,13 @@ class Scale(Edit):
 
 
 @dataclass(frozen=True)
-class Remove(Edit):
+class Remove(RankwiseEdit):
     """Take selected work out: its time, what it calls, launches for it alone, waits in its collectives.
 
     Where kinds of work are asked for, it is those alone, and not what they call.
     """
 
     name = "remove"
-    acts_on = "ranks"
     summary = "remove selected work, and everything it calls and launches"
     example = "remove:name=*dropout*"
     needs = "work that matches the selection"
@@ -119,11 +115,8 @@ class Remove(Edit):
         mask = self.selection.chosen(graph)
         return without(graph, mask if self.selection.kind else with_descendants(graph, mask))
 
-    def scope(self) -> str:
-        return "job" if self.selection.axis else "ranks"
-
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.selection.ranks(graph)
+    def within_ranks(self) -> RankChanges | None:
+        return _changes_in_ranks(self.selection)
 
     def describe(self) -> str:
         return f"{self.selection.describe()} is removed"
@@ -133,11 +126,10 @@ class Remove(Edit):
 
 
 @dataclass(frozen=True)
-class Replace(Edit):
+class Replace(RankwiseEdit):
     """Give each selected span another length."""
 
     name = "replace"
-    acts_on = "ranks"
     summary = "set the duration of selected spans"
     example = "replace:name=*softmax*,us=12.5"
     needs = "work that matches the selection"
@@ -169,17 +161,24 @@ class Replace(Edit):
         mask = self.selection.chosen(graph)
         return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
 
-    def scope(self) -> str:
-        return self.selection.scope()
-
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.selection.ranks(graph)
+    def within_ranks(self) -> RankChanges | None:
+        return _changes(self.selection)
 
     def describe(self) -> str:
         return f"{self.selection.describe()} takes {format_duration(self.us * NS_PER_US)} each time"
 
     def how(self) -> str:
         return "use the other implementation, whose duration was measured separately"
+
+
+def _changes(selection: NodeSelection) -> RankChanges | None:
+    """How selected work changes: inside a module that of ranks, else transfers alone if nothing else fits."""
+    return OF_TRANSFERS if selection.of_transfers and not selection.module else _changes_in_ranks(selection)
+
+
+def _changes_in_ranks(selection: NodeSelection) -> RankChanges | None:
+    """How selected work of ranks changes; along which axis their groups are, the calls of all ranks say."""
+    return None if selection.axis else RankChanges(selection.ranks)
 
 
 def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
@@ -267,11 +266,10 @@ def _arriving(graph: Graph, mask: Bools) -> Bools:
 
 
 @dataclass(frozen=True)
-class Slow(Edit):
+class Slow(RankwiseEdit):
     """A rank, all ranks of a host, or a stage work longer: by a factor, by a time in each step, or both."""
 
     name = "slow"
-    acts_on = "ranks"
     summary = "turn a rank, host or stage into a straggler"
     example = "slow:rank=2,factor=1.3"
     needs = "the given ranks in the run"
@@ -309,8 +307,8 @@ class Slow(Edit):
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
 
-    def ranks_changed(self, graph: Graph) -> list[int]:
-        return self.place.ranks(graph)
+    def within_ranks(self) -> RankChanges | None:
+        return RankChanges(self.place.ranks)
 
     def describe(self) -> str:
         by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []

@@ -21,6 +21,7 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
+from dpro.replay.whatif.rankwise import RankwiseEdit
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
@@ -31,11 +32,10 @@ MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its work
 
 
 @dataclass(frozen=True)
-class HideInput(Edit):
+class HideInput(RankwiseEdit):
     """The training loop never waits for its input."""
 
     name = "hide-input"
-    acts_on = "ranks"
     summary = "never wait for the DataLoader"
     example = "hide-input"
     needs = "the DataLoader annotation, recorded by torch.profiler and dpro"

@@ -115,11 +115,10 @@ class NodeSelection:
             mask &= in_modules(graph, self.module)
         return mask
 
-    def scope(self) -> str:
-        """As of an edit of the selected work; along which axis groups are, the calls of all ranks say."""
-        if self.module:
-            return "job" if self.axis else "ranks"
-        return "transfers" if self.op or self.group or self.axis or self.kind == "collective" else "ranks"
+    @property
+    def of_transfers(self) -> bool:
+        """Whether it has a condition that nothing but transfers can meet."""
+        return bool(self.op or self.group or self.axis) or self.kind == "collective"
 
     def ranks(self, graph: Graph) -> list[int]:
         """The ranks that the work may be of.

@@ -14,6 +14,7 @@ from dpro.opening import open_path
 from dpro.replay.fidelity.by_rank import CondensedRun, condense_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.whatif.condensed import CondensedJob
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import WHOLE_ONLY
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
 from dpro.replay.whatif.registry import all_kinds, parse_edit
@@ -146,7 +147,7 @@ def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
         assert whole.predicted_ns == each.predicted_ns
     assert found.predictions
     refused = {each.edit for each in found.refused if each.reason == WHOLE_ONLY}
-    assert refused == {kind.name for kind in all_kinds() if kind.acts_on == "job"}
+    assert refused == {kind.name for kind in all_kinds() if kind.within_ranks is Edit.within_ranks}
     few = explore(both.job, both.trust, budget=2)
     assert few.untried
     assert len(few.predictions) + len(few.little) <= 2 < len(found.predictions) + len(found.little)
@@ -186,7 +187,23 @@ def test_edits_that_look_at_all_ranks_at_once_are_refused(tmp_path):
     both = Both(gpu_job().write(tmp_path / "run"), tmp_path / "shares")
     assert "needs the graph of all ranks at once" in str(both.by_rank(["data-parallel:ranks=16"]))
     assert {kind.name for kind in all_kinds() if kind.of_operations}  # and so are those of operations
-    assert all(parse_edit(kind.example).scope() == "job" for kind in all_kinds() if kind.of_operations)
+    assert all(parse_edit(kind.example).within_ranks() is None for kind in all_kinds() if kind.of_operations)
+
+
+@pytest.mark.parametrize(
+    ("where", "edits"),
+    [
+        ("ranks", ["scale:kind=cpu", "replace:module=*,op=all_reduce,us=1", "remove:op=all_reduce"]),
+        ("transfers", ["scale:op=all_reduce", "scale:axis=dp", "replace:kind=collective,us=1"]),
+        ("everything", ["scale:module=*,axis=dp", "replace:module=*,axis=dp,us=1", "remove:axis=dp"]),
+    ],
+)
+def test_selected_work_changes_in_ranks_among_transfers_or_in_the_graph_of_everything(where, edits):
+    for within in (parse_edit(text).within_ranks() for text in edits):
+        if within is None:
+            assert where == "everything"
+        else:
+            assert where == ("transfers" if within.ranks is None else "ranks")
 
 
 @pytest.mark.slow
