@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.windows import SETTLED, WARM_UP, Budget, Window, WindowPlan
+from dpro.collectors.inside.plan import Window, WindowPlan
+from dpro.collectors.inside.windows import SETTLED, WARM_UP, Budget
 
 
 def taken(plan, steps, announcements=()):
