@@ -1,7 +1,7 @@
 """Which steps the deep windows of a job are: the same on every rank.
 
 In: announcements that all ranks get, and the steps of one rank as they end. Out: the window that begins now.
-Plain computation; what windows cost is not known here.
+Plain computation; what windows cost, and whether another one is paid for, is `budget`.
 """
 
 from __future__ import annotations
