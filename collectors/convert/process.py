@@ -56,6 +56,7 @@ MISSED = "deep windows of a rank that learned of them too late"
 OCCUPIED = "deep windows not begun, since another profiler ran"
 UNPREPARED = "deep windows not begun, since the main thread ran no Python to prepare them"
 UNFINISHED = "deep windows begun and never ended"
+ON_REQUEST = "dpro attach RUN --steps 3"
 DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
 
 
@@ -108,7 +109,8 @@ def convert_process(
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])]
-        + _lost(process, notes),
+        + _lost(process, notes)
+        + _stopped(recorded),
         "skipped": [
             calls.lost_calls(process.folder),
             _missed(recorded),
@@ -160,6 +162,23 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
     }
     counts[UNFINISHED] = len(opened - kept - dropped)
     return {reason: count for reason, count in counts.items() if count}
+
+
+def _stopped(recorded: Sequence[records.Record]) -> list[str]:
+    """At most one warning: that the budget left no room for more deep windows, for good or for a while."""
+    changes = [r for r in recorded if r.kind in (records.STOPPED, records.RESUMED)]
+    stops = [place for place, change in enumerate(changes) if change.kind == records.STOPPED]
+    if not stops:
+        return []
+    stop, *later = changes[stops[-1] :]
+    often = f" {len(stops)} times, the last time" if len(stops) > 1 else ""
+    cost = f"having cost {stop.b / max(stop.c, 1):.1%} of the time"
+    when = f"automatic deep windows stopped{often} at step {stop.a:,}, {cost}"
+    if later:
+        longer = f"steps took {later[0].d / 1e6:.0%} longer for a while than before the first one"
+        return [f"{when}, and went on at step {later[0].a:,}: {longer}"]
+    longer = f"steps take {stop.d / 1e6:.0%} longer than before the first one"
+    return [f"{when}: {longer}; `{ON_REQUEST}` records one on request"]
 
 
 def move_process(run: Path, process: RecordedProcess, to: Path) -> None:

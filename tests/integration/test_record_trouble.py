@@ -17,7 +17,7 @@ METHODS = [
     "windows:Windows.on_profiler", "windows:Windows.on_fork", "calls.flight:Flight.save",
     "windows:OpenWindow.end_step", "windows:Ranges.finish",
     "windows:UserProfilers.are_there", "windows:Windows.on_step",
-    "windows:Windows.on_second", "kineto:Recording.stop", "windows:WindowPlan.take",
+    "windows:Windows.on_second", "kineto:Recording.stop", "plan:WindowPlan.take", "budget:Budget.step",
     "recorder:JobStore.leave", "process.requests:Requests.on_second", "process.requests:Requests.on_open",
     "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",
     "calls.flight:Flight.on_open", "calls.flight:Flight._look", "calls.flight:Flight.before_fork",
@@ -34,7 +34,11 @@ METHODS = [
     "steps.inference:install",
 ]  # fmt: skip
 
-CORE = {method for method in METHODS if method.startswith(("recorder:", "windows:", "store:", "kineto:"))}
+CORE = {
+    method
+    for method in METHODS
+    if method.startswith(("recorder:", "windows:", "plan:", "budget:", "store:", "kineto:"))
+}
 
 SABOTAGE = """
 import functools, gc, importlib, json, os, pathlib, subprocess, sys, time

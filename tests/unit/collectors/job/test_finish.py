@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.analysis.summary import run_info
 from dpro.collectors.convert import windows
 from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.finish import convert_waiting, finish
@@ -24,6 +25,7 @@ from dpro.ingest.requests import read_requests
 from dpro.opening import ensure_finished
 from dpro.schema import COLLECTIVES, COUNTERS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
+from tests.commands import dpro
 from tests.recorder_output import FlushedWriter
 
 
@@ -115,6 +117,40 @@ def test_what_was_being_written_is_named_unless_it_was_only_for_a_watcher(launch
     assert [each.rpartition(": ")[2] for each in warnings if "not written whole" in each] == [lost] * bool(
         lost
     )
+
+
+STOP = records.Record(263, 540, 3140, 270_000, records.STOPPED)
+RESUME = records.Record(54_013, 540, 54_000, 265_000, records.RESUMED)
+AGAIN = records.Record(60_001, 900, 60_000, 381_000, records.STOPPED)
+STOPPED = "automatic deep windows stopped at step 263, having cost 17.2% of the time"
+STOPPED_AGAIN = (
+    "automatic deep windows stopped 2 times, the last time at step 60,001, having cost 1.5% of the time"
+)
+MEANWHILE = "steps took 26% longer for a while than before the first one"
+REQUEST = "`dpro attach RUN --steps 3` records one on request"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], []),
+        ([STOP], [f"{STOPPED}: steps take 27% longer than before the first one; {REQUEST}"]),
+        ([STOP, RESUME], [f"{STOPPED}, and went on at step 54,013: {MEANWHILE}"]),
+        (
+            [STOP, RESUME, AGAIN],
+            [f"{STOPPED_AGAIN}: steps take 38% longer than before the first one; {REQUEST}"],
+        ),
+    ],
+)
+def test_end_of_automatic_windows_is_one_line_that_info_shows(launch, changes, said):
+    with (recorded(launch) / "records.bin").open("ab") as file:
+        file.write(b"".join(map(records.packed, changes)))
+    finish(launch, READERS, 0, {7: 0})
+    run = open_run(launch.run)
+    assert run.manifest.warnings == said
+    assert [value for name, value in run_info(run.manifest, run.table(STEPS)) if name == "warning"] == said
+    lines = dpro("info", launch.run).stdout.splitlines()
+    assert [line for line in lines if line.startswith("warning")] == [f"warning    {line}" for line in said]
 
 
 def test_steps_run_from_boundary_to_boundary_without_our_own_work(launch):

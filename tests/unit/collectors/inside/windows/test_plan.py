@@ -1,12 +1,9 @@
-"""All ranks take the same windows, and windows keep to their budget."""
+"""All ranks take the same windows."""
 
-import math
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.windows import SETTLED, WARM_UP, Budget, Window, WindowPlan
+from dpro.collectors.inside.plan import Window, WindowPlan
 
 
 def taken(plan, steps, announcements=()):
@@ -97,73 +94,3 @@ def test_ranks_that_hear_in_time_take_the_same_windows(data):
     other = WindowPlan(5, 2, every)
     assert taken(other, 499, heard) == [(w.number, w.step, w.steps) for w in mine]
     assert [w.number for w in mine] == list(range(len(mine)))
-
-
-# What windows cost. Times are in ns.
-
-
-def after_a_window(own=1000, inside=(120, 130), after=150, plain=100, share=0.01, least=10):
-    budget = Budget(share, least)
-    for _ in range(5):
-        budget.step(plain)
-    budget.opened(own // 2)
-    for duration in inside:
-        budget.step(duration)
-    budget.closed(own // 2)
-    budget.step(after)
-    return budget
-
-
-def test_period_makes_up_for_all_that_a_window_costs():
-    budget = after_a_window()
-    for _ in range(SETTLED):
-        assert budget.period() is None
-        budget.step(100)
-    cost = 1000 + 20 + 30 + 50
-    assert budget.period() == math.ceil(cost / 0.01 / 100)
-
-
-@pytest.mark.parametrize(("own", "least"), [(10, 10), (10, 500)])
-def test_cheap_windows_keep_the_least_distance(own, least):
-    budget = after_a_window(own=own, inside=(100, 100), after=100, least=least)
-    for _ in range(SETTLED):
-        budget.step(100)
-    assert budget.period() == max(least, math.ceil(own / 0.01 / 100))
-
-
-def test_one_expensive_window_of_three_does_not_count():
-    budget = after_a_window(own=1000, inside=(100, 100), after=100)
-    for own in (90_000, 1000):
-        for _ in range(SETTLED):
-            budget.step(100)
-        budget.opened(own)
-        budget.step(100)
-        budget.step(100)
-        budget.closed(0)
-        budget.step(100)
-    for _ in range(SETTLED):
-        budget.step(100)
-    assert budget.period() == 1000
-
-
-def test_nothing_is_decided_while_a_window_is_open():
-    budget = Budget(0.01, 10)
-    for _ in range(30):
-        budget.step(100)
-    assert budget.period() == 10
-    budget.opened(5)
-    budget.step(100)
-    assert budget.period() is None
-
-
-def test_step_of_a_host_that_runs_ahead_of_its_device_is_the_mean_over_its_waits():
-    budget = Budget(0.01, 10)
-    for duration in [90_000] * WARM_UP + [10, 10, 10, 10, 10, 10, 10, 10, 10, 410] * 5:
-        budget.step(duration)
-    assert (budget.step_ns, budget.hurried_ns) == (50, 10)
-    budget.opened(1000)
-    budget.step(50)
-    budget.closed(1000)
-    for duration in [50] + [10, 10, 10, 10, 10, 10, 10, 10, 10, 410] * (SETTLED // 10):
-        budget.step(duration)
-    assert budget.period() == math.ceil(2000 / 0.01 / 50)

@@ -310,6 +310,63 @@ def test_steps_recorded_beside_a_window_count_as_its_cost(tmp_path, kineto, gpu)
     assert len(job.windows._budget._inside) == 11 - 4 + 1  # and the step after it
 
 
+class Clock:
+    """What time it is in a job whose steps are slower once it has recorded a window."""
+
+    def __init__(self, monkeypatch):
+        self.now_ns = 0
+        named = {"monotonic_ns": lambda: self.now_ns, "monotonic": lambda: self.now_ns / 1e9}
+        monkeypatch.setattr(windows, "time", SimpleNamespace(**named, time_ns=lambda: self.now_ns))
+
+    def steps(self, job, count, step_ns, slower_ns=0):
+        """Let the job make steps; rank 0 decides on windows after each tenth."""
+        for _ in range(count):
+            self.now_ns += step_ns + slower_ns * bool(job.of(records.WINDOW))
+            job.steps(1)
+            if job.step % 10 == 0:
+                job.windows.on_second()
+
+
+def test_windows_go_on_at_the_least_distance_where_they_cost_nothing(tmp_path, kineto, monkeypatch):
+    job = kineto.job(Job(tmp_path, skip=60))
+    Clock(monkeypatch).steps(job, 1000, 10_000_000)
+    begins = [begin for begin, _ in kineto.spans]
+    assert begins == [60, 262, 462, 662, 862]  # 200 steps later, where asked at 260 for two steps ahead
+    assert not job.of(records.STOPPED)
+
+
+def test_windows_end_where_steps_stay_slower_and_still_come_on_request(tmp_path, kineto, monkeypatch):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, skip=60))
+    clock.steps(job, 3000, 10_000_000, slower_ns=2_700_000)
+    assert kineto.spans == [[60, 62]]
+    [(_, step, spent_ns, elapsed_ns, millionths)] = job.of(records.STOPPED)
+    assert (step, millionths) == (263, 270_000)
+    assert elapsed_ns == 61 * 10_000_000 + 201 * 12_700_000
+    assert spent_ns == 200 * 2_700_000 + (
+        2 * 10_000_000 + 12_700_000 - 3 * 10_540_000
+    )  # and the window's own
+    job.windows.on_request({"id": "me", "kind": "window", "steps": 3})
+    clock.steps(job, 50, 12_700_000)
+    assert [end - begin for begin, end in kineto.spans] == [2, 3]
+    assert not job.of(records.RESUMED)
+
+
+def test_what_other_ranks_measure_is_not_written(tmp_path, kineto, monkeypatch):
+    monkeypatch.setattr(windows, "identity", lambda: (1, 2))
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, skip=60))
+    job.windows.on_second = lambda: None
+    clock.steps(job, 1000, 10_000_000, slower_ns=2_700_000)
+    assert kineto.spans == [[60, 62]]
+    assert not job.of(records.STOPPED)
+
+
+def test_windows_at_a_fixed_distance_are_taken_whatever_they_cost(tmp_path, kineto, monkeypatch):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, skip=60, every=300))
+    clock.steps(job, 1000, 10_000_000, slower_ns=2_700_000)
+    assert [begin for begin, _ in kineto.spans] == [60, 360, 660, 960]
+    assert not job.of(records.STOPPED)
+
+
 @pytest.mark.parametrize(
     ("teardown", "on_gpu", "fails", "asked"),
     [

@@ -1,0 +1,230 @@
+"""What deep windows have cost a job so far, and whether another one is paid for.
+
+In: the times of one rank's steps, and of the recorder's own work at both ends of windows. Out: whether a
+window may open, and when windows that nobody asked for stop and go on. Plain sums without a clock: a step
+costs a few operations. Which steps windows are is `plan`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+SETTLED = 10  # steps after a window until its cost is known
+WARM_UP = 3  # steps, the first: what they take does not come again
+REMEMBERED = 50  # steps, the latest; at the first window they become what later steps are compared with
+FEWEST = 5  # of those, without which nothing is compared
+BLOCK = 50  # later steps that are compared at once
+CLEAR = 4.5  # standard errors by which a block takes longer: of a job's hundreds none does by chance
+BLOCKS = 100  # the latest, which show how much the job wanders
+LASTING = 4  # blocks in a row that take longer, until windows stop
+DEVIATION = 1.4826  # standard deviations in a median distance to the median, of normal values
+_COSTS = 3  # windows
+
+
+class Sample(NamedTuple):
+    """What is known of the steps that are compared with others.
+
+    Attributes:
+        steps: how many.
+        squares: of how much each of them differs from the mean, the sum, in ns².
+    """
+
+    steps: int
+    mean_ns: float
+    squares: float
+
+    @classmethod
+    def of(cls, durations_ns: Sequence[int]) -> Sample:
+        """Of at least one step."""
+        mean_ns = fmean(durations_ns)
+        return cls(len(durations_ns), mean_ns, sum((each - mean_ns) ** 2 for each in durations_ns))
+
+
+def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
+    """By how much later steps take longer in the mean; 0 where chance may explain that.
+
+    The standard error is that of the difference of two means, of steps that vary equally (Student's), since a
+    few steps do not show how much they vary. Where the job is faster or slower for longer than a block, it is
+    by how much the means of blocks vary.
+
+    Args:
+        wander_ns: the standard deviation of the means of blocks.
+    """
+    variance = (since.squares + before.squares) / (since.steps + before.steps - 2)
+    error_ns = math.sqrt(variance * (1 / since.steps + 1 / before.steps))
+    difference_ns = since.mean_ns - before.mean_ns
+    return difference_ns if difference_ns > CLEAR * max(error_ns, wander_ns) else 0.0
+
+
+def spread(means_ns: Sequence[float]) -> float:
+    """The standard deviation of most of these values, from the median distance to their median.
+
+    A slow spell does not count, be it short or nearly all there is.
+    """
+    middle = median(means_ns)
+    return DEVIATION * median([abs(each - middle) for each in means_ns])
+
+
+class Change(NamedTuple):
+    """Windows that nobody asked for stop, or go on.
+
+    Attributes:
+        stops: whether they stop.
+        spent_ns: what all windows have cost until now.
+        elapsed_ns: of the job's time until now.
+        longer: by which share steps have taken longer than before the first window, since that began or while
+            the windows stood still.
+    """
+
+    stops: bool
+    spent_ns: int
+    elapsed_ns: int
+    longer: float
+
+
+class Budget:
+    """What windows have cost, from the times of one rank's steps, and what they may.
+
+    The cost of a window is the recorder's own time at its two ends, by how much its steps took longer than
+    others, and by how much the step after it did: then this rank waits for ranks that are still saving.
+    That is by the host's clock: where the end of a window waits for all that a host ahead of its device had
+    enqueued, the cost is at most this.
+
+    A window may have slowed all steps after it as well: by how much those take longer than the steps before
+    the first window is a cost, too, for as long as that is more than chance. A job that became slower by
+    itself cannot be told apart. Where few steps came before the first window, nothing is compared with them.
+
+    Attributes:
+        least: steps from one window to the next, however cheap they are.
+    """
+
+    def __init__(self, share: float, least: int) -> None:
+        """Nothing is known yet.
+
+        Args:
+            share: of the job's time that windows may cost.
+        """
+        self.least = least
+        self._share = share
+        self._recent: deque[int] = deque(maxlen=REMEMBERED)
+        self._costs: deque[int] = deque(maxlen=_COSTS)
+        self._after: int | None = SETTLED  # plain steps since the window; None where its cost is not known
+        self._own_ns = 0
+        self._inside: list[int] = []
+        self._warm_up = WARM_UP
+        self._opened = False  # ever
+        self._before: Sample | None = None  # the first window: later steps are compared with these
+        self._block: list[int] = []
+        self._means: deque[float] = deque(maxlen=BLOCKS)  # ns, of blocks
+        self._spent_ns = self._elapsed_ns = 0
+        self._slow = 0  # blocks in a row that took longer
+        self._longer_ns = self._longer_steps = 0.0  # what those cost, and their steps
+        self._stopped = False
+
+    @property
+    def step_ns(self) -> int:
+        """How long a step takes outside of windows; 0 where none was seen.
+
+        It is the mean, since windows may cost a share of the job's time. A host that runs ahead of its device
+        has many short steps, and now and then a long one that waits: the median would be the time of
+        enqueueing, and the mean is that of the device.
+        """
+        return int(fmean(self._recent)) if self._recent else 0
+
+    @property
+    def hurried_ns(self) -> int:
+        """The median: how fast steps may follow each other while a host runs ahead; 0 where none was seen."""
+        return int(median(self._recent)) if self._recent else 0
+
+    @property
+    def usual_ns(self) -> int:
+        """What a window costs, without what lasts; 0 where none was seen."""
+        return int(median(self._costs)) if self._costs else 0
+
+    def opened(self, own_ns: int) -> None:
+        """A window was opened, which took this long."""
+        if not self._opened and len(self._recent) >= FEWEST:
+            self._before = Sample.of(self._recent)
+        self._opened = True
+        if self._after is not None and self._after < SETTLED:
+            self._settle()  # the window before: it will not be known better
+        self._elapsed_ns += own_ns
+        self._own_ns, self._inside, self._after = own_ns, [], None
+
+    def closed(self, own_ns: int) -> None:
+        """It was closed, which took this long."""
+        self._elapsed_ns += own_ns
+        self._own_ns += own_ns
+        self._after = -1
+
+    def step(self, duration_ns: int) -> Change | None:
+        """Count the duration of a step as one inside, after or outside a window.
+
+        Returns:
+            Whether windows stop or go on, where this step shows it.
+        """
+        self._elapsed_ns += duration_ns
+        if self._after is None or self._after < 0:
+            self._inside.append(duration_ns)
+            self._after = 0 if self._after == -1 else None
+            return None
+        if self._warm_up:
+            self._warm_up -= 1
+        else:
+            self._recent.append(duration_ns)
+        self._after += 1
+        if self._after == SETTLED:
+            self._settle()
+        if self._before is None:
+            return None
+        self._block.append(duration_ns)
+        return self._judged(self._before) if len(self._block) == BLOCK else None
+
+    def affords(self, ahead: int) -> bool:
+        """Whether one more window, of which nobody asked for, is paid for this many steps from now."""
+        return not self._stopped and self._is_settled and self._is_paid(ahead * self.hurried_ns)
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._after is not None and self._after >= SETTLED
+
+    def _is_paid(self, later_ns: int) -> bool:
+        return self._spent_ns + self.usual_ns <= self._share * (self._elapsed_ns + later_ns)
+
+    def _settle(self) -> None:
+        """Add what the latest window cost by itself."""
+        if self._inside:
+            slower_ns = sum(self._inside) - len(self._inside) * self.step_ns if self._recent else 0
+            self._costs.append(self._own_ns + max(slower_ns, 0))
+            self._spent_ns += self._costs[-1]
+
+    def _judged(self, before: Sample) -> Change | None:
+        """Add by how much the steps of a block took longer to what windows cost."""
+        block, self._block = Sample.of(self._block), []
+        self._means.append(block.mean_ns)
+        lasting_ns = longer_ns(block, before, spread(list(self._means)))
+        self._slow = self._slow + 1 if lasting_ns else 0
+        if lasting_ns:
+            self._spent_ns += int(lasting_ns * block.steps)
+            self._longer_ns += lasting_ns * block.steps
+            self._longer_steps += block.steps
+        elif not self._stopped:
+            self._longer_ns = self._longer_steps = 0.0
+        if not self._is_settled:
+            return None
+        is_paid = self._is_paid(0)
+        never = self._slow >= LASTING and lasting_ns > self._share * block.mean_ns
+        if is_paid if self._stopped else never and not is_paid:
+            return self._changed(before)
+        return None
+
+    def _changed(self, before: Sample) -> Change:
+        self._stopped = not self._stopped
+        longer = self._longer_ns / self._longer_steps / before.mean_ns
+        if not self._stopped:
+            self._longer_ns = self._longer_steps = 0.0
+        return Change(self._stopped, self._spent_ns, self._elapsed_ns, longer)
