@@ -1,7 +1,7 @@
 """What deep windows have cost a job so far, and whether another one is paid for.
 
 In: the times of one rank's steps, and of the recorder's own work at both ends of windows. Out: whether a
-window may open, and when windows that nobody asked for stop and go on. Plain sums without a clock: a step
+window may open, and when automatic windows stop and go on. Plain sums without a clock: a step
 costs a few operations. Which steps windows are is `plan`.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 SETTLED = 10  # steps after a window until its cost is known
 WARM_UP = 3  # steps, the first: what they take does not come again
 REMEMBERED = 50  # steps, the latest; at the first window they become what later steps are compared with
-FEWEST = 5  # of those, without which nothing is compared
+MIN_BEFORE = 5  # of those, without which nothing is compared
 BLOCK = 50  # later steps that are compared at once
 CLEAR = 4.5  # standard errors by which a block takes longer: of a job's hundreds none does by chance
 BLOCKS = 100  # the latest, which show how much the job wanders
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
     def of(cls, durations_ns: Sequence[int]) -> Sample:
         """Of at least one step."""
         mean_ns = fmean(durations_ns)
-        return cls(len(durations_ns), mean_ns, sum((each - mean_ns) ** 2 for each in durations_ns))
+        return cls(len(durations_ns), mean_ns, sum((ns - mean_ns) ** 2 for ns in durations_ns))
 
 
 def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
@@ -66,11 +66,11 @@ def spread(means_ns: Sequence[float]) -> float:
     A slow spell does not count, be it short or nearly all there is.
     """
     middle = median(means_ns)
-    return DEVIATION * median([abs(each - middle) for each in means_ns])
+    return DEVIATION * median([abs(mean_ns - middle) for mean_ns in means_ns])
 
 
-class Change(NamedTuple):
-    """Windows that nobody asked for stop, or go on.
+class WindowsChange(NamedTuple):
+    """Automatic windows stop, or go on.
 
     Attributes:
         stops: whether they stop.
@@ -96,7 +96,7 @@ class Budget:
 
     A window may have slowed all steps after it as well: by how much those take longer than the steps before
     the first window is a cost, too, for as long as that is more than chance. A job that became slower by
-    itself cannot be told apart. Where few steps came before the first window, nothing is compared with them.
+    itself cannot be distinguished. Where few steps came before the first window, nothing is compared with them.
 
     Attributes:
         least: steps from one window to the next, however cheap they are.
@@ -147,7 +147,7 @@ class Budget:
 
     def opened(self, own_ns: int) -> None:
         """A window was opened, which took this long."""
-        if not self._opened and len(self._recent) >= FEWEST:
+        if not self._opened and len(self._recent) >= MIN_BEFORE:
             self._before = Sample.of(self._recent)
         self._opened = True
         if self._after is not None and self._after < SETTLED:
@@ -161,7 +161,7 @@ class Budget:
         self._own_ns += own_ns
         self._after = -1
 
-    def step(self, duration_ns: int) -> Change | None:
+    def step(self, duration_ns: int) -> WindowsChange | None:
         """Count the duration of a step as one inside, after or outside a window.
 
         Returns:
@@ -185,7 +185,7 @@ class Budget:
         return self._judged(self._before) if len(self._block) == BLOCK else None
 
     def affords(self, ahead: int) -> bool:
-        """Whether one more window, of which nobody asked for, is paid for this many steps from now."""
+        """Whether one more automatic window is paid for this many steps from now."""
         return not self._stopped and self._is_settled and self._is_paid(ahead * self.hurried_ns)
 
     @property
@@ -202,7 +202,7 @@ class Budget:
             self._costs.append(self._own_ns + max(slower_ns, 0))
             self._spent_ns += self._costs[-1]
 
-    def _judged(self, before: Sample) -> Change | None:
+    def _judged(self, before: Sample) -> WindowsChange | None:
         """Add by how much the steps of a block took longer to what windows cost."""
         block, self._block = Sample.of(self._block), []
         self._means.append(block.mean_ns)
@@ -222,9 +222,9 @@ class Budget:
             return self._changed(before)
         return None
 
-    def _changed(self, before: Sample) -> Change:
+    def _changed(self, before: Sample) -> WindowsChange:
         self._stopped = not self._stopped
         longer = self._longer_ns / self._longer_steps / before.mean_ns
         if not self._stopped:
             self._longer_ns = self._longer_steps = 0.0
-        return Change(self._stopped, self._spent_ns, self._elapsed_ns, longer)
+        return WindowsChange(self._stopped, self._spent_ns, self._elapsed_ns, longer)

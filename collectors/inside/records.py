@@ -46,7 +46,7 @@ ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts,
 BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
 KV_CACHE = 27  # the same: start, requests that waited for blocks of the KV cache, requests that lost theirs
 CHILDREN = 28  # at the end of a step: time, CPU time of programs that were waited for, bytes written to disks
-# Windows that nobody asked for stop, or go on: steps before, ns that all windows have cost, of how many, and
+# Automatic windows stop, or go on: steps before, ns that all windows have cost, of how many, and
 # by how many millionths steps take longer than before the first window, or took while windows stood still.
 STOPPED, RESUMED = 29, 30
 

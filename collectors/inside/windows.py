@@ -22,7 +22,7 @@ from torch.autograd import profiler
 from torch.autograd.profiler import profile
 
 from . import captures, records
-from .budget import Budget, Change
+from .budget import Budget, WindowsChange
 from .files import refuse_beyond_limit, write_whole
 from .kineto import (
     Mark,
@@ -126,7 +126,7 @@ class Windows:
             raise
         self._resumed_ns = time.monotonic_ns()
 
-    def _note(self, change: Change) -> None:
+    def _note(self, change: WindowsChange) -> None:
         """Write down that windows stop, or go on, since of what they cost."""
         if self._recorder.records is not None:
             kind = records.STOPPED if change.stops else records.RESUMED

@@ -9,13 +9,13 @@ import pytest
 
 from dpro.collectors.inside.budget import (
     BLOCK,
-    FEWEST,
+    MIN_BEFORE,
     LASTING,
     REMEMBERED,
     SETTLED,
     WARM_UP,
     Budget,
-    Change,
+    WindowsChange,
     Sample,
     longer_ns,
     spread,
@@ -126,7 +126,9 @@ def test_steps_that_stay_slower_end_automatic_windows_and_that_is_said_once():
     budget = after_a_window(own=0, inside=(100, 100), after=100, before=WARM_UP + REMEMBERED)
     slow = LASTING * BLOCK
     elapsed = (WARM_UP + REMEMBERED + 3) * 100 + slow * 127
-    assert steps(budget, 20_000, 127) == [(slow, Change(True, slow * 27, elapsed, pytest.approx(0.27)))]
+    assert steps(budget, 20_000, 127) == [
+        (slow, WindowsChange(True, slow * 27, elapsed, pytest.approx(0.27)))
+    ]
     assert not budget.affords(10**9)
 
 
@@ -135,11 +137,11 @@ def test_slow_spell_that_ends_is_paid_for_and_then_windows_go_on():
     assert LASTING * BLOCK == 200
     elapsed = (WARM_UP + REMEMBERED + 3) * 100 + 200 * 150
     assert elapsed == 35_600
-    assert steps(budget, 200, 150) == [(200, Change(True, 10_000, elapsed, 0.5))]
+    assert steps(budget, 200, 150) == [(200, WindowsChange(True, 10_000, elapsed, 0.5))]
     # 10,000 are a tenth of 100,000, which 644 more steps make whole; a block ends at the 650th.
     assert steps(budget, 649, 100) == []
     assert not budget.affords(10**6)
-    assert steps(budget, 1, 100) == [(1, Change(False, 10_000, 100_600, 0.5))]
+    assert steps(budget, 1, 100) == [(1, WindowsChange(False, 10_000, 100_600, 0.5))]
     assert budget.affords(0)
     assert steps(budget, 5000, 100) == []
 
@@ -158,10 +160,10 @@ def test_steps_that_became_faster_pay_for_nothing():
     assert change.spent_ns == window_cost + LASTING * BLOCK * 100
 
 
-@pytest.mark.parametrize("known", [FEWEST - 1, FEWEST])
+@pytest.mark.parametrize("known", [MIN_BEFORE - 1, MIN_BEFORE])
 def test_few_steps_before_the_first_window_are_compared_with_nothing(known):
     budget = after_a_window(own=0, inside=(100, 100), after=100, before=WARM_UP + known)
-    assert bool(steps(budget, 1000, 200)) == (known == FEWEST)
+    assert bool(steps(budget, 1000, 200)) == (known == MIN_BEFORE)
 
 
 def test_only_steps_before_the_first_window_are_compared_with():
@@ -198,7 +200,7 @@ STEP, OWN = 20_000_000, 4_000_000
 
 class Outcome(NamedTuple):
     windows: list[int]
-    changes: list[tuple[int, Change]]
+    changes: list[tuple[int, WindowsChange]]
     share: float  # of the time that windows took, as the simulation knows it
     late: list[float]  # the same at each window but the first, with that window, as the budget knows it
 
