@@ -95,8 +95,8 @@ class Budget:
     enqueued, the cost is at most this.
 
     A window may have slowed all steps after it as well: by how much those take longer than the steps before
-    the first window is a cost, too, for as long as that is more than chance. A job that became slower by
-    itself cannot be distinguished. Where few steps came before the first window, nothing is compared with them.
+    the first window is a cost, too, for as long as that is more than chance. That a job became slower by
+    itself looks the same. Where few steps came before the first window, nothing is compared with them.
 
     Attributes:
         least: steps from one window to the next, however cheap they are.

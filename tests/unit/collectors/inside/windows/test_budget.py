@@ -9,14 +9,14 @@ import pytest
 
 from dpro.collectors.inside.budget import (
     BLOCK,
-    MIN_BEFORE,
     LASTING,
+    MIN_BEFORE,
     REMEMBERED,
     SETTLED,
     WARM_UP,
     Budget,
-    WindowsChange,
     Sample,
+    WindowsChange,
     longer_ns,
     spread,
 )
