@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
-from dpro.detect.observations import Observation, observe, observe_replay
+from dpro.detect.observations import Observation, name_range, observe, observe_replay
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
@@ -32,7 +32,6 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import SPANS
-from dpro.units import format_duration
 
 Breakdown = Callable[[], pl.DataFrame]
 
@@ -209,12 +208,11 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
     least, most = min(loading.values()), max(loading.values())
-    same = format_duration(least) == format_duration(most)
     observations = (
         observe(
             "data-wait",
-            f"each rank spends {'{least_ns}' if same else '{least_ns} to {most_ns}'} per step in the "
-            "DataLoader's __next__, on the thread that drives the training loop",
+            f"each rank spends {name_range(least, most)} per step in the DataLoader's __next__, on the "
+            "thread that drives the training loop",
             least_ns=least, most_ns=most,
         ),
         observe_replay("the input always ready", float(hidden.mean()), float(base.mean())),

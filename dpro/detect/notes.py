@@ -15,6 +15,7 @@ from dpro.detect.context import Context, Need
 from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.host_bound import note_idle_gpus
 from dpro.detect.load_model import CLASS as UNEVEN_DATA
+from dpro.detect.observations import observe_replay
 from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import gains_of
 from dpro.replay.alignment.match import NUMBERED_APART
@@ -27,7 +28,7 @@ from dpro.units import format_duration
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
-    """What is worth a sentence though it is no finding, one line each."""
+    """What is worth a sentence though not a finding, one line each."""
     described = context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
         return described
@@ -87,10 +88,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     healed = Shortened(healing_in_each_step(rank, work))
     gains = gains_of(baseline, work, [[rank]], healed)
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
-    said = (
-        f"replayed with rank {rank} as fast as its peers in each step, the step takes "
-        f"{format_duration(step - saved)} instead of {format_duration(step)}"
-    )
+    said = observe_replay(f"rank {rank} as fast as its peers in each step", step - saved, step).text
     before = _in_whole_groups(graph, waits(graph, baseline.timeline.start))
     changed = baseline.under(healed)
     after = _in_whole_groups(changed.graph, waits(changed.graph, changed.timeline.start))

@@ -25,7 +25,7 @@ class Observation:
     """Something that was observed.
 
     Attributes:
-        kind: what it is, the same for all observations whose sentences differ in their values only.
+        kind: what it is, for programs: several detectors may observe it, in sentences of their own.
         text: the sentence.
         values: the figures and names in it. Units are in the names: `..._ns`, `..._bytes`, `..._share`;
             `..._at_ns` is a time, and `ranks` and `..._ranks` are lists of ranks.
@@ -57,14 +57,23 @@ def observe(kind: str, sentence: str, /, **values: Value) -> Observation:
     return Observation(kind, in_words(sentence, values), values)
 
 
-def observe_replay(changed: str, changed_ns: float, step_ns: float) -> Observation:
+def observe_replay(
+    changed: str, changed_ns: float, step_ns: float, takes: str = "the step takes"
+) -> Observation:
     """What a replay of a changed job shows: the step under the change, and as it is.
 
     Args:
         changed: what is other in it, in words: `rank 1 as fast as its peers`.
+        takes: which steps these are, in words.
     """
-    sentence = "replayed with {changed}, the step takes {changed_ns} instead of {step_ns}"
+    sentence = f"replayed with {{changed}}, {takes} {{changed_ns}} instead of {{step_ns}}"
     return observe("step-without-it", sentence, changed=changed, changed_ns=changed_ns, step_ns=step_ns)
+
+
+def name_range(least_ns: float, most_ns: float) -> str:
+    """A part of a sentence: `{least_ns} to {most_ns}`, or one of them where both read the same."""
+    is_one = format_duration(least_ns) == format_duration(most_ns)
+    return "{least_ns}" if is_one else "{least_ns} to {most_ns}"
 
 
 def in_words(sentence: str, values: Mapping[str, Value]) -> str:
@@ -99,7 +108,7 @@ class ObservationDocument(DocumentPart, frozen=True):
     """The figures behind one line of evidence.
 
     Attributes:
-        kind: what was observed, the same for all lines that differ in their values only.
+        kind: what was observed; several detectors may observe it, in lines of their own.
         values: the figures and names in the line, with units in their names: `longer_ns`, `written_bytes`,
             `busy_share`; null where a figure is not finite.
     """

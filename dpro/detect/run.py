@@ -96,7 +96,7 @@ class Explained:
         return not self.ranks.isdisjoint(finding.ranks)
 
     def with_more(self, findings: Sequence[Finding], *, in_windows: bool) -> Explained:
-        """The same with more findings."""
+        """What is explained once more findings are known."""
         return Explained(
             (*self.findings, *findings), (*self.in_windows, *findings) if in_windows else self.in_windows
         )

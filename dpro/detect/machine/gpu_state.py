@@ -321,7 +321,7 @@ def errors_since(
 
 
 def remedy_of_hold(what: str) -> str:
-    """Return what to do where clocks are held down, by the `what` of a rule; empty if it is no such rule."""
+    """Return what to do where clocks are held down, by the `what` of a rule; empty for other rules."""
     return _REMEDIES.get(what, "")
 
 

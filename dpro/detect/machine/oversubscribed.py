@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.observations import Observation, observe
+from dpro.detect.observations import Observation, name_range, observe
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
 from dpro.replay.steps import host_facts
-from dpro.units import NS_PER_S, format_duration
+from dpro.units import NS_PER_S
 
 MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
 WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: it may have begun while the job ran
@@ -128,8 +128,7 @@ def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[
 
 
 def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
-    is_one = format_duration(crowd.least_ns) == format_duration(crowd.most_ns)
-    waits = "{least_ns}" if is_one else "{least_ns} to {most_ns}"
+    waits = name_range(crowd.least_ns, crowd.most_ns)
     no_core = observe(
         "no-core",
         f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for {waits} "

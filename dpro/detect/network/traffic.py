@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.observations import Observation, observe
+from dpro.detect.observations import Observation, observe, observe_replay
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
@@ -72,13 +72,8 @@ class Traffic:
     def gain(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> Observation:
         """What would be saved if slow transfers were as fast as others."""
         if self.replayed:
-            return observe(
-                "replayed-with-faster-transfers",
-                f"replayed with these transfers as fast as {like}, {steps_take} {{healed_ns}} instead of "
-                "{step_ns}",
-                healed_ns=step_ns - saved_ns,
-                step_ns=step_ns,
-            )
+            faster = f"these transfers as fast as {like}"
+            return observe_replay(faster, step_ns - saved_ns, step_ns, steps_take)
         return observe(
             "most-saved-by-faster-transfers",
             f"with these transfers as fast as {like}, a step of {{step_ns}} would save {{saved_ns}} at most: "
