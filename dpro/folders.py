@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,8 +69,8 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def _temporary(name: str) -> str:
-    """Return the name of a file of this process that is not whole yet; other hosts may share its folder."""
-    return f".{name}.{socket.gethostname()}.{os.getpid()}.tmp"
+    """Return the name of a file of this thread that is not whole yet; other hosts may share its folder."""
+    return f".{name}.{socket.gethostname()}.{threading.get_native_id()}.tmp"
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
             kind = stat.S_IFMT(os.lstat(name, dir_fd=where).st_mode)
             if kind not in (stat.S_IFREG, stat.S_IFLNK):
                 raise InputError(f"{folder / name}: is no file, and is not replaced by one; name another")
-        with suppress(FileNotFoundError):  # of a killed process that had this pid
+        with suppress(FileNotFoundError):  # of a killed thread that had this id
             os.unlink(temporary, dir_fd=where)
         try:
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=where), "wb") as file:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +18,21 @@ def test_file_gets_its_name_when_it_is_whole(tmp_path):
         assert (tmp_path / "name").read_text() == "before"
     assert (tmp_path / "name").read_text() == "after"
     assert (tmp_path / "name").stat().st_mtime_ns == 5_000_000_000
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_threads_that_write_the_same_file_do_not_take_what_another_has_not_finished(tmp_path):
+    def write_in_a_thread():
+        with written_whole(tmp_path, "name") as file:
+            file.write(b"of the thread")
+
+    with ThreadPoolExecutor(1) as executor, written_whole(tmp_path, "name") as file:
+        file.write(b"half")
+        file.flush()
+        executor.submit(write_in_a_thread).result()
+        assert (tmp_path / "name").read_text() == "of the thread"
+        file.write(b" and half")
+    assert (tmp_path / "name").read_text() == "half and half"
     assert os.listdir(tmp_path) == ["name"]
 
 
