@@ -143,10 +143,9 @@ def _ensure_free(host: str, port: int) -> None:
 
 def load(run: Run, kind: type[Loaded] | None = None) -> Loaded:
     """The run as the views ask for it."""
-    from dpro.analysis.answers.whatif import calibrated
     from dpro.dashboards.loaded import Loaded
 
-    return (kind or Loaded)(run, calibrated)
+    return (kind or Loaded)(run)
 
 
 def _say(address: str) -> None:

@@ -40,7 +40,7 @@ from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import Applied, Prediction, apply_all, predicted_timeline
+from dpro.replay.whatif.predict import Applied, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS
 from dpro.selection import quoted
@@ -48,7 +48,6 @@ from dpro.store import Run
 from dpro.timelines.slices import slices
 from dpro.verdict.verdict import explain
 
-Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 _VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of `Analysis`, in its order
 
 
@@ -90,10 +89,9 @@ class Loaded(Analysis):
 
     min_searched_elsewhere: float = 200_000
 
-    def __init__(self, run: Run, as_tried: Tried = lambda predictions: (list(predictions), [])) -> None:
+    def __init__(self, run: Run) -> None:
         """Make an analysis; it reads the run when it is first asked for something."""
         super().__init__(run)
-        self.as_tried = as_tried
         self.others: Callable[[str], Loaded] = _no_other
         self.offered: Callable[[], list[Run]] = list
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()

@@ -25,6 +25,7 @@ from dpro.dashboards.figures import Figures
 from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
+from dpro.documents import plain
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.units import format_bytes, format_ms
@@ -63,6 +64,7 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     return templates.get_template("report.html").render(
         report=report,
         short=_short(explain(loaded)),
+        account=_escaped(json.dumps(plain(explain(loaded).account))),
         cells=gain_cells,
         **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),
@@ -155,11 +157,15 @@ def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]])
 
 
 def _json(figure: go.Figure) -> Markup:
-    """Return a figure as JSON with `<` escaped, so that no tag opens in it; WebGL traces become SVG ones."""
+    """Return a figure as JSON; WebGL traces become SVG ones."""
     drawn = figure.to_plotly_json()
     for trace in drawn["data"]:
         trace["type"] = trace["type"].removesuffix("gl")
-    text = str(to_json_plotly(drawn))
+    return _escaped(str(to_json_plotly(drawn)))
+
+
+def _escaped(text: str) -> Markup:
+    """JSON in which no tag opens."""
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)

@@ -156,10 +156,7 @@ class OpenedRun:
             return gain_info([self.predict(*edits, steps=steps)])
         if not steps:
             return gain_info(search_once(self._analysis).predictions)
-        search = what_if(
-            self._analysis, calibrate=lambda edits: (list(edits), []), selection=parse_selection(steps)
-        )
-        return gain_info(search.predictions)
+        return gain_info(what_if(self._analysis, selection=parse_selection(steps)).predictions)
 
     def predict(self, *edits: str, steps: str = "") -> Prediction:
         """What edits together would make of the mean step, as an object.

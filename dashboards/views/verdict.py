@@ -179,8 +179,7 @@ def _finding(finding: Finding, workers: pl.DataFrame, link: Link) -> Component:
 
 
 def _helpful(loaded: Loaded) -> Gains:
-    """Return what would help, with intervals widened by the errors of changes that were tried."""
-    return what_helps(loaded.as_tried(search_once(loaded).predictions)[0])
+    return what_helps(search_once(loaded).predictions)
 
 
 def _gains(loaded: Loaded, link: Link) -> Any:
@@ -330,6 +329,6 @@ VIEW = view(
     tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
-        "gains": lambda loaded, _link: gain_info(loaded.as_tried(search_once(loaded).predictions)[0]),
+        "gains": lambda loaded, _link: gain_info(search_once(loaded).predictions),
     },
 )

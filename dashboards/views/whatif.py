@@ -16,7 +16,7 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.answers.whatif import search_once
-from dpro.analysis.predictions import predict_edits
+from dpro.analysis.predictions import as_tried, predict_edits
 from dpro.analysis.summary import gain_info, stands_out
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -112,7 +112,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """
     if loaded.condensed is not None:
         return predict_edits(loaded, edits)
-    return compare(loaded.changed(edits), loaded.baseline, loaded.trust)
+    return as_tried(compare(loaded.changed(edits), loaded.baseline, loaded.trust))
 
 
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
@@ -218,14 +218,14 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     now = format_duration(base_ms * NS_PER_MS)
     if not edits:
         return message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
-    (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
+    prediction = prediction_info(loaded, edits)
     figures = facts(
         [
             ("speed-up", f"x{prediction.speedup:.3f}"),
             ("step", f"{format_duration(prediction.predicted_ns)} instead of {now}"),
             ("interval", f"{format_duration(prediction.low_ns)} to {format_duration(prediction.high_ns)}"),
             ("proof", BLOCKS[prediction.block]),
-            *(("", line) for line in widened),
+            *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             ("how", prediction.how()),
         ]
     )
@@ -263,8 +263,8 @@ def _limits(loaded: Loaded, link: Link) -> Any:
 
 
 def _ranked(loaded: Loaded, link: Link) -> Any:
-    predictions, widened = loaded.as_tried(search_once(loaded).predictions)
-    refused = search_once(loaded).refused
+    predictions, refused = search_once(loaded).predictions, search_once(loaded).refused
+    widened = [f"{gain.what()}: interval {gain.widened}" for gain in predictions if gain.widened]
     clear = [prediction for prediction in predictions if stands_out(prediction)]
     within = [prediction for prediction in predictions if not stands_out(prediction)]
     refusals = [html.Li(f"{refusal.edit}: {refusal.reason}") for refusal in refused]
@@ -311,7 +311,7 @@ VIEW = view(
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
-        "ranked": lambda loaded, _link: gain_info(loaded.as_tried(search_once(loaded).predictions)[0]),
+        "ranked": lambda loaded, _link: gain_info(search_once(loaded).predictions),
     },
     register=_register,
 )

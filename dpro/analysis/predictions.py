@@ -13,6 +13,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.selected import replayed_steps
+from dpro.plugins import hooks_of
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
@@ -38,14 +39,21 @@ def predict_edits(
     def compute() -> Prediction:
         trust, baseline = of_steps(analysis, selection)
         if job is not None:
-            return predict(job, baseline, edits, trust)
+            return as_tried(predict(job, baseline, edits, trust))
         condensed = analysis.condensed
         if condensed is None or any(edit.within_ranks() is None for edit in edits):
-            return predict(analysis.built.predictive, baseline, edits, trust)
+            return as_tried(predict(analysis.built.predictive, baseline, edits, trust))
         with condensed_job(analysis.run, condensed) as by_rank:
-            return predict(by_rank, baseline, edits, trust)
+            return as_tried(predict(by_rank, baseline, edits, trust))
 
     return compute() if selection else analysis.once(("prediction", *edits), compute)
+
+
+def as_tried(prediction: Prediction) -> Prediction:
+    """A prediction with the errors that such changes showed when they were tried, as extensions know them."""
+    for calibrate in hooks_of("predicted"):
+        prediction = calibrate(prediction)
+    return prediction
 
 
 def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -35,6 +35,7 @@ ROWS = 12  # of each block that are listed where all are asked for
 _INDENT = 9 * " "  # of edits
 MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
 HEADINGS = {
+    "mended": "Once the ranks that findings name are as fast as their peers",
     "faster": "Faster at both ends of the interval",
     "unclear": "May gain nothing",
     "slower": "Slower at both ends of the interval",
@@ -202,7 +203,8 @@ def whatif(
             print_lines(lines_of(explain(analysis)))
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
-        _print(answer, analysis.run, listed, searched=not parsed)
+        faulty = [] if parsed else explain(analysis).faulty_ranks
+        _print(answer, analysis.run, listed, searched=not parsed, faulty=faulty)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
 
@@ -262,15 +264,15 @@ class Listed(NamedTuple):
     refused: bool
 
 
-def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool) -> None:
+def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, faulty: Collection[int]) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
         searched: whether edits were searched for: then those of small gain are left out.
+        faulty: ranks that findings name: what they cost is listed whatever else is.
     """
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
-    from dpro.replay.whatif.edits.heal import Heal
 
     out, document = console(), answer.document
     _print_trust(document)
@@ -286,12 +288,12 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool) -> None:
     worth = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
-        # A healed rank is a cost, which `dpro diagnose` states: a person cannot do it.
-        changes = [row for row in changes if not any(isinstance(edit, Heal) for edit in row.edits)][
-            :MAX_CHANGES
-        ]
-    shown = [*changes, *(row for row in worth if listed.bounds and not row.is_advice)]
-    _print_blocks(shown, document.answerable)
+        changes = changes[:MAX_CHANGES]
+    healing = {f"heal:rank={rank}" for rank in faulty}
+    mended = [row for row in worth if {*map(str, row.edits)} <= healing]
+    bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
+    shown = [*mended, *changes, *bounds]
+    _print_blocks(shown, document.answerable, mended)
     left = len(answer.predictions) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
@@ -325,10 +327,11 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
 
 
-def _print_blocks(shown: Sequence[Prediction], answerable: bool) -> None:
+def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]) -> None:
     """Predictions under how sure they are, in their order.
 
     Args:
+        mended: those of them that take away what findings name.
         answerable: whether the replay fits; nothing is sure where it does not.
     """
     from itertools import groupby
@@ -339,6 +342,8 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool) -> None:
     out.print("Throughput (samples per second) and the step:")
 
     def heading(row: Prediction) -> str:
+        if row in mended:
+            return HEADINGS["mended"]
         sure = row.effect if answerable else "unclear"
         return HEADINGS[sure if row.is_advice else "bound"]
 

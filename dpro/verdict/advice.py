@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
+from dpro.arrays import Bools
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.pauses import CLASS as PAUSES
@@ -24,10 +24,11 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import NO_SPAN, Graph
-from dpro.replay.whatif.edit import EFFORTS, kind_of_job
+from dpro.replay.whatif.edit import EFFORTS
+from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
+from dpro.replay.whatif.edits.pipeline import Pipeline
 from dpro.replay.whatif.predict import Prediction
-from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
@@ -38,12 +39,10 @@ from dpro.verdict.limits import (
     HOST,
     IMBALANCE,
     INPUT,
-    PART_OF_HOST,
     SYNCHRONISATION,
-    FreeLaunching,
+    FreeCalls,
     before_first_launch,
     host_work_before_slow_launch,
-    typical,
 )
 from dpro.words import counted
 
@@ -60,10 +59,12 @@ TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls bec
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
-FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
+LARGER = ("batch:factor=2", "batch:factor=4")
+MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batch costs little
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
+ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
@@ -106,9 +107,14 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [*remedies_of(facts.findings)]
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
-    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     first = _FIRST.get(limit, ())
-    return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
+
+    def place(advice: Advice) -> tuple[bool, bool, float]:
+        treats = advice.kind in first
+        return not treats, not treats and (advice.gain_low or 1.0) < 1, -_merit(advice)
+
+    return sorted(worth, key=place)
 
 
 def record_more(facts: JobFacts) -> list[Advice]:
@@ -218,33 +224,52 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
         yield Advice("heal", do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
 
 
-# Changes that are predicted as they are: by edit, their kind, what to do, and how to see whether it holds.
-_EDITS = {
-    "optimizer:impl=fused": ("optimizer", "a fused optimizer (fused=True)", "dpro try optimizer:impl=fused"),
-    "compress:to=bf16": (
-        "compression",
-        "reduce gradients in bf16 (a communication hook of DDP)",
-        "dpro try compress:to=bf16",
-    ),
-    "balance:over=sequences": (
-        "balance-input",
-        "spread long and short samples evenly over the ranks",
-        "dpro whatif RUN --edit balance:over=sequences",
-    ),
-}
+def best_of(facts: JobFacts, texts: Sequence[str]) -> Prediction | None:
+    """Of some changes the one that gains most; None where the run answers none, or none gains enough."""
+    predictions = []
+    for text in texts:
+        with suppress(DproError):
+            predictions.append(facts.predict(text))
+    best = max(predictions, key=lambda prediction: prediction.speedup, default=None)
+    return best if best is not None and best.speedup >= WORTH else None
+
+
+def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Advice:
+    """Advice to make a change of one edit: it gains what `dpro whatif` says.
+
+    Args:
+        assumes: what that takes for granted; what the edit does where empty.
+    """
+    (edit,) = prediction.edits
+    return Advice(
+        kind,
+        do,
+        *interval_of(prediction),
+        EFFORTS[edit.effort],
+        assumes or "; ".join(filter(None, (edit.assumes, edit.training))),
+        f"dpro whatif RUN --edit {edit}",
+        str(edit),
+    )
+
+
+# Changes that need no other reason than what they gain: of each the edit, the kind of advice, and what to do.
+_EDITS: Sequence[tuple[str, str, str]] = (
+    ("optimizer:impl=fused", "optimizer", "a fused optimizer (fused=True)"),
+    ("compress:to=bf16", "compression", "reduce gradients in bf16 (a communication hook of DDP)"),
+    ("balance:over=sequences", "balance-input", "spread long and short samples evenly over the ranks"),
+)
 
 
 def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """What edits gain for certain that a person can make in a line or a setting."""
-    for text, (kind, do, check) in _EDITS.items():
-        edit = parse_edit(text)
-        try:
-            prediction = facts.predict(text)
-        except DproError:
-            continue
-        if prediction.effect == "faster" and prediction.speedup >= WORTH:
-            assumes = "; ".join(filter(None, (edit.assumes, edit.training)))
-            yield Advice(kind, do, *interval_of(prediction), EFFORTS[edit.effort], assumes, check, text)
+    for text, kind, do in _EDITS:
+        prediction = best_of(facts, [text])
+        if prediction is not None and prediction.effect == "faster":
+            yield by_edit(kind, do, prediction)
+    prediction = best_of(facts, facts.candidates(Bucket))
+    if prediction is not None and prediction.effect == "faster":
+        (bucket,) = prediction.edits
+        yield by_edit("buckets", f"{bucket.describe()}: {bucket.how()}", prediction)
 
 
 def interval_of(prediction: Prediction) -> tuple[float, float]:
@@ -254,13 +279,6 @@ def interval_of(prediction: Prediction) -> tuple[float, float]:
         for gain_ns in (prediction.gain_low_ns, prediction.gain_high_ns)
     )
     return low, high
-
-
-def _interval(gains: Floats, lengths: Floats) -> tuple[float, float]:
-    """Around the typical gain, by how much gains of steps differ, and by a tenth of the gain at least."""
-    gain = typical(gains, lengths)
-    spread = max(MAD_TO_SIGMA * float(np.median(np.abs(gains - gain))), 0.1 * (gain - 1))
-    return max(gain - spread, 1.0), gain + spread
 
 
 def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -289,64 +307,59 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             )
 
 
-def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Cut what the host does for each launch, or give the GPU more work for each."""
+def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Give hosts their cores, or shorten what they do for long before one launch."""
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
     host = facts.gains_by_limit().get(HOST, 1.0)
     if facts.still is not None:
         yield _cores(facts, facts.still, host)
     launches, slow = facts.launches, facts.slow_launches
-    if slow is not None:
-        before = _work_by_name(facts, partial(host_work_before_slow_launch, slow.kernel))
-        most = min(1 / (1 - min(slow.per_step * slow.took_ns / facts.step_ns, 0.95)), host)
-        yield Advice(
-            "launch-one",
-            f"shorten what the host does for {format_duration(slow.took_ns)} before {slow.in_words}"
-            f"{place_of(launches.filter(pl.col('launched') == slow.kernel), facts.spans)}"
-            f"{_longest_names(before, facts.rank_steps)}",
-            partly(most, 0.5),
-            most,
-            "new code",
-            "a launch of it can cost what others do",
-            "record with --stacks",
-        )
-    by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
-    if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
+    if slow is None:
         return
-    count = launches.height / facts.rank_steps
-    launching = min(facts.typical_gain_of(facts.job.with_change(FreeLaunching())), host)
-    # Hosts that stand still do so in any call: with fewer of them less.
-    mostly_launches = facts.still is not None or math.log(launching) >= PART_OF_HOST * math.log(host)
-    if mostly_launches:  # what else it does may be captured with the launches
-        launching = host
-    low, high, edit = partly(launching, 0.3), launching, ""
-    with suppress(DproError):
-        low, high = interval_of(facts.predict("cuda-graph"))
-        if slow is None:
-            edit = "cuda-graph"
-        else:  # what the host does for long before one launch is in no graph
-            high = min(high, launching)
-            low = min(low, high)
+    before = _work_by_name(facts, partial(host_work_before_slow_launch, slow.kernel))
+    most = min(1 / (1 - min(slow.per_step * slow.took_ns / facts.step_ns, 0.95)), host)
     yield Advice(
-        "launch",
-        'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
-        f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
-        low,
-        high,
-        "a line of code",
-        "shapes are static, and nothing in the captured part waits for the GPU",
-        "dpro whatif RUN --edit cuda-graph",
-        edit,
+        "launch-one",
+        f"shorten what the host does for {format_duration(slow.took_ns)} before {slow.in_words}"
+        f"{place_of(launches.filter(pl.col('launched') == slow.kernel), facts.spans)}"
+        f"{_longest_names(before, facts.rank_steps)}",
+        partly(most, 0.5),
+        most,
+        "new code",
+        "a launch of it can cost what others do",
+        "record with --stacks",
     )
-    if facts.computing < 0.3 and mostly_launches:
-        yield Advice(
+
+
+def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Cut what the host does for each launch, or give the GPU more work for each.
+
+    Not where it mostly does something else for long: then that is to be shortened.
+    """
+    launches = facts.launches
+    if facts.slow_launches is not None and facts.still is None:
+        return
+    by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
+    if launches.is_empty() or (by_graph.height and facts.kernels["count"].sum() > 4 * launches.height):
+        return
+    captured = best_of(facts, ["cuda-graph"])
+    if captured is not None:
+        count = launches.height / facts.rank_steps
+        yield by_edit(
+            "launch",
+            'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
+            f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
+            captured,
+            "shapes are static, and nothing in the captured part waits for the GPU",
+        )
+    larger = best_of(facts, LARGER) if limit == HOST and facts.computing < MOSTLY_IDLE else None
+    if larger is not None:
+        (batch,) = larger.edits
+        yield by_edit(
             "batch",
-            f"give each step more work (a larger batch): GPUs compute {facts.computing:.0%} of it",
-            min(2.0, host),
-            host,
-            "a setting",
-            "the host takes as long for a larger batch; gain per sample",
+            f"give each step more work ({batch.describe()}): GPUs compute {facts.computing:.0%} of it",
+            larger,
         )
 
 
@@ -379,9 +392,15 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         how = "more DataLoader workers (num_workers), or less work per sample"
     else:
         how = "prepare the input beside the step or on the GPU"
+    do = f"{how}{_longest_names(prepared, facts.rank_steps)}"
+    ready = None if crowded else best_of(facts, ["hide-input"])
+    if ready is not None:
+        assumes = "there are free cores for it, and the source can keep up"
+        yield by_edit("input", do, ready, assumes)
+        return
     yield Advice(
         "input",
-        f"{how}{_longest_names(prepared, facts.rank_steps)}",
+        do,
         partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
@@ -538,15 +557,14 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
     count = int(computing["count"].sum()) / facts.rank_steps
     if share < SURE_TO_SHOW or count < 10:
         return
-    low, high = (facts.gain_of_faster(names, factor) for factor in FUSED)
-    yield Advice(
-        "fuse",
-        f"torch.compile: {count:,.0f} pointwise and copying kernels a step and rank, {share:.0%} of compute",
-        low,
-        high,
-        "a line of code",
-        _ROUGH,
-    )
+    fused = best_of(facts, ["compile"])
+    if fused is not None:
+        yield by_edit(
+            "fuse",
+            f"torch.compile: {count:,.0f} pointwise and copying kernels a step and rank, {share:.0%} of "
+            "compute",
+            fused,
+        )
 
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -627,28 +645,20 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Even out the stages of a pipeline, or shrink its bubble."""
     if not facts.analysis.outline.of_operations:
         return
-    try:
-        even = facts.gain_under(parse_edit("balance:over=stages"))
-    except DproError:
-        even = np.ones(1)
-    if even.mean() >= WORTH:
-        yield Advice(
-            "stages",
-            "distribute layers evenly over the stages",
-            *_interval(even, facts.lengths),
-            "a setting",
-            "layers can be moved in small pieces",
-            "dpro whatif RUN --edit balance:over=stages",
-        )
-    bubble = facts.gains_by_limit().get(BUBBLE, 1.0)
-    if bubble >= 1.1:
-        half = partly(bubble, 0.5)
-        ways = [("microbatches", "twice as many micro-batches per step, which halves the bubble")]
-        if kind_of_job(facts.job.graph).chunks <= 1:
-            two = "interleave two chunks of layers per stage, which halves the bubble"
-            ways.insert(0, ("interleave", two))
-        for kind, do in ways:
-            yield Advice(kind, do, partly(half, 0.6), half, "a setting", "memory holds more activations")
+    even = best_of(facts, ["balance:over=stages"])
+    if even is not None:
+        do = "distribute layers evenly over the stages"
+        yield by_edit("stages", do, even, "layers can be moved in small pieces")
+    if facts.gains_by_limit().get(BUBBLE, 1.0) < 1.1:
+        return
+    schedules = facts.candidates(Pipeline)
+    interleaved = best_of(facts, [text for text in schedules if "interleaved" in text])
+    if interleaved is not None:
+        do = "interleave two chunks of layers per stage, which halves the bubble"
+        yield by_edit("interleave", do, interleaved)
+    more = best_of(facts, [text for text in schedules if "micro_batches=" in text])
+    if more is not None:
+        yield by_edit("microbatches", f"{more.what()}, which makes the bubble a smaller part", more)
 
 
 def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -663,17 +673,16 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     count = longest.height / facts.rank_steps
     if count < 0.5:
         return
-    yield Advice(
-        "sync",
-        f"take out what waits for the GPU (.item(), .to(), blocking copies), "
-        f"{counted(max(round(count), 1), 'call')} a step"
-        f"{place_of(longest, facts.spans)}",
-        partly(gain, 0.5),
-        gain,
-        "new code",
-        "what is waited for can be read later",
-        "dpro whatif RUN --edit no-sync",
-    )
+    ended = best_of(facts, ["no-sync"])
+    if ended is not None:
+        yield by_edit(
+            "sync",
+            f"take out what waits for the GPU (.item(), .to(), blocking copies), "
+            f"{counted(max(round(count), 1), 'call')} a step"
+            f"{place_of(longest, facts.spans)}",
+            ended,
+            "what is waited for can be read later",
+        )
 
 
 def _measured_waits(graph: Graph) -> pl.DataFrame:
@@ -682,19 +691,18 @@ def _measured_waits(graph: Graph) -> pl.DataFrame:
 
 def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Let memory be kept."""
-    calls = facts.spans.filter(
-        (pl.col("kind") == "runtime") & pl.col("name").str.contains(r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$")
-    )
+    calls = facts.spans.filter((pl.col("kind") == "runtime") & pl.col("name").str.contains(ALLOCATING))
     share = facts.typical_share(calls)  # not that of a first step, which allocates what the others reuse
-    if share >= 0.03:
-        yield Advice(
-            "allocator",
-            "keep device memory (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes): cudaMalloc "
-            f"and cudaFree take {share:.0%} of the step{place_of(calls, facts.spans)}",
-            1.0,
-            1 / (1 - min(share, 0.9)),
-            "a setting",
-        )
+    if share < 0.03:
+        return
+    yield Advice(
+        "allocator",
+        "keep device memory (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes): cudaMalloc "
+        f"and cudaFree take {share:.0%} of the step{place_of(calls, facts.spans)}",
+        1.0,
+        facts.typical_gain_of(facts.job.with_change(FreeCalls(ALLOCATING))),
+        "a setting",
+    )
 
 
 def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -732,6 +740,7 @@ _SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _slow_parts,
     _predicted,
     _crowded_hosts,
+    _hosts,
     _launches,
     _input,
     _matmuls,

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +35,8 @@ from dpro.replay.step_parts import replayed_breakdown
 from dpro.replay.steps import recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.facts import facts_of as run_facts
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, predict, slowdowns_of
 from dpro.replay.whatif.registry import parse_edit
@@ -45,7 +45,6 @@ from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
     CHANGES,
     HOST,
-    INDEPENDENT,
     SLOW_LAUNCH_NS,
     Counterfactual,
     FasterKernels,
@@ -412,6 +411,16 @@ class JobFacts:
             return predict_edits(self.analysis, edits, job=self.job)
         return predict(self.job, self.ends, edits, self.analysis.trust)
 
+    def candidates(self, kind: type[Edit]) -> list[str]:
+        """What a kind of edit proposes for the run, as `--edit` accepts it; nothing where it has no use."""
+        with suppress(DproError):
+            return [str(edit) for edit in kind.candidates(self._shown)]
+        return []
+
+    @cached_property
+    def _shown(self) -> RunFacts:
+        return run_facts(self.job.graph, self.ends, self.analysis.suspects)
+
     def gain_of_faster(self, names: Collection[str], factor: float) -> float:
         """How many times as long a usual step takes as with kernels that take a share of their time."""
         return self.typical_gain_of(self.job.with_change(FasterKernels(frozenset(names), factor)))
@@ -423,15 +432,6 @@ class JobFacts:
             with suppress(DproError):
                 jobs.append(change(self.job))
         return jobs
-
-    def best_beside(self, limit: str) -> tuple[str, float]:
-        """What gives most when it costs nothing together with a limit, and what both give."""
-        others = [(kind, change) for kind, change in CHANGES if kind in INDEPENDENT and kind != limit]
-        best = ("", 1.0)
-        for job, (kind, change) in product(self.without(limit), others):
-            with suppress(DproError):  # it is not to be had of this run
-                best = max(best, (kind, self.typical_gain_of(change(job))), key=itemgetter(1))
-        return best
 
     def after(self, limit: str) -> JobFacts | None:
         """The job's facts once a limit costs nothing; None where this run cannot say, or nothing is left.

@@ -6,6 +6,7 @@ share of the time is no reason: a rank that waits is faster only if what it wait
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
-from dpro.replay.whatif.edits.host import LAUNCHES, FreeHost, NoSync, free_host, launching_calls
+from dpro.replay.whatif.edits.host import FreeHost, NoSync, launching_calls
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
 from dpro.replay.whatif.job import ReplayedJob
@@ -34,7 +35,6 @@ from dpro.schema import STEPS
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
-PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 FREE = 1e6  # times the bandwidth: transfers take no time
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
 
@@ -124,6 +124,19 @@ class ReadyInput:
 
 
 @dataclass(frozen=True)
+class FreeCalls:
+    """Calls of the runtime whose names match a regular expression take no time."""
+
+    pattern: str
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        wanted = np.array([bool(re.search(self.pattern, name)) for name in graph.names])
+        chosen = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
+        return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))
+
+
+@dataclass(frozen=True)
 class FasterKernels:
     """Kernels of some names take a share of their time."""
 
@@ -209,18 +222,6 @@ def _has_steps(graph: Graph) -> bool:
     if graph.run is None:
         return bool((graph.nodes.step != NO_STEP).any())
     return graph.run.num_rows(STEPS) > 0
-
-
-@dataclass(frozen=True)
-class FreeLaunching:
-    """Hosts take no time from one launch to the next, unless that is long: then they do something else."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
-        free = free_host(graph, {LAUNCHES: 1})  # of the job: a rank may launch nothing
-        return free.with_durations(
-            np.where(host_work_before_slow_launch(None, graph), graph.nodes.duration, free.nodes.duration)
-        )
 
 
 def next_launches(graph: Graph) -> Ints:
@@ -324,7 +325,6 @@ def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
     return lambda job: job.with_change(change)
 
 
-INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)  # of these two may have to go together
 # What ends each limit, from specific ones to general ones.
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (INPUT, _with(ReadyInput())),

@@ -42,7 +42,6 @@ from dpro.verdict.advice import (
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
 from dpro.verdict.ledger import LedgerRow, entries_of, limit_of_entries, shares_of_limits
 from dpro.verdict.limits import (
-    BUBBLE,
     COMMUNICATION,
     COMPUTE,
     HOST,
@@ -53,7 +52,6 @@ NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks a
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
-ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
 SHORT_NAMES = {
     "waiting for others": "waiting",
     "communication, wait not known": "communication",
@@ -69,16 +67,12 @@ class Limit(DocumentPart, frozen=True):
         gain: how many times as long the step takes now as without it; 1 of compute, which cannot go.
         share: of the step: what is lost to it by the ledger; of compute: for how long the devices compute.
         cause: what was found to be behind it, with names and numbers; empty where nothing was.
-        together: what else has to go for much to change; empty where it gives most by itself.
-        gain_together: how many times as long the step takes now as without both.
     """
 
     kind: str
     gain: float
     share: float
     cause: str = ""
-    together: str = ""
-    gain_together: float = 1.0
 
 
 class Explanation(AccountedDocument, frozen=True, kw_only=True):
@@ -340,17 +334,13 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
     if kind in ("", COMPUTE):
         return Limit(COMPUTE, 1.0, facts.computing) if kind else None
     gain = facts.gains_by_limit().get(kind, 1.0)
-    limit = Limit(kind, gain, shares_of_limits(entries)[kind])
-    if gain >= ALONE or kind == BUBBLE:
-        return limit
-    other, together = facts.best_beside(kind)
-    return replace(limit, together=other, gain_together=together) if together >= ALONE * gain else limit
+    return Limit(kind, gain, shares_of_limits(entries)[kind])
 
 
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     """What has a large share of the time and gives nothing."""
     whole = float(facts.kernels["total_ns"].sum())
-    if not whole or limit is None or COMMUNICATION in (limit.kind, limit.together):
+    if not whole or limit is None or limit.kind == COMMUNICATION:
         return []
     moving = float(facts.communication_kernels["total_ns"].sum())
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)

@@ -99,9 +99,6 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
     if limit.kind == COMPUTE:
         return f"{said}{because}."
     without = _WITHOUT[limit.kind]
-    if limit.together:
-        apart_and_together = f"{without} {_factor(limit.gain)}; {_WITHOUT[limit.together].lower()} too"
-        return f"{said}{because}. {apart_and_together} {_from_to(step_ms, limit.gain_together)}."
     return f"{said}{because}. {without} {_from_to(step_ms, limit.gain)}."
 
 

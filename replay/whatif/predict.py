@@ -78,6 +78,7 @@ class Prediction:
         proven: whether jobs were really changed by all of these edits, and recorded before and after.
         samples: how many times as many samples a step works on.
         gain_low_ns, gain_high_ns: interval of `gain_ns`.
+        widened: why the intervals are wider than the replay's own; empty where they are not.
     """
 
     edits: tuple[Edit, ...]
@@ -90,6 +91,7 @@ class Prediction:
     samples: float = 1.0
     gain_low_ns: float = float("-inf")
     gain_high_ns: float = float("inf")
+    widened: str = ""
 
     @property
     def base_ns(self) -> float:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.views.verdict import VIEW
+from dpro.documents import plain
+from dpro.extensions.mcp.tools import call
+from dpro.opening import open_path
+from dpro.verdict.verdict import explain
+from dpro.verdict.words import paragraphs_of
 from tests.commands import dpro
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -22,6 +32,33 @@ def answered(command: str, *arguments: object) -> dict:
     done = dpro(command, *arguments, "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
+
+
+def account_of_page(run: Path, folder: Path) -> tuple[dict, str]:
+    """The account that the report of a run has as a page, and the page's text."""
+    page = folder / "report.html"
+    assert dpro("report", run, "--html", page).returncode == 0
+    text = page.read_text(encoding="utf-8")
+    (embedded,) = re.findall(r'<script type="application/json" id="account">(.*?)</script>', text)
+    return json.loads(embedded), html.unescape(text)
+
+
+def assert_all_other_faces_have(account: dict, run: Path, folder: Path) -> None:
+    """Hold the tools of the server, the page of the report and the dashboard to the account of a run."""
+    place = str(run.resolve())
+    asked = {name: {"run": place} for name in ("explain", "report", "diagnose", "replay", "info", "whatif")}
+    for name, arguments in (*asked.items(), ("diff", {"a": place, "b": place})):
+        answer = plain(call(name, arguments, [run.resolve().parent]))
+        assert json.loads(json.dumps(answer))["account"] == account, name
+    of_page, page = account_of_page(run, folder)
+    assert of_page == account
+    loaded = Loaded(open_path(run))
+    explanation = explain(loaded)
+    assert json.loads(json.dumps(plain(explanation.account))) == account
+    panel = str(VIEW.sections["verdict-short"](loaded, Link()))
+    for _, text in paragraphs_of(explanation):
+        assert text in page
+        assert text in panel
 
 
 def assert_one_account(run: Path) -> dict:
@@ -70,6 +107,12 @@ def assert_one_account(run: Path) -> dict:
 def test_documents_of_all_commands_have_the_same_account(name):
     account = assert_one_account(SAMPLES / name)
     assert account["recorded_step_ms"] > account["step_ms"]
+
+
+@pytest.mark.parametrize("name", ["slow_rank", "h200_gpt", "h200_hang"])
+def test_the_server_the_page_and_the_dashboard_have_the_same_account(name, tmp_path):
+    account = answered("explain", SAMPLES / name)["account"]
+    assert_all_other_faces_have(account, SAMPLES / name, tmp_path)
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from dpro.analysis.summary import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.whatif import HEADINGS, ROWS
-from dpro.extensions.trial.calibrate import as_tried
 from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
@@ -192,7 +191,7 @@ def test_every_edit_that_the_search_proposes_predicts_the_same_when_asked_for(so
     run = request.getfixturevalue(source)
     for prediction in one_object(answer("whatif", run))["predictions"]:
         edits = [parse_edit(text) for text in prediction["edits"]]
-        (again,) = what_if(analyse(str(run)), edits, calibrate=as_tried).document.predictions
+        (again,) = what_if(analyse(str(run)), edits).document.predictions
         assert again.predicted_ms == pytest.approx(prediction["predicted_ms"], rel=1e-9)
 
 

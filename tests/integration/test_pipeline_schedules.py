@@ -101,9 +101,7 @@ def median_ms(run: Run) -> float:
 def test_healed_stage_takes_what_the_job_with_an_even_stage_takes(tmp_path):
     uneven = recorded(tmp_path / "uneven", "1f1b", "--layers", "2/4/2/2")
     even = recorded(tmp_path / "even", "1f1b")
-    (found,) = what_if(
-        Analysis(uneven), [parse_edit("heal:stage=1")], calibrate=lambda found: (list(found), [])
-    ).predictions
+    (found,) = what_if(Analysis(uneven), [parse_edit("heal:stage=1")]).predictions
     assert found.predicted_ns / 1e6 == pytest.approx(median_ms(even), rel=0.08)
     stages = [each for each in Analysis(uneven).verdict[0] if each.class_ == "imbalance.stage"]
     assert [each.component_id for each in stages] == ["1"]

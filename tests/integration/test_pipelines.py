@@ -109,7 +109,7 @@ def test_operations_of_a_real_pipeline_show_its_layout_its_bubbles_and_what_chan
     assert marked.height == 2 * 2 * 2 * 4
     assert marked.join(rows, on=key, how="anti").is_empty()
     edit = parse_edit("pipeline:schedule=gpipe,micro_batches=8")
-    (found,) = what_if(analysis, [edit], calibrate=lambda found: (list(found), [])).predictions
+    (found,) = what_if(analysis, [edit]).predictions
     assert found.low_ns <= found.predicted_ns <= found.high_ns
     assert not analysis.operations.trust.reasons
 
@@ -132,5 +132,5 @@ def test_rank_that_is_slower_than_the_others_of_its_stage_is_named(tmp_path):
 @pytest.mark.slow
 def test_recording_without_windows_has_stages_and_predictions_all_the_same(tmp_path):
     run = ran(tmp_path, 2, "1F1B", 4, 2, 8, -1, 1, 2, options=("--no-windows",))
-    found = what_if(Analysis(run), [parse_edit("balance:over=stages")], calibrate=lambda f: (list(f), []))
+    found = what_if(Analysis(run), [parse_edit("balance:over=stages")])
     assert found.predictions[0].speedup > 1.1

@@ -13,7 +13,6 @@ import dpro
 from dpro.analysis.answers.whatif import what_if
 from dpro.cli.analysis import analyse
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
-from dpro.extensions.trial.calibrate import as_tried
 from dpro.markup import table
 from dpro.notebook import OpenedRun
 from dpro.replay.whatif.registry import parse_edit
@@ -83,7 +82,7 @@ def test_names_of_a_run_are_text_and_nothing_else():
 
 
 def test_predictions_are_those_of_the_command(run, path):
-    predictions = what_if(analyse(str(path)), calibrate=as_tried).document.predictions
+    predictions = what_if(analyse(str(path))).document.predictions
     frame = run.whatif()
     assert frame["edit"].str.split("\n").to_list() == [each.edits for each in predictions]
     assert frame["predicted_ms"].to_list() == [each.predicted_ms for each in predictions]
@@ -97,9 +96,9 @@ def test_steps_and_ranks_are_selected_as_by_the_commands(run, path):
     assert some.breakdown.select("step", "rank").rows() == [(1, 0), (1, 2)]
     healed = run.whatif("heal:rank=1", steps="1-2").row(0, named=True)
     analysis, edits = analyse(str(path)), [parse_edit("heal:rank=1")]
-    found = what_if(analysis, edits, calibrate=as_tried, selection=parse_selection("1-2")).document
+    found = what_if(analysis, edits, selection=parse_selection("1-2")).document
     assert healed["predicted_ms"] == found.predictions[0].predicted_ms
-    searched = what_if(analysis, calibrate=as_tried, selection=parse_selection("1")).document
+    searched = what_if(analysis, selection=parse_selection("1")).document
     assert run.whatif(steps="1")["predicted_ms"].to_list() == [
         each.predicted_ms for each in searched.predictions
     ]

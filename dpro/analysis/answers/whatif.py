@@ -29,12 +29,11 @@ from dpro.analysis.cached import cached
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import condensed_job, fingerprint, why_too_large
 from dpro.analysis.mean_step import inputs_per_s
-from dpro.analysis.predictions import of_steps, predict_edits
+from dpro.analysis.predictions import as_tried, of_steps, predict_edits
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
-from dpro.plugins import hooks_of
 from dpro.processes import process_pool
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
@@ -227,18 +226,6 @@ def prediction_document(
     )
 
 
-def calibrated(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:
-    """Predictions as extensions calibrate them, and a line for each interval that is wider."""
-    rows, widened = list(predictions), list[str]()
-    for calibrate in hooks_of("predicted"):
-        rows, lines = calibrate(rows)
-        widened += lines
-    return rows, widened
-
-
-Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
-
-
 class TrustedDocument(Document, frozen=True, kw_only=True):
     """An answer that rests on the replay.
 
@@ -338,7 +325,6 @@ def what_if(
     edits: Sequence[Edit] = (),
     budget: int | None = None,
     *,
-    calibrate: Calibrate = calibrated,
     progress: Progress = ignore,
     selection: Selection = ALL,
 ) -> WhatIf:
@@ -361,7 +347,7 @@ def what_if(
         result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
     else:
         result = search_of_all(analysis, budget, progress, selection)
-    predictions, widened = calibrate(result.predictions)
+    predictions = result.predictions
     samples_per_s = inputs_per_s(analysis)
     document = WhatIfDocument(
         **_trusted(analysis),
@@ -375,7 +361,11 @@ def what_if(
             for prediction, best in zip(predictions, undominated(predictions))
         ],
         pretended=analysis.pretended,
-        widened=widened,
+        widened=[
+            f"{' + '.join(map(str, prediction.edits))}: interval {prediction.widened}"
+            for prediction in predictions
+            if prediction.widened
+        ],
         interactions=result.interactions,
         untried=result.untried,
         refused=result.refused,
@@ -412,7 +402,11 @@ def search_of_all(
     explorer = _explored_elsewhere if elsewhere else explored
     search = partial(explorer, analysis, budget, progress, trust, baseline)
     result = searched(analysis, selection, budget, search)
-    return dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
+    return dataclasses.replace(
+        result,
+        predictions=ranked(map(as_tried, result.predictions)),
+        refused=_with_own_reasons(result.refused, analysis),
+    )
 
 
 def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:

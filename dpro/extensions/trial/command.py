@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from dpro.arrays import Floats
     from dpro.documents import Document
-    from dpro.extensions.trial.calibrate import Calibration
     from dpro.extensions.trial.changes import Change
     from dpro.extensions.trial.documents import TimesDocument, TryDocument
     from dpro.extensions.trial.ledger import LedgerEntry, Ratio
@@ -338,15 +337,11 @@ class TriedPrediction:
     """What the replay says of the changes, or why it says nothing.
 
     Attributes:
-        prediction: with the replay's own interval; None where there is none.
-        shown: the same, its interval widened by the ledger.
-        calibration: by what, where it was.
+        prediction: its interval widened by the ledger; None where there is none.
         baseline_ns: the replayed step that the prediction is relative to.
     """
 
     prediction: Prediction | None = None
-    shown: Prediction | None = None
-    calibration: Calibration | None = None
     baseline_ns: float = 0.0
     reason: str = ""
 
@@ -355,8 +350,6 @@ def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
     """Predict the changes from a run of the job as it is."""
     from dpro.analysis.predictions import predict_edits
     from dpro.cli.analysis import analyse
-    from dpro.extensions.trial.calibrate import calibrated
-    from dpro.extensions.trial.ledger import read
     from dpro.replay.whatif.registry import parse_edit
 
     try:
@@ -370,8 +363,7 @@ def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
         prediction = predict_edits(analysis, edits)
     except DproError as error:  # what cannot be predicted can be measured
         return TriedPrediction(reason=str(error))
-    shown, calibration = calibrated(prediction, read()[0])
-    return TriedPrediction(prediction, shown, calibration, analysis.baseline_ns)
+    return TriedPrediction(prediction, analysis.baseline_ns)
 
 
 def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
@@ -412,7 +404,7 @@ def _document(
     from dpro.units import ms
 
     base_ms = ms(measured.baseline_ns)
-    predicted = _ratio(guess.shown, guess.baseline_ns)
+    predicted = _ratio(guess.prediction, guess.baseline_ns)
     samples = plan.samples
     return TryDocument(
         edits=[change.text for change in plan.changes],
@@ -420,7 +412,7 @@ def _document(
         baseline_ms=base_ms,
         predicted=times_document(predicted, base_ms, samples) if predicted else None,
         not_predicted=guess.reason,
-        calibration=str(guess.calibration or ""),
+        calibration=guess.prediction.widened if guess.prediction else "",
         measured=times_document(measured, base_ms, samples),
         noise=measured.noise,
         pairs=measured.num_pairs,
@@ -437,18 +429,19 @@ def _print_guess(plan: TrialPlan, guess: TriedPrediction) -> None:
 
     out = console()
     out.print(" and ".join(change.text for change in plan.changes))
-    if guess.shown is None:
+    prediction = guess.prediction
+    if prediction is None:
         out.print(f"  not predicted: {guess.reason}")
     else:
-        low, high = ms(guess.shown.low_ns), ms(guess.shown.high_ns)
-        speedup = plan.samples * guess.baseline_ns / guess.shown.predicted_ns
+        low, high = ms(prediction.low_ns), ms(prediction.high_ns)
+        speedup = plan.samples * guess.baseline_ns / prediction.predicted_ns
         out.print(
             f"  predicted  x{speedup:.2f}, of steps recorded in depth: "
-            f"{ms(guess.shown.predicted_ns):.2f} ms ({low:.2f} to {high:.2f}) instead of "
+            f"{ms(prediction.predicted_ns):.2f} ms ({low:.2f} to {high:.2f}) instead of "
             f"{ms(guess.baseline_ns):.2f} ms"
         )
-    if guess.calibration:
-        out.print(f"             interval {guess.calibration}")
+    if prediction and prediction.widened:
+        out.print(f"             interval {prediction.widened}")
 
 
 # What `dpro try` prints of its result.

@@ -47,9 +47,7 @@ def test_a_run_with_recorded_operations_is_not_asked_to_import_a_trace(tmp_path)
     elsewhere = pipeline.table(OPERATIONS).with_columns(step=pl.col("step") + 100)
     write_part(run.path, OPERATIONS, "rank00000", complete(OPERATIONS, elsewhere))
     edits = [parse_edit("pipeline:schedule=zb-h1")]
-    [refused] = what_if(
-        Analysis(open_run(run.path)), edits, calibrate=lambda found: (list(found), [])
-    ).document.refused
+    [refused] = what_if(Analysis(open_run(run.path)), edits).document.refused
     assert refused.reason.startswith("forward and backward of micro-batches were recorded, but their replay")
     assert "import" not in refused.reason
 

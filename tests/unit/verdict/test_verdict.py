@@ -12,12 +12,12 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
-from dpro.replay.graph import CPU_KINDS, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
+from dpro.verdict.ledger import entries_of
 from dpro.verdict.limits import (
     COMMUNICATION,
     COMPUTE,
@@ -25,12 +25,10 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
-    FreeLaunching,
-    host_before_launches,
 )
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
-from tests.builders import MAIN, TinyRun, cpu_job
+from tests.builders import MAIN, TinyRun
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -77,7 +75,7 @@ def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_pat
     assert kinds(verdict)[0] == "launch-one"
 
 
-def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_is_promised_its_time(tmp_path):
+def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_is_advised_instead(tmp_path):
     run = launches_of([("mul", 20, 10)] * 10 + [("cat", 9000, 10)] + [("mul", 20, 10)] * 10)
     for op in [row for row in run.rows["spans"] if row["duration_ns"] == 9_000_000]:
         at = op["start_ns"] / 1000  # a call that launches nothing is no end of it
@@ -87,9 +85,7 @@ def test_one_long_stretch_of_the_host_is_named_with_its_operators_and_no_graph_i
     assert verdict.limit.cause == "9 ms before it launches cat, once a step"
     assert kinds(verdict)[0] == "launch-one"
     assert "aten::op takes 9 ms" in by_kind["launch-one"].do
-    # Of steps of 9.4 ms the host takes 9.4, of which 0.4 for other launches.
-    assert by_kind["launch"].gain_high == pytest.approx(9.4 / 9.0, abs=0.03)
-    assert "batch" not in by_kind
+    assert not {"launch", "batch"} & by_kind.keys()
 
 
 def test_what_lies_between_two_windows_is_no_work_of_the_host_before_a_launch(tmp_path):
@@ -108,13 +104,6 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     verdict = explained(run, tmp_path)
     assert kinds(verdict)[:2] == ["launch", "batch"]
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain, rel=0.05)
-
-
-def test_a_rank_that_launches_nothing_is_free_where_launching_is(tmp_path):
-    graph = facts_of(cpu_job(), tmp_path).job.graph
-    assert host_before_launches(graph).is_empty()
-    freed = FreeLaunching().apply(graph).nodes
-    assert not freed.duration[is_of(freed.kind, CPU_KINDS) & (freed.step >= 0)].any()
 
 
 def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_unsure(tmp_path):
@@ -408,11 +397,12 @@ def beside_each_other() -> TinyRun:
     return run
 
 
-def test_two_things_beside_each_other_limit_a_job_together(tmp_path):
-    limit = limit_of(facts_of(beside_each_other(), tmp_path))
-    assert {limit.kind, limit.together} == {HOST, COMMUNICATION}
-    assert limit.gain < 1.3
-    assert limit.gain_together > 3
+def test_of_two_things_beside_each_other_each_has_its_part_of_the_step(tmp_path):
+    facts = facts_of(beside_each_other(), tmp_path)
+    parts = {entry.cause: entry.ns for entry in entries_of(facts)}
+    assert max(facts.gains_by_limit().values()) < 1.3
+    lost_ns = parts[HOST] + parts.get(COMMUNICATION, 0.0)
+    assert facts.step_ns / (facts.step_ns - lost_ns) > 3
 
 
 def hidden_transfers(host_us: float) -> TinyRun:
@@ -598,12 +588,6 @@ def ranks_that_transfer() -> TinyRun:
             run.call(begin + 10, begin + 515, 10 * step + 2, rank, name="cudaDeviceSynchronize")
             run.step(step, begin, begin + 600, rank)
     return run
-
-
-def test_equal_ranks_are_tried_together_with_others_though_the_job_has_no_stages(tmp_path):
-    other, gain = facts_of(late_host(600), tmp_path).best_beside(IMBALANCE)
-    assert other in (HOST, COMMUNICATION)
-    assert gain > 2
 
 
 def test_nothing_comes_after_a_limit_that_is_all_of_the_step(tmp_path):

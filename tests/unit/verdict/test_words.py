@@ -41,12 +41,6 @@ def test_a_limit_says_what_the_step_would_take_without_it():
     assert "40 ms -> 20 ms (x2.0)" in " ".join(text.split())
 
 
-def test_two_things_that_have_to_go_together_are_both_said():
-    limit = Limit("communication", 1.2, 0.17, together="host", gain_together=2.7)
-    text = " ".join(" ".join(lines_of(verdict(step_ms=19.0, limit=limit))).split())
-    assert "Without transfers x1.20; with a free host too 19 ms -> 7.04 ms (x2.7)." in text
-
-
 def test_lines_wrap_at_words_within_the_screen():
     advice = Advice("launch", "launch less " + "again and again " * 12, 1.1, 1.3, "a line of code")
     lines = lines_of(

@@ -57,7 +57,7 @@ def made(monkeypatch):
 
 def ask(run, network=None, **options):
     analysis = Analysis(open_run(run), network)
-    return whatif.what_if(analysis, calibrate=lambda found: (found, []), **options)
+    return whatif.what_if(analysis, **options)
 
 
 def test_a_second_search_of_an_unchanged_run_reads_what_the_first_found(run, made):

@@ -12,6 +12,7 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 
 WORKERS = "workers:count=2"
+ENDS = {"low": "_low", "middle": "", "high": "_high"}
 
 
 def tries(kind, *measured):
@@ -26,11 +27,11 @@ def prediction(*edits, low=90.0, high=110.0):
 
 
 def test_an_interval_is_widened_by_the_errors_of_its_kind_and_says_so():
-    shown, why = calibrated(prediction(WORKERS), tries("workers:count", 0.5, 0.55, 0.6))
+    shown = calibrated(prediction(WORKERS), tries("workers:count", 0.5, 0.55, 0.6))
     assert shown.predicted_ns == 100.0
     assert (shown.low_ns, shown.high_ns) == (pytest.approx(100 / 1.2), pytest.approx(120))
-    assert "widened by 3 tries of workers:count" in str(why)
-    assert "20%" in str(why)
+    assert "widened by 3 tries of workers:count" in shown.widened
+    assert "20%" in shown.widened
 
 
 @pytest.mark.parametrize(
@@ -44,15 +45,15 @@ def test_an_interval_is_widened_by_the_errors_of_its_kind_and_says_so():
     ],
 )
 def test_an_interval_stays_where_the_ledger_knows_nothing_worse(edits, entries):
-    found, calibration = calibrated(prediction(*edits), entries)
-    assert calibration is None
+    found = calibrated(prediction(*edits), entries)
+    assert not found.widened
     assert (found.low_ns, found.high_ns) == (prediction(*edits).low_ns, prediction(*edits).high_ns)
 
 
 def test_what_was_tried_and_held_is_proven():
     assert not prediction(WORKERS).proven
-    assert calibrated(prediction(WORKERS), tries("workers:count", 0.51))[0].proven
-    assert not calibrated(prediction(WORKERS), tries("workers:count", 0.9))[0].proven
+    assert calibrated(prediction(WORKERS), tries("workers:count", 0.51)).proven
+    assert not calibrated(prediction(WORKERS), tries("workers:count", 0.9)).proven
 
 
 def test_predictions_of_the_command_are_widened_by_the_ledger(repository, tmp_path, monkeypatch):
@@ -76,3 +77,19 @@ def test_predictions_of_the_command_are_widened_by_the_ledger(repository, tmp_pa
     text = CliRunner().invoke(cli, command, catch_exceptions=False).stdout
     assert "widened by 3 tries" in text
     assert f"dpro try {WORKERS} -- COMMAND" in text
+
+
+def test_advice_gains_what_the_command_predicts_of_what_was_tried(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    run = str(repository / "sample_traces" / "slow_input")
+
+    def asked(*arguments):
+        return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).stdout)
+
+    plain = asked("explain", run)
+    for entry in tries("hide-input", 0.5, 0.8, 0.9):
+        append(entry)
+    wider = asked("explain", run)["account"]["gains"]["hide-input"]
+    (prediction,) = asked("whatif", run, "--edit", "hide-input")["predictions"]
+    assert wider == {end: prediction[f"speedup{name}"] for end, name in ENDS.items()}
+    assert wider["low"] < plain["account"]["gains"]["hide-input"]["low"]
