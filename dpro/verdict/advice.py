@@ -32,6 +32,8 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
+    ALLOCATING,
+    ALLOCATOR,
     BUBBLE,
     COMMUNICATION,
     COMPUTE,
@@ -40,7 +42,6 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
-    FreeCalls,
     before_first_launch,
     host_work_before_slow_launch,
 )
@@ -64,7 +65,6 @@ MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batc
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
-ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
@@ -700,7 +700,7 @@ def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
         "keep device memory (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes): cudaMalloc "
         f"and cudaFree take {share:.0%} of the step{place_of(calls, facts.spans)}",
         1.0,
-        facts.typical_gain_of(facts.job.with_change(FreeCalls(ALLOCATING))),
+        facts.gains_by_limit().get(ALLOCATOR, 1.0),
         "a setting",
     )
 

@@ -26,8 +26,10 @@ from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import (
+    ALLOCATOR,
     BUBBLE,
     CHANGES,
+    COLLECTION,
     COMMUNICATION,
     COMPUTE,
     COPIES,
@@ -38,12 +40,18 @@ from dpro.verdict.limits import (
     without_bubble,
 )
 
-NO_CORE, RANK, UNEXPLAINED = "no-core", "rank", "unexplained"
+NO_CORE, RANK, COMPILATION, UNEXPLAINED = "no-core", "rank", "compilation", "unexplained"
 ORDER = (
-    NO_CORE, RANK, INPUT, SYNCHRONISATION, IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE,
-    UNEXPLAINED,
+    NO_CORE, RANK, INPUT, SYNCHRONISATION, ALLOCATOR, COLLECTION, IMBALANCE, BUBBLE, COMMUNICATION,
+    COMPILATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
-LIMIT_OF = {NO_CORE: HOST, RANK: IMBALANCE}  # what the limit is called that such an entry is a part of
+LIMIT_OF = {
+    NO_CORE: HOST,
+    ALLOCATOR: HOST,
+    COMPILATION: HOST,
+    COLLECTION: HOST,
+    RANK: IMBALANCE,
+}  # what the limit is called that such an entry is a part of
 OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # what is replayed of whole operations
 LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
 
@@ -126,7 +134,9 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
         by_findings = [(cause, finding) for cause, finding in by_findings if cause != NO_CORE]
     of_operations = facts.analysis.outline.of_operations
     general = (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork())))
-    for cause in dict.fromkeys((NO_CORE, RANK, *(cause for cause, _ in general))):
+    for cause in ORDER:
+        if cause == COMPILATION and (compiling_ns := facts.compiling_ns):
+            yield Cause(cause, (), _unchanged, "what steps compiled", compiling_ns)
         for finding in (finding for of, finding in by_findings if of == cause):
             healed = partial(_healed, finding.ranks) if cause == RANK else _unchanged
             yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", finding.cost_ns)

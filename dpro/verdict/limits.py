@@ -27,14 +27,16 @@ from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
 from dpro.replay.whatif.edits.host import FreeHost, NoSync, launching_calls
 from dpro.replay.whatif.edits.pipeline import Balance
-from dpro.replay.whatif.edits.training_loop import loading_of
+from dpro.replay.whatif.edits.training_loop import Garbage, loading_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.schema import STEPS
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
+ALLOCATOR, COLLECTION = "allocator", "collection"  # parts of what hosts do
 
+ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"  # calls of the runtime
 FREE = 1e6  # times the bandwidth: transfers take no time
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
 
@@ -329,6 +331,8 @@ def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (INPUT, _with(ReadyInput())),
     (SYNCHRONISATION, _under(NoSync())),
+    (ALLOCATOR, _with(FreeCalls(ALLOCATING))),
+    (COLLECTION, _under(Garbage())),
     (IMBALANCE, _equal_ranks),
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),

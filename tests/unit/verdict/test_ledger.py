@@ -58,6 +58,31 @@ def test_a_step_is_taken_apart_into_what_was_put_into_it(tmp_path):
     assert limit_of_entries(entries_of(facts_of(two_parts(), tmp_path / "again")), False) == HOST
 
 
+def what_hosts_do() -> TinyRun:
+    """Steps of 100 ms: launching takes 0.02, the kernel 30, allocating 20, a collection 15, compiling 10."""
+    run = TinyRun()
+    for step in range(4):
+        at = step * 100_000
+        run.call(at, at + 10, 10 * step)
+        run.kernel("k", at + 20, at + 30_000, 10 * step)
+        run.call(at + 40_000, at + 60_000, 10 * step + 1, name="cudaMalloc")
+        run.op("aten::make", at + 60_000, at + 99_000)
+        run.counter("gc_pause_ns", at + 70_000, 15e6)
+        run.counter("step_compile_ns", at, 10e6)
+        run.step(step, at, at + 100_000)
+    return run
+
+
+def test_allocating_compiling_and_collecting_are_entries_and_parts_of_the_host(tmp_path):
+    taken_apart = entries_of(facts_of(what_hosts_do(), tmp_path))
+    parts = {entry.cause: entry.ns / 1e6 for entry in taken_apart}
+    assert parts["allocator"] == pytest.approx(20, abs=1)
+    assert parts["compilation"] == pytest.approx(10)
+    assert parts["collection"] == pytest.approx(15, abs=1)
+    assert shares_of_limits(taken_apart)[HOST] == pytest.approx(0.7, abs=0.02)
+    assert sum(parts.values()) == pytest.approx(100, rel=5e-3)
+
+
 def test_a_rank_that_a_finding_names_comes_before_the_rest_of_uneven_work(tmp_path):
     taken_apart = entries_of(facts_of(cpu_job(num_steps=12, extra=4_000), tmp_path))
     assert [entry.ranks for entry in taken_apart if entry.cause == RANK] == [(1,)]
