@@ -33,7 +33,7 @@ class Gain(DocumentPart, frozen=True):
     """How many times the throughput is after a change.
 
     Attributes:
-        low, middle, high: at least, likely, at most; null where nothing is left of the step.
+        low, middle, high: at least, likely, at most; null where it has no bound or no interval is known.
     """
 
     low: float | None

@@ -52,6 +52,8 @@ class Extension:
         options: of commands of the core, by command: a list of `click.Option`. Their values reach the hooks
             of that command by name.
         edits: by family and name: subclasses of `dpro.replay.whatif.edit.Edit`.
+        changes: that one of its commands predicts and that are no edits of a graph, by that command: a
+            mapping of names to `dpro.replay.whatif.grammar.KnownChange`.
         detectors: by name: a `dpro.detect.run.Detector`.
         importers: of traces, by name: a `dpro.ingest.formats.Importer`, or its class.
         classes: of kernels, by name: a list of entries with `pattern`, `kind` and `op`, which come before
@@ -66,6 +68,7 @@ class Extension:
     commands: Mapping[str, Command] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     edits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
     detectors: Mapping[str, str] = field(default_factory=dict)
     importers: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)

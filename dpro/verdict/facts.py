@@ -367,8 +367,8 @@ class JobFacts:
     @cached_property
     def compiling_ns(self) -> float:
         """For how long a rank compiles code in a usual step, the mean; 0 where that was not recorded."""
-        known = host_facts(self.analysis.steps, self.analysis.counters)
-        usual = known.filter(pl.col("step").is_in(self.usual["step"].unique().implode()))
+        of_steps = host_facts(self.analysis.steps, self.analysis.counters)
+        usual = of_steps.filter(pl.col("step").is_in(self.usual["step"].unique().implode()))
         return float(usual["compile_ns"].fill_null(0.0).mean() or 0.0)  # type: ignore[arg-type]
 
     def share_of(self, names: Sequence[str]) -> float:

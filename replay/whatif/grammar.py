@@ -242,22 +242,6 @@ class KnownChange(Generic[Changed]):
     source: str = ""
 
 
-def apply_change(before: Changed, text: str, changes: Mapping[str, KnownChange[Changed]]) -> Changed:
-    """Apply a change that is written like an edit.
-
-    Args:
-        changes: changes by name.
-
-    Raises:
-        UsageError: there is no such change, or its values are none.
-    """
-    name, rest = split_edit(text)
-    if name not in changes:
-        raise UsageError(f"no change {name!r}{nearest(name, changes)}; there are {', '.join(changes)}")
-    change = changes[name]
-    return change.apply(before, read_values(name, rest, change.keys, change.example))
-
-
 def read_values(name: str, rest: str, keys: Sequence[Key], example: str) -> dict[str, Any]:
     """The values of all keys, those that are not given as they are without.
 

@@ -13,12 +13,26 @@ test holds the two together.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dpro.errors import UsageError
-from dpro.plugins import installed, load
+from dpro.plugins import installed, load, places
 from dpro.replay.whatif.edit import EFFORTS, Edit
-from dpro.replay.whatif.grammar import Key, keys_of, make, nearest, number, split_edit, values_of
+from dpro.replay.whatif.grammar import (
+    Key,
+    KnownChange,
+    keys_of,
+    make,
+    nearest,
+    number,
+    read_values,
+    split_edit,
+    values_of,
+)
+
+C = TypeVar("C")  # what is changed
 
 FAMILIES: dict[str, dict[str, str]] = {
     "Selected work": {
@@ -108,14 +122,52 @@ def parse_edit(text: str) -> Edit:
         UsageError: no such edit or key (with the nearest one), or a value that is not what it should be.
     """
     name, rest = split_edit(text)
-    if name == "layout":
-        raise UsageError("layouts are ranked by `dpro plan RUN --gpus N --keep tp=4`, not by an edit")
     if name not in EDITS:
-        raise UsageError(f"no edit {name!r}{nearest(name, EDITS)}; there are {', '.join(EDITS)}")
+        raise no_change(name, EDITS, "edit")
     kind = kind_named(name)
     edit = make(kind, values_of(name, rest, keys_of(kind), kind.example), name)
     assert isinstance(edit, Edit)
     return edit
+
+
+def changes_by_command() -> dict[str, Mapping[str, KnownChange[Any]]]:
+    """Changes that are no edits of a graph, by the command that predicts them and by name."""
+    return {command: load(place) for command, place in places("changes").items()}
+
+
+def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) -> C:
+    """Apply a change to something that is no graph.
+
+    Args:
+        text: as an edit is written.
+        changes: that there are, by name.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    name, rest = split_edit(text)
+    if name not in changes:
+        raise no_change(name, changes, "change")
+    change = changes[name]
+    return change.apply(before, read_values(name, rest, change.keys, change.example))
+
+
+def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
+    """That a change is none of those that a command predicts, and which command does.
+
+    Args:
+        there_are: names of those.
+        what: they are called.
+    """
+    if name == "layout":
+        return UsageError("layouts are ranked by `dpro plan RUN --gpus N --keep tp=4`, not by an edit")
+    examples = {name: ("whatif", kind_named(name).example)} if name in EDITS else {}
+    for command, changes in changes_by_command().items():
+        examples |= {other: (command, change.example) for other, change in changes.items()}
+    if name in examples:
+        command, example = examples[name]
+        return UsageError(f"{name!r} is predicted by another command: dpro {command} RUN --edit {example}")
+    return UsageError(f"no {what} {name!r}{nearest(name, there_are)}; there are {', '.join(there_are)}")
 
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
@@ -142,6 +194,11 @@ def list_text() -> str:
         lines.append("")
     lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
     lines += [f"      {key.name}=  {_help(key)}" for key in _keys_of_selections().values()]
+    for command, changes in changes_by_command().items():
+        lines += ["", f"Not of whatif: dpro {command}"]
+        for name, change in changes.items():
+            lines += [f"  {name}: {change.doc.partition('. ')[0]}", f"      --edit '{change.example}'"]
+            lines += [f"      {key.name}={_default(key)}  {key.help}" for key in change.keys]
     return "\n".join(lines)
 
 
@@ -161,6 +218,9 @@ def markdown() -> str:
     lines += ["## Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
     lines += [f"| `{key.name}=` | {_help(key)} |" for key in _keys_of_selections().values()]
+    for command, changes in changes_by_command().items():
+        lines += ["", f"## `dpro {command}`", "", "| change | does | source |", "|---|---|---|"]
+        lines += [f"| `{change.example}` | {change.doc} | {change.source} |" for change in changes.values()]
     return "\n".join(lines) + "\n"
 
 

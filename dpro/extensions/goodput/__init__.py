@@ -11,6 +11,7 @@ EXTENSION = Extension(
             paged=True,
         ),
     },
+    changes={"goodput": "dpro.extensions.goodput.outlook:DESIGNS"},
     views={"goodput": "dpro.extensions.goodput.view:VIEW"},
     figures={"life": "dpro.extensions.goodput.view:draw_life"},
     hooks={"report_figures": "dpro.extensions.goodput.view:figures_of_report"},

@@ -15,6 +15,7 @@ from math import sqrt
 
 import numpy as np
 
+from dpro.account import Gain
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Floats
@@ -30,12 +31,12 @@ from dpro.replay.whatif.grammar import (
     KnownChange,
     Values,
     amount_key,
-    apply_change,
     count_key,
     split_edit,
     values_of,
 )
 from dpro.replay.whatif.predict import NINETY, Prediction
+from dpro.replay.whatif.registry import apply_change
 from dpro.schema import SPANS
 from dpro.units import S_PER_H
 
@@ -207,6 +208,8 @@ class GoodputPrediction(DocumentPart, frozen=True):
         low, high: that interval.
         gain_h: hours of training that the change gives, mean; null for the job as it is.
         gain_low_h, gain_high_h: its interval.
+        throughput: training done in the time, against that of the job as it is; null for that one, and where
+            it would get nothing done.
         failures: in that time.
         shares: of the time, by class.
     """
@@ -218,6 +221,7 @@ class GoodputPrediction(DocumentPart, frozen=True):
     gain_h: float | None
     gain_low_h: float | None
     gain_high_h: float | None
+    throughput: Gain | None
     failures: float
     shares: dict[str, float]
 
@@ -347,6 +351,10 @@ def _prediction(
     low, high = np.percentile(goodput, [LOW, HIGH])
     gains = (gain.mean(), *np.percentile(gain, [LOW, HIGH]))
     gain_h, gain_low_h, gain_high_h = (hours * float(share) if edits else None for share in gains)
+    is_compared = bool(edits) and bool(np.all(base[0] > 0))
+    times = goodput / base[0] if is_compared else goodput
+    ends = map(float, np.percentile(times, [LOW, HIGH]))
+    throughput = Gain(next(ends), float(goodput.mean() / base[0].mean()), next(ends)) if is_compared else None
     return GoodputPrediction(
         edits=list(edits),
         goodput=float(goodput.mean()),
@@ -355,6 +363,7 @@ def _prediction(
         gain_h=gain_h,
         gain_low_h=gain_low_h,
         gain_high_h=gain_high_h,
+        throughput=throughput,
         failures=failures,
         shares=dict(zip(CLASSES, map(float, shares), strict=True)),
     )

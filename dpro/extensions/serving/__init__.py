@@ -12,6 +12,7 @@ EXTENSION = Extension(
             paged=True,
         ),
     },
+    changes={"serving": "dpro.extensions.serving.changes:CHANGES"},
     views={"serving": "dpro.extensions.serving.view:VIEW"},
     probes={name: f"{_INSIDE}.{name}" for name in ("transformers", "vllm", "sglang")},
     hooks={

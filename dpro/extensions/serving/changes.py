@@ -42,7 +42,6 @@ from dpro.replay.whatif.grammar import (
     KnownChange,
     Values,
     amount_key,
-    apply_change,
     count_key,
     nearest,
     split_edit,
@@ -50,6 +49,7 @@ from dpro.replay.whatif.grammar import (
 )
 from dpro.replay.whatif.job import with_kept_tables
 from dpro.replay.whatif.predict import apply_all
+from dpro.replay.whatif.registry import apply_change
 
 MIN_ITERATIONS = 2  # iterations of a kind
 

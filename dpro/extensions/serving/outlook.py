@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
+from dpro.account import Gain
 from dpro.analysis.graphs import graph_of
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable, UsageError
@@ -71,12 +72,14 @@ class ServingPrediction(DocumentPart, frozen=True):
         figures: of the changed server; empty in a search.
         requests_per_s: arrivals per second of one engine, the most that keeps the goal; 0 where none that was
             tried does, null without a goal.
+        throughput: the same against that of the unchanged engine; null where one of them is not known.
         proven: whether pairs of runs have shown such a change to be predicted well.
     """
 
     edits: list[str]
     figures: list[PredictedFigure]
     requests_per_s: float | None
+    throughput: Gain | None
     proven: bool
 
 
@@ -99,7 +102,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
     given = GivenFacts(_served(run, limits), limits.logs, _inside(run, inside) if inside else AS_THEY_ARE)
     others = [edit for edit in edits if edit not in inside]
     figures = predict(requests, fitted, others, given)
-    return [ServingPrediction(list(edits), figures, None, _proven(edits))]
+    return [ServingPrediction(list(edits), figures, None, None, _proven(edits))]
 
 
 def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
@@ -110,9 +113,17 @@ def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
     """
     requests, fitted = _server(run, limits)
     ensure_served_as_recorded(requests, fitted)
+    rates = most_requests(requests, fitted, goal)
+    as_it_is = next((sustained.requests_per_s for sustained in rates if not sustained.changes), 0.0)
     return [
-        ServingPrediction(list(sustained.changes), [], sustained.requests_per_s, _proven(sustained.changes))
-        for sustained in most_requests(requests, fitted, goal)
+        ServingPrediction(
+            list(sustained.changes),
+            [],
+            sustained.requests_per_s,
+            Gain(None, sustained.requests_per_s / as_it_is, None) if as_it_is and sustained.changes else None,
+            _proven(sustained.changes),
+        )
+        for sustained in rates
     ]
 
 

@@ -204,7 +204,10 @@ def test_candidates_of_a_search_help_a_job_that_saves_too_often():
     best = max(found, key=lambda each: each.gain_h)
     assert best.edits[0].startswith(("checkpoint:", "async:"))
     assert best.gain_low_h > 0
-    assert base.gain_h is None
+    assert best.throughput.low > 1
+    assert best.throughput.low <= best.throughput.middle <= best.throughput.high
+    assert best.throughput.middle == pytest.approx(best.goodput / base.goodput)
+    assert (base.gain_h, base.throughput) == (None, None)
 
 
 def written_job(folder):

@@ -52,6 +52,8 @@ def test_a_search_lists_what_allows_more_requests_before_the_server_as_it_is(log
     assert found[-1]["edits"] == []
     rates = [each["requests_per_s"] for each in found]
     assert rates == sorted(rates, reverse=True)
+    assert found[-1]["throughput"] is None
+    assert found[0]["throughput"]["middle"] == pytest.approx(rates[0] / rates[-1])
 
 
 def test_a_goal_is_answered_in_arrivals(log: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from dpro.replay.whatif.registry import (
     EDITS,
     FAMILIES,
     all_kinds,
+    apply_change,
+    changes_by_command,
     generate,
     help_rows,
     kind_named,
@@ -91,3 +94,24 @@ def test_the_commands_help_shows_the_example_of_every_edit():
 def test_an_edit_is_a_class_that_must_say_how_it_is_applied():
     with pytest.raises(TypeError):
         Edit()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(("command", "name"), [("goodput", "checkpoint"), ("serving", "max-batch")])
+def test_a_change_that_another_command_predicts_is_refused_with_that_command(command, name):
+    example = changes_by_command()[command][name].example
+    with pytest.raises(UsageError, match=re.escape(f"dpro {command} RUN --edit {example}")):
+        parse_edit(example)
+
+
+def test_commands_refuse_changes_of_each_other_and_name_the_nearest_of_their_own():
+    changes = changes_by_command()
+    with pytest.raises(UsageError, match=re.escape("dpro whatif RUN --edit heal:rank=1")):
+        apply_change(None, "heal:rank=1", changes["goodput"])
+    with pytest.raises(UsageError, match=r"no change 'spare'.*spares"):
+        apply_change(None, "spare:hosts=2", changes["goodput"])
+
+
+def test_the_list_has_every_change_of_every_command():
+    listed = list_text()
+    for changes in changes_by_command().values():
+        assert all(f"--edit '{change.example}'" in listed for change in changes.values())
