@@ -96,7 +96,8 @@ class Advice(DocumentPart, frozen=True):
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """All that is worth doing, what treats the limit first, then the most certain gain for the least effort.
 
-    Where the replay does not fit, no gain follows from it: only what findings themselves say to do is left.
+    Where the replay does not fit, no gain follows from it: left is what findings themselves say to do, and
+    what the times of kernels show where devices compute most of the step.
 
     Args:
         limit: what limits the job, one of `limits`.
@@ -105,6 +106,9 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
     else:
         wanted = [*remedies_of(facts.findings)]
+        sources = _OF_KERNELS if limit == COMPUTE else ()
+        shown = (advice for source in sources for advice in source(facts, limit))
+        wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
@@ -736,6 +740,12 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )
 
 
+_OF_KERNELS: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
+    _matmuls,
+    _attention,
+    _pointwise,
+    _dominant_kernel,
+)
 _SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _slow_parts,
     _predicted,
@@ -743,10 +753,7 @@ _SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _hosts,
     _launches,
     _input,
-    _matmuls,
-    _attention,
-    _pointwise,
-    _dominant_kernel,
+    *_OF_KERNELS,
     _transfers,
     _experts,
     _stages,

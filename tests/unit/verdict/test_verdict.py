@@ -310,6 +310,16 @@ def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_p
     assert (verdict.advice, verdict.then) == ([], None)
 
 
+def test_kernels_are_advised_without_a_gain_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    run = launches_of([("volta_sgemm_128x64_tn", 5, 900), ("mul", 5, 60)] * 4)
+    analysis = Analysis(run.write(tmp_path / "run"))
+    poor = dataclasses.replace(analysis.trust, answerable=False, reasons=("the replayed steps are off",))
+    monkeypatch.setattr(Analysis, "trust", poor)
+    verdict = explain(analysis)
+    assert (verdict.limit.kind, kinds(verdict)[0]) == (COMPUTE, "amp")
+    assert all((advice.gain_low, advice.gain_high, advice.edit) == (None, None, "") for advice in verdict.advice)
+
+
 def test_launches_are_counted_and_other_calls_are_not(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
     assert "50 launches a rank for 500 us of kernels" in explained(run, tmp_path).limit.cause
