@@ -203,8 +203,8 @@ def whatif(
             print_lines(lines_of(explain(analysis)))
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
-        faulty = [] if parsed else explain(analysis).faulty_ranks
-        _print(answer, analysis.run, listed, searched=not parsed, faulty=faulty)
+        advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
+        _print(answer, analysis.run, listed, searched=not parsed, advised=advised)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
 
@@ -264,12 +264,12 @@ class Listed(NamedTuple):
     refused: bool
 
 
-def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, faulty: Collection[int]) -> None:
+def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str]) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
         searched: whether edits were searched for: then those of small gain are left out.
-        faulty: ranks that findings name: what they cost is listed whatever else is.
+        advised: edits that are advised: of those the healed ranks are listed whatever else is.
     """
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
@@ -289,8 +289,7 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, faulty: Col
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
         changes = changes[:MAX_CHANGES]
-    healing = {f"heal:rank={rank}" for rank in faulty}
-    mended = [row for row in worth if {*map(str, row.edits)} <= healing]
+    mended = [row for row in worth if not row.is_advice and " ".join(map(str, row.edits)) in advised]
     bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
     shown = [*mended, *changes, *bounds]
     _print_blocks(shown, document.answerable, mended)

@@ -28,6 +28,7 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.edits.pipeline import Pipeline
+from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
@@ -396,15 +397,15 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         how = "more DataLoader workers (num_workers), or less work per sample"
     else:
         how = "prepare the input beside the step or on the GPU"
-    do = f"{how}{_longest_names(prepared, facts.rank_steps)}"
-    ready = None if crowded else best_of(facts, ["hide-input"])
-    if ready is not None:
-        assumes = "there are free cores for it, and the source can keep up"
-        yield by_edit("input", do, ready, assumes)
+    longest = _longest_names(prepared, facts.rank_steps)
+    loading = None if crowded else best_of(facts, facts.candidates(Workers))
+    if loading is not None:
+        do = f"have {loading.what()} load the input, or prepare it on the GPU{longest}"
+        yield by_edit("input", do, loading)
         return
     yield Advice(
         "input",
-        do,
+        f"{how}{longest}",
         partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",

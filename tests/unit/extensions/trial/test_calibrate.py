@@ -87,9 +87,9 @@ def test_advice_gains_what_the_command_predicts_of_what_was_tried(repository, tm
         return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).stdout)
 
     plain = asked("explain", run)
-    for entry in tries("hide-input", 0.5, 0.8, 0.9):
+    for entry in tries("workers:count", 0.5, 0.8, 0.9):
         append(entry)
-    wider = asked("explain", run)["account"]["gains"]["hide-input"]
-    (prediction,) = asked("whatif", run, "--edit", "hide-input")["predictions"]
+    wider = asked("explain", run)["account"]["gains"]["workers:count=1"]
+    (prediction,) = asked("whatif", run, "--edit", "workers:count=1")["predictions"]
     assert wider == {end: prediction[f"speedup{name}"] for end, name in ENDS.items()}
-    assert wider["low"] < plain["account"]["gains"]["hide-input"]["low"]
+    assert wider["low"] < plain["account"]["gains"]["workers:count=1"]["low"]
