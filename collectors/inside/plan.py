@@ -30,17 +30,18 @@ class Window(NamedTuple):
 class WindowPlan:
     """The windows to come, as one rank knows them."""
 
-    def __init__(self, first: int, steps: int, every: int | None) -> None:
+    def __init__(self, first: int | None, steps: int, every: int | None) -> None:
         """Plan the first window.
 
         Args:
+            first: steps before it; None where it is announced like the others.
             every: steps from one to the next; None where each is announced.
         """
         self.number = 0
         self.steps = steps
         self._first = first
         self._every = every
-        self._next: Window | None = Window(0, first, steps)
+        self._next = None if first is None else Window(0, first, steps)
         self._announced: tuple[Window, ...] = ()  # a rank behind rank 0 may know of two
 
     @property
@@ -83,7 +84,7 @@ class WindowPlan:
         return Window(following.number + rounds, following.step + rounds * self._every, steps)
 
     def _following(self, window: Window) -> Window | None:
-        if self._every is None or not window.goes_on:
+        if self._every is None or self._first is None or not window.goes_on:
             return None
         step = window.step + self._every
         if window.request:  # between two regular ones: their steps stay what they are

@@ -85,12 +85,13 @@ class Windows:
     def _forget(self) -> None:
         config = self._recorder.config
         every, steps = config["every"], config["window_steps"]
-        self._plan = WindowPlan(config["skip"], steps, every)
+        self._off = bool(config.get("on_request"))  # as after `dpro attach --off`: requests are granted
+        self._plan = WindowPlan(None if self._off else config["skip"], steps, every)
         self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
         self._decides = every is None
         self._requests: list[dict[str, Any]] = []
-        self._off = self._is_prepared = False
+        self._is_prepared = False
         self._of_thread = Local()
         self._open: OpenWindow | None = None
         self._latest = 0  # steps before the latest window

@@ -67,6 +67,7 @@ class RecordOptions:
     """What to record.
 
     Attributes:
+        on_request: whether there are only those deep windows that are asked for while the job runs.
         every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
         budget: the share of the job's time that windows may cost then.
         skip: steps before the first one.
@@ -86,6 +87,7 @@ class RecordOptions:
     """
 
     windows: bool = True
+    on_request: bool = False
     window_steps: int = 2
     every: int | None = None
     budget: float = 0.01

@@ -155,19 +155,29 @@ def why_no_window(run: Run) -> str:
     last = run.table(STEPS, ["step"])["step"].max()
     if not isinstance(last, int):
         return ""
+    why_not = _why_no_window_was_kept(run.manifest)
+    if options.get("on_request"):
+        return why_not or (
+            "the job was recorded with deep windows on request only (--on-request), and none was asked for: "
+            "ask for one with `dpro attach RUN --steps K` while it runs"
+        )
     steps = last + 1
     first, end = options["skip"], options["skip"] + options["window_steps"]
     if steps < end:
         whole = f"before its first deep window (steps {first} to {end - 1}) was whole"
         advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
         return f"the job ended after {steps} steps, {whole}{advice}"
-    manifest = run.manifest
+    return why_not or "no deep window was kept: the recording does not say why"
+
+
+def _why_no_window_was_kept(manifest: Manifest) -> str:
+    """What the recorder says of the windows that failed or were missed; empty where there were none."""
     failed = [reason for reason in manifest.warnings if _FAILED_WINDOWS.search(reason)]
     missed = [
         f"{count} {reason}" for reason, count in manifest.skipped.items() if reason.startswith("deep windows")
     ]
-    reasons = failed[:1] or missed or ["the recording does not say why"]
-    return f"no deep window was kept: {'; '.join(reasons)}"
+    reasons = failed[:1] or missed
+    return f"no deep window was kept: {'; '.join(reasons)}" if reasons else ""
 
 
 # What a run of pretended ranks says of their job; nothing of it was measured on that job.

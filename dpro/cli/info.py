@@ -97,6 +97,8 @@ def in_words(document: InfoDocument) -> list[str]:
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage.unclassified)}",
     ]
+    if document.on_request and not document.no_window:
+        lines.append("windows    on request only (--on-request)")
     lines += [f"windows    {line}" for line in _windows_in_words(document.windows)]
     if document.after_first_window:
         lines.append(f"windows    {after_window_in_words(document.after_first_window)}")

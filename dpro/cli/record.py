@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
 
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
-_OF_WINDOWS = frozenset(
+_OF_OWN_WINDOWS = frozenset({"every", "skip"})
+_OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     {
+        "on_request",
         "window_steps",
         "budget",
-        "every",
-        "skip",
         "shapes",
         "stacks",
         "modules",
@@ -53,6 +53,11 @@ _OF_WINDOWS = frozenset(
 @click.option(
     "--no-windows", "windows", flag_value=False, default=True,
     help="Record no deep windows: only steps, calls and telemetry, without a replay.",
+)  # fmt: skip
+@click.option(
+    "--on-request", is_flag=True,
+    help="Record deep windows only when asked: by `dpro attach RUN --steps K`, a button of "
+    "`dpro dashboard RUN`, or `dpro watch`.",
 )  # fmt: skip
 @click.option(
     "--window-steps", type=click.IntRange(1, MAX_WINDOW_STEPS), default=2, show_default=True, metavar="K",
@@ -150,7 +155,8 @@ def record(
 
     dpro always records every step, and every collective call outside of CUDA graphs. From time to time it
     records K steps in depth (a deep window), for replay and what-if. Their measured cost decides how often;
-    `--every N` fixes the interval, for example in a job with few steps.
+    `--every N` fixes the interval, for example in a job with few steps; with `--on-request` there is none
+    until you ask.
 
     A step ends at the update of the job's optimizers. To end it elsewhere, use --step, or put a range
     around each step, without importing dpro: with torch.profiler.record_function("dpro::step"): ...
@@ -166,7 +172,9 @@ def record(
     chosen = RecordOptions(**{name: given.pop(name) for name in names})
     chosen = replace(chosen, requests=tuple(map(str, chosen.requests)))
     if not chosen.windows:
-        _refuse_options_of_windows(context)
+        _refuse(context, _OF_WINDOWS, "deep windows, which --no-windows turns off")
+    if chosen.on_request:
+        _refuse(context, _OF_OWN_WINDOWS, "automatic deep windows, which --on-request turns off")
     if chosen.every is not None and chosen.window_steps > chosen.every:
         raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
     if chosen.keep_windows is None and chosen.keep != "latest":
@@ -186,16 +194,20 @@ def record(
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, _sidecar)
 
 
-def _refuse_options_of_windows(context: click.Context) -> None:
-    """Refuse options of deep windows where --no-windows is given.
+def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> None:
+    """Refuse options of what another option turns off.
+
+    Args:
+        names: of their parameters.
+        what_for: what they set, and which option turns it off.
 
     Raises:
-        UsageError: an option of windows was given.
+        UsageError: one of them was given.
     """
     given = context.get_parameter_source
     for parameter in context.command.params:
-        if parameter.name in _OF_WINDOWS and given(parameter.name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{parameter.opts[0]} is for deep windows, which --no-windows turns off")
+        if parameter.name in names and given(parameter.name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"{parameter.opts[0]} is for {what_for}")
 
 
 def _sidecar(recording: Launch, job: LaunchedProcess) -> None:

@@ -10,7 +10,7 @@ from dpro.analysis.unanswered import why_no_window
 from dpro.collectors.convert.process import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.schema import SPANS, STEPS
-from tests.jobs import PATIENCE_S, RECORD, complete, free_port, opened, record, script, start
+from tests.jobs import PATIENCE_S, RECORD, complete, free_port, opened, record, script, start, wait_until
 
 pytest.importorskip("torch")
 
@@ -188,6 +188,40 @@ def test_options_of_windows_are_refused_where_there_are_none(tmp_path, option):
     assert option[0].replace("--no-", "--").encode() in done.stderr
     assert b"--no-windows" in done.stderr
     assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (["--every", "9"], b"--every is for automatic deep windows, which --on-request turns off"),
+        (["--skip", "5"], b"--skip is for automatic deep windows, which --on-request turns off"),
+        (["--no-windows"], b"--on-request is for deep windows, which --no-windows turns off"),
+    ],
+)
+def test_options_that_contradict_windows_on_request_are_refused(tmp_path, option, why):
+    done = complete([*RECORD, "--on-request", *option, "--", "true"], tmp_path)
+    assert (done.returncode, done.stderr) == (2, b"dpro: " + why + b"\n")
+
+
+@pytest.mark.slow
+def test_job_on_request_has_the_windows_that_were_asked_for_and_no_other(tmp_path):
+    command = [*torchrun(2), script(tmp_path, until(2))[1]]
+    job = start([*RECORD, "-o", "run", "--on-request", "--", *command], tmp_path)
+    wait_until(lambda: asked(tmp_path).returncode == 0, "no window was recorded")
+    _, stderr = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, stderr
+    run = opened(tmp_path / "run")
+    [(number, steps)] = windows_of(run).items()
+    assert number == 0
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 3
+    assert run.manifest.options["on_request"]
+    assert why_no_window(run) == ""
+
+
+def asked(folder):
+    """What `dpro attach` says: that nothing trains yet, until it has its window."""
+    return complete([sys.executable, "-m", "dpro", "attach", "run", "--steps", "3"], folder)
 
 
 # Trains until rank 0 has this many windows, wherever its launcher writes them.

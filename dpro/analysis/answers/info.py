@@ -444,6 +444,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         clocks: how they were compared.
         telemetry: what was sampled beside the job.
         no_window: why there is no deep window; empty where there is one.
+        on_request: whether deep windows were recorded on request only.
         ended: how each rank ended.
         exit_status: of the job's command; null if unknown.
         applied: what became of each change that `dpro try` made, by rank.
@@ -475,6 +476,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     windows: WindowCosts
     after_first_window: AfterWindow | None
     end: JobEnd
+    on_request: bool = False
     pretended: str = ""
     account: Account | None = None
 
@@ -514,6 +516,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         clocks=_clocks(run),
         telemetry=summarize(run.part_by_part(COUNTERS, list(COUNTERS.columns)), run.table(WORKERS)),
         no_window=why_no_window(run),
+        on_request=bool(manifest.options.get("on_request")),
         ended=_ends(run),
         exit_status=manifest.exit_status,
         applied=manifest.applied,

@@ -37,7 +37,8 @@ def recorded(
     write_part(folder, WORKERS, "rank00000-1", frame)
     numbers = list(range(1, steps))
     write_part(folder, STEPS, "rank00000-1", pl.DataFrame({"rank": [0] * len(numbers), "step": numbers}))
-    write_manifest(folder, Manifest(world_size, ranks, exit_status=status, options=OPTIONS, **facts))
+    facts = {"options": OPTIONS} | facts
+    write_manifest(folder, Manifest(world_size, ranks, exit_status=status, **facts))
     return open_run(folder)
 
 
@@ -108,6 +109,27 @@ def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path,
 def test_what_kept_windows_away_is_what_the_recorder_says(tmp_path, facts, why):
     run = recorded(tmp_path, [(0, -1)], steps=30, **facts)
     assert f"no deep window was kept: {why}" in why_no_window(run).replace("rank 0: ", "")
+
+
+ON_REQUEST = {"options": {"skip": 5, "window_steps": 2, "on_request": True}}
+
+
+@pytest.mark.parametrize(
+    ("skipped", "why"),
+    [
+        ({}, "ask for one with `dpro attach RUN --steps K` while it runs"),
+        ({DROPPED: 2}, "no deep window was kept: 2 deep windows dropped"),
+    ],
+)
+def test_run_on_request_without_a_window_says_how_to_ask_for_one(tmp_path, skipped, why):
+    run = recorded(tmp_path, [(0, -1)], steps=3, skipped=skipped, **ON_REQUEST)
+    assert why in line(run, "windows")
+
+
+def test_run_on_request_with_a_window_says_that_it_was(tmp_path):
+    recorded(tmp_path, [(0, -1)], steps=30, **ON_REQUEST)
+    write_part(tmp_path, SPANS, "rank00000-1-x", pl.DataFrame({"span_id": [0], "rank": [0]}))
+    assert line(open_run(tmp_path), "windows") == "windows    on request only (--on-request)"
 
 
 def test_run_with_a_window_needs_no_excuse(tmp_path):

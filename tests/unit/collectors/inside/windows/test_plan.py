@@ -27,6 +27,13 @@ def test_without_a_distance_only_the_first_window_and_announced_ones_are_taken()
     assert taken(WindowPlan(5, 2, None), 100, [(20, Window(1, 60, 2))]) == [(0, 5, 2), (1, 60, 2)]
 
 
+def test_without_a_first_window_only_announced_ones_are_taken():
+    plan = WindowPlan(None, 2, None)
+    assert plan.place(20, 5, 3) == Window(0, 25, 3)
+    assert taken(plan, 100, [(20, Window(0, 60, 3))]) == [(0, 60, 3)]
+    assert plan.upcoming is None
+
+
 def test_window_learned_of_too_late_is_missed_but_counted():
     plan = WindowPlan(5, 2, None)
     assert taken(plan, 60, [(50, Window(1, 40, 2))]) == [(0, 5, 2)]

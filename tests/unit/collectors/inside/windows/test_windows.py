@@ -351,6 +351,31 @@ def test_windows_end_where_steps_stay_slower_and_still_come_on_request(tmp_path,
     assert not job.of(records.RESUMED)
 
 
+def test_job_on_request_has_the_windows_it_is_asked_for_and_its_own_once_they_are_switched_on(
+    tmp_path, kineto, monkeypatch
+):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, on_request=True))
+    clock.steps(job, 1000, 10_000_000)
+    assert not kineto.spans
+    job.windows.on_request({"id": "me", "kind": "window", "steps": 3})
+    clock.steps(job, 1000, 10_000_000)
+    assert [end - begin for begin, end in kineto.spans] == [3]
+    assert job.answers == [""]
+    job.core.answer = lambda _request, facts: job.answers.append(facts["from_step"])
+    job.windows.on_request({"id": "me", "kind": "on"})
+    clock.steps(job, 500, 10_000_000)
+    [_, own, later, *_] = kineto.spans
+    assert own[0] == job.answers[1]
+    assert later[0] - own[0] >= 200
+
+
+def test_forked_child_of_a_job_on_request_has_no_window_of_its_own(tmp_path, kineto, monkeypatch):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, on_request=True))
+    job.windows.on_fork()
+    clock.steps(job, 300, 10_000_000)
+    assert not kineto.spans
+
+
 def test_what_other_ranks_measure_is_not_written(tmp_path, kineto, monkeypatch):
     monkeypatch.setattr(windows, "identity", lambda: (1, 2))
     clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, skip=60))
