@@ -14,8 +14,9 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
 from dpro.collectors.inside import tracebacks
-from dpro.collectors.inside.files import STACKS, STACKS_BY
+from dpro.collectors.inside.files import REQUESTED, STACKS, STACKS_BY
 from dpro.collectors.inside.kernel import lives
 from dpro.collectors.inside.threads import is_started_here
 from dpro.collectors.launch.processes import environment_of
@@ -32,7 +33,7 @@ from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, 
 from dpro.collectors.liveness import is_running
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError
-from dpro.folders import written_whole
+from dpro.folders import locked, written_whole
 from dpro.schema import TABLES
 from dpro.store import MANIFEST, part_files
 from dpro.words import from_json
@@ -40,6 +41,8 @@ from dpro.words import from_json
 LOOK_S = 0.1
 SIGNAL_S = 2.0  # how long the handler in C may take
 _TRIES = 5
+KEPT = 8  # of the latest requests: processes that look once a second see all of them
+_NUMBERS = count()  # of requests that this process has sent
 
 Answer = dict[str, Any]
 
@@ -83,31 +86,67 @@ def training(run: Path) -> list[RecordedProcess]:
     return recorded
 
 
+class SentRequest:
+    """A request that the processes of a job have been sent."""
+
+    def __init__(self, run: Path, kind: str, **facts: Any) -> None:
+        """Ask all processes of a job for something.
+
+        Args:
+            kind: `window` (with `steps`; `within_budget` where no person asks), `off`, `on`, `stacks`.
+
+        Raises:
+            InputError: the run is not being recorded.
+            OSError: it cannot be written to.
+        """
+        self._asked = training(run)
+        self._given: dict[int, Answer] = {}
+        self._name = f"{time.time_ns()}-{os.getpid()}-{next(_NUMBERS)}"
+        _send(run / RAW, {"id": self._name, "kind": kind, **facts})
+
+    def answers(self) -> Answers:
+        """The answers so far."""
+        for process in self._asked:
+            if process.rank not in self._given:
+                with suppress(FileNotFoundError):
+                    reply = (process.folder / f"reply-{self._name}.json").read_bytes()
+                    self._given[process.rank] = from_json(reply)
+        silent = [process.rank for process in self._asked if process.rank not in self._given]
+        return Answers(dict(self._given), silent)
+
+    def is_over(self) -> bool:
+        """Whether no more answers will come: all processes have given theirs, or live no more."""
+        silent = [process for process in self._asked if process.rank not in self._given]
+        return not any(lives(process.facts) is not False for process in silent)
+
+
+def _send(raw: Path, request: dict[str, Any]) -> None:
+    """Add a request to those that processes look for; several within a second are all seen."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system that cannot lock
+            stack.enter_context(locked(raw))
+        latest = []
+        with suppress(OSError, ValueError):
+            latest = from_json((raw / REQUESTED).read_bytes())
+        with written_whole(raw, REQUESTED) as control:
+            control.write(json.dumps([*latest, request][-KEPT:]).encode())
+
+
 def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
     """Ask all processes of a job for something, and wait.
 
     Args:
-        kind: `window` (with `steps`), `off`, `on`, `stacks`.
+        kind: as of `SentRequest`.
         done: whether the answers so far are enough.
 
     Raises:
         InputError: the run is not being recorded.
     """
-    asked = training(run)
-    name = f"{time.time_ns()}-{os.getpid()}"
-    with written_whole(run / RAW, "control.json") as control:
-        control.write(json.dumps({"id": name, "kind": kind, **facts}).encode())
+    sent = SentRequest(run, kind, **facts)
     deadline = time.monotonic() + timeout_s
-    given: dict[int, Answer] = {}
     while True:
-        for process in asked:
-            if process.rank not in given:
-                with suppress(FileNotFoundError):
-                    given[process.rank] = from_json((process.folder / f"reply-{name}.json").read_bytes())
-        answers = Answers(dict(given), [process.rank for process in asked if process.rank not in given])
-        silent = [process for process in asked if process.rank in answers.silent]
-        waiting = any(lives(process.facts) is not False for process in silent)
-        if not answers.silent or done(answers) or not waiting or time.monotonic() > deadline:
+        answers = sent.answers()
+        if not answers.silent or done(answers) or sent.is_over() or time.monotonic() > deadline:
             return answers
         time.sleep(LOOK_S)
 

@@ -227,6 +227,7 @@ def _known_as(folder: str | os.PathLike[str]) -> int:
 # Names that both the job and observers outside it use: of files, of mesh axes, of pipelines' operations.
 
 WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
+REQUESTED = "control.json"  # beside them, too: the latest requests, oldest first
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
 LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line

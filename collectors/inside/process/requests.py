@@ -1,7 +1,7 @@
 """Requests from outside: `dpro attach` leaves them in a file, and all processes of the job look for it.
 
-In: `control.json` beside the folders of the launches, once a second. Out: the
-occasion `request`. Who has done what was asked says so with `Recorder.answer`.
+In: the latest requests, `control.json` beside the folders of the launches, once a second. Out: the occasion
+`request`, once for each. Who has done what was asked says so with `Recorder.answer`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..files import stamp_of
+from ..files import REQUESTED, stamp_of
 from ..recorder import Recorder
-
-FILE = "control.json"
 
 
 class Requests:
@@ -20,21 +18,34 @@ class Requests:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._path = recorder.launch.parent / FILE
-        self._seen = stamp_of(self._path)
+        self._path = recorder.launch.parent / REQUESTED
+        self._stamp = stamp_of(self._path)
+        self._seen: set[str] = set()
 
     def on_open(self) -> None:
         """What was asked before this process began to record was not asked of it."""
-        self._seen = stamp_of(self._path)
+        self._stamp = stamp_of(self._path)
+        self._seen = {request["id"] for request in self._latest()}
 
     def on_second(self) -> None:
-        """Look for a new request."""
+        """Look for new requests."""
         stamp = stamp_of(self._path)
-        if stamp == self._seen:
+        if stamp == self._stamp:
             return
-        self._seen = stamp
-        request: dict[str, Any] = json.loads(self._path.read_bytes())
-        self._recorder.on_request(request)
+        self._stamp = stamp
+        latest = self._latest()
+        new = [request for request in latest if request["id"] not in self._seen]
+        self._seen = {request["id"] for request in latest}
+        for request in new:
+            self._recorder.on_request(request)
+
+    def _latest(self) -> list[dict[str, Any]]:
+        """Return the latest requests, oldest first; none where there never was one."""
+        try:
+            latest: list[dict[str, Any]] = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return []
+        return latest
 
 
 def install(recorder: Recorder) -> None:
