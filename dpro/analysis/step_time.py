@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.detect.significance import change_points
 from dpro.documents import DocumentPart
 from dpro.replay.steps import series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -125,13 +126,15 @@ class AfterWindow(DocumentPart, frozen=True):
 def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
     """By how much the typical step changed with the first deep window; None where that does not show.
 
-    The interval is that of two medians by their order statistics, the widest that both allow.
+    The interval is that of two medians by their order statistics, the widest that both allow. Where steps
+    changed some time before the window (it may be asked for since they did), only those since then count.
     """
     first, series = steps.filter(pl.col("window") >= 0)["step"].min(), series_outside(steps)
     if not isinstance(first, int) or series is None:
         return None
     usual = ~series.paused & (series.steps >= WARM_UP)
     before = series.times[usual & (series.steps < first)][-MAX_SIDE:]
+    before = before[max(change_points(before, SMALL), default=0) :]
     after = series.times[usual & (series.steps > first)][:MAX_SIDE]
     if min(before.size, after.size) < MIN_SIDE * series.cycle:
         return None

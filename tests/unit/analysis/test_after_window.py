@@ -41,6 +41,13 @@ def test_of_a_cpu_job_no_cause_is_named():
     assert "CUPTI" not in faster
 
 
+def test_job_that_became_slower_some_time_before_the_window_is_not_said_to_be_so_since():
+    slower = steps(100, 300, 0.0).with_columns(
+        duration_ns=pl.when(pl.col("step") < 50).then("duration_ns").otherwise(pl.col("duration_ns") * 2)
+    )
+    assert after_first_window(slower, gpu=True) is None
+
+
 @pytest.mark.parametrize("slower", [0.0, 0.01])
 def test_difference_that_is_none_or_small_is_not_said(slower):
     assert after_first_window(steps(100, 300, slower), gpu=True) is None
