@@ -20,6 +20,7 @@ MIN_BEFORE = 5  # of those, without which nothing is compared
 BLOCK = 50  # later steps that are compared at once
 CLEAR = 4.5  # standard errors by which a block takes longer: of a job's hundreds none does by chance
 BLOCKS = 100  # the latest, which show how much the job wanders
+GUESSED_NS = 250_000_000  # that a first window may cost: one of 6,000 spans takes 50 ms, with all details 330
 LASTING = 4  # blocks in a row that take longer, until windows stop
 DEVIATION = 1.4826  # standard deviations in a median distance to the median, of normal values
 _COSTS = 3  # windows
@@ -187,6 +188,19 @@ class Budget:
     def affords(self, ahead: int) -> bool:
         """Whether one more automatic window is paid for this many steps from now."""
         return not self._stopped and self._is_settled and self._is_paid(ahead * self.hurried_ns)
+
+    def wait_ns(self, ahead: int) -> int | None:
+        """Of the job's time until a window that begins this many steps later is paid for, the first one, too.
+
+        Returns:
+            0 where it is; None where windows have stopped.
+        """
+        if self._stopped:
+            return None
+        left = SETTLED if self._after is None else max(SETTLED - self._after, 0)
+        cost_ns = self._spent_ns + (self.usual_ns or GUESSED_NS)
+        unpaid_ns = math.ceil(cost_ns / self._share) - self._elapsed_ns - ahead * self.hurried_ns
+        return max(left * self.hurried_ns, unpaid_ns, 0)
 
     @property
     def _is_settled(self) -> bool:

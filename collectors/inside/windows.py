@@ -65,6 +65,9 @@ REQUESTS = ("window", "off", "on")
 _imported_in = get_ident()  # where Kineto has to start first, else it prints a line on stderr
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
+UNPAID = "the budget has not paid for one more yet"
+STOPPED = "windows have stopped, since steps stay slower after one"
+HELD = "windows are switched off (dpro attach --off)"
 
 
 class Windows:
@@ -86,6 +89,7 @@ class Windows:
         config = self._recorder.config
         every, steps = config["every"], config["window_steps"]
         self._off = bool(config.get("on_request"))  # as after `dpro attach --off`: requests are granted
+        self._held = False  # and after that not those that a watcher makes by itself
         self._plan = WindowPlan(None if self._off else config["skip"], steps, every)
         self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
@@ -307,16 +311,28 @@ class Windows:
     def _grant(self, request: dict[str, Any], ahead: int) -> None:
         """Announce what was asked for, unless another window has to come first."""
         kind, name = request["kind"], request["id"]
-        steps = {"window": request.get("steps"), "off": 0, "on": self._plan.steps}[kind]
-        window = self._plan.place(self._step, ahead, steps or 0)
+        if request.get("within_budget") and (refusal := self._refusal(ahead)):
+            self._recorder.answer(name, refusal)
+            self._requests.pop(0)
+            return
+        steps = {"window": request.get("steps") or self._plan.steps, "off": 0, "on": self._plan.steps}[kind]
+        window = self._plan.place(self._step, ahead, steps)
         if window is None:
             return
         self._off = kind == "off" or (self._off and kind == "window")
+        self._held = kind == "off" or (self._held and kind == "window")
         asked = name if kind == "window" else ""
         self._announce(window._replace(goes_on=not self._off, request=asked))
         self._requests.pop(0)
         if not asked:
             self._recorder.answer(name, {"from_step": window.step})
+
+    def _refusal(self, ahead: int) -> dict[str, Any]:
+        """Why no window opens that no person asked for, and in how many seconds one may; empty if it does."""
+        wait_ns = self._budget.wait_ns(ahead)
+        if self._held or wait_ns is None:
+            return {"why_not": HELD if self._held else STOPPED}
+        return {"why_not": UNPAID, "paid_in_s": wait_ns / 1e9} if wait_ns else {}
 
     def _announce(self, window: Window | None) -> None:
         if window is not None:

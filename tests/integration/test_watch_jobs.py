@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from dpro.opening import ensure_finished
+from dpro.schema import SPANS
 from tests.hang_jobs import kill_ranks
-from tests.jobs import ROOT, TORCHRUN, complete, environment, wait_for
+from tests.jobs import ROOT, TORCHRUN, complete, environment, opened, wait_for
 
 pytest.importorskip("torch")
 
@@ -142,6 +143,30 @@ def test_record_watch_reports_on_stderr_and_in_the_run_and_leaves_the_output_and
             [1],
             True,
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said", "windows"),
+    [
+        (["--on-request", "--budget", "20%"], b"rank 1 is late: steps ", 1),
+        (["--on-request", "--budget", "0.1%"], b"rank 1 is late: a deep window is put off for ", 0),
+        (["--on-request", "--no-ask"], b"", 0),
+        (["--no-windows"], b"", 0),
+    ],
+)
+def test_a_rank_that_turns_late_gets_a_deep_window_by_itself_where_the_budget_pays_for_it(
+    tmp_path, options, said, windows
+):
+    job = launched(SLOWING, 2, tmp_path / "mark", "--steps", 150, "--slow-rank", 1, "--times", 2)
+    done = complete([*DPRO, "record", "-o", "run", "--watch", *options, "--", *job], tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b" slow.host: rank 1 (host code that waits) costs " in done.stderr
+    assert (b"rank 1 is late" in done.stderr) == bool(said)
+    assert said in done.stderr
+    run = opened(tmp_path / "run")
+    deep = run.table(SPANS, ["rank", "window"]).unique().sort("rank").rows()
+    assert deep == [(rank, window) for rank in (0, 1) for window in range(windows)]
 
 
 def test_outlets_that_cannot_be_are_refused_before_the_job_starts(tmp_path):

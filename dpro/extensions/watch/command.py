@@ -63,6 +63,10 @@ _OUTLETS = (
         help="Post each finding to URL when it begins and ends: as JSON, or as text to Slack, Teams and "
         f"others (extra `notify`). Can also be set by ${WEBHOOK}.",
     ),
+    click.Option(["--ask/--no-ask"], default=True, show_default=True,
+        help="Ask the job for one deep window, within its --budget, when a rank turns late or the job slows "
+        "down.",
+    ),
     click.Option(["--metrics"], metavar="[HOST:]PORT", default="",
         help="Serve Prometheus metrics at /metrics; without HOST, only to this machine.",
     ),
@@ -101,7 +105,8 @@ def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
     check_outlets(webhook, metrics)
     rules = hook_rules(*(given[name] for name in _OF_HOOK))
     if given["watch"] or webhook or metrics or rules:
-        request.beside.append(partial(start_watcher, webhook, metrics, rules))
+        ask = given["ask"] and request.options.windows
+        request.beside.append(partial(start_watcher, webhook, metrics, rules, ask))
 
 
 @click.command(params=[*_OUTLETS])
@@ -125,6 +130,7 @@ def watch(
     run: Path,
     webhook: str,
     metrics: str,
+    ask: bool,
     look_s: float,
     alone: bool,
     windows: tuple[int, ...],
@@ -145,7 +151,11 @@ def watch(
 
     Each finding is reported when it begins and when it ends, and is kept in RUN. A summary of the job's
     goodput follows each restart and every hour (`dpro goodput RUN` prints it at any time). The job must have
-    been started with `dpro record`; watching adds nothing to it. The command ends with the job.
+    been started with `dpro record`. The command ends with the job.
+
+    When a rank turns late or the job slows down, the job is asked for one deep window, to show why. It is
+    put off until the job's `--budget` pays for it. Watching adds nothing else to the job; with `--no-ask`
+    not even that.
 
     --on-finding runs CMD for a finding that names one host. CMD gets the finding as JSON on its
     standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
@@ -157,6 +167,7 @@ def watch(
     from dpro.extensions.watch.evidence import open_log
     from dpro.extensions.watch.hook import Hook
     from dpro.extensions.watch.outlets import Webhook
+    from dpro.extensions.watch.request import WindowRequests
     from dpro.extensions.watch.watcher import Watcher, watch
 
     if windows:
@@ -175,7 +186,9 @@ def watch(
     findings = OpenFindings()
     if log.is_writer:
         findings.resume(read_log(run))
-    watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None)
+    tell = _ignore if as_json else _say_when
+    requests = WindowRequests(run.resolve(), tell) if ask and log.is_writer else None
+    watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None, requests)
     posts = Webhook(webhook) if webhook else None
     report = _reporter(run, log, posts, server, as_json)
 
@@ -254,13 +267,14 @@ def check_outlets(webhook: str, metrics: str) -> None:
         raise MissingExtra("prometheus-client", "watch")
 
 
-def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording: Launch) -> None:
+def start_watcher(webhook: str, metrics: str, rules: HookRules | None, ask: bool, recording: Launch) -> None:
     """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
 
     Args:
         webhook: a URL that gets each finding, or empty.
         metrics: where to serve them for Prometheus, or empty.
         rules: when a command is run for findings; None for none.
+        ask: whether it may ask for a deep window.
 
     Raises:
         OSError: it cannot be started.
@@ -269,6 +283,7 @@ def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording
     import sys
 
     command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
+    command += [] if ask else ["--no-ask"]
     secrets = {WEBHOOK: webhook, ON_FINDING: rules.command if rules else ""}
     given = {name: secret for name, secret in secrets.items() if secret}
     subprocess.Popen(
@@ -330,6 +345,16 @@ def _complainer() -> Callable[[Exception], None]:
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
+
+
+def _say_when(line: str) -> None:
+    from dpro.detect.findings_log import time_of_day
+
+    _say(f"dpro: {time_of_day(time.time_ns())} {line}")
+
+
+def _ignore(_line: str) -> None:
+    """Say nothing: with --json there are findings only."""
 
 
 def _seen(

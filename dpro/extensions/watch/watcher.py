@@ -1,7 +1,8 @@
 """Watching a job: what is new is read, and three watches look at it when there is something to see.
 
 In: a run that is being recorded. Out: notices of findings that begin and end. Nothing of this runs inside the
-job: it is only asked, by a file, for its latest calls.
+job: it is only asked, by files, for its latest calls, and for a deep window when a rank turns late or the
+job slows down.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dpro.extensions.watch.evidence import keep_hang
 from dpro.extensions.watch.hang import STILL_S, HangWatch
 from dpro.extensions.watch.job import Job
 from dpro.extensions.watch.late import LateWatch
+from dpro.extensions.watch.request import WindowRequests
 
 PATIENCE = 10  # steps for which a finding of a hang or of a late rank may be missing before it ends
 HANGS, LATE, DEEP = "hangs", "late", "deep"
@@ -33,17 +35,25 @@ class Watcher:
         remarks: what it could not answer, since they were taken last.
     """
 
-    def __init__(self, run: Path, findings: OpenFindings | None = None, keep_in: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        findings: OpenFindings | None = None,
+        keep_in: Path | None = None,
+        requests: WindowRequests | None = None,
+    ) -> None:
         """Nothing was seen yet.
 
         Args:
             findings: those that an earlier watcher of the run found; none if not given.
             keep_in: where evidence of hangs is kept; nowhere if not given.
+            requests: asks for deep windows; none are asked for if not given.
         """
         self.job = Job(run)
         self.findings = OpenFindings() if findings is None else findings
         self.looks = 0
         self.remarks: list[Exception] = []
+        self._requests = requests
         self._keep_in = keep_in
         self._new_hangs: list[int] = []  # whose evidence is still to be kept
         self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
@@ -56,6 +66,8 @@ class Watcher:
             notices += self.findings.close(None, step, "the job began again")
             self.deep.close()
             self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
+            if self._requests is not None:
+                self._requests.forget()
         self.job.read()
         moves = self.job.still_s < STILL_S
         if moves:
@@ -64,8 +76,11 @@ class Watcher:
             return notices
         notices += self._look_for_hangs()
         if moves:
-            notices += self._look_for_late_ranks()
+            late = self._look_for_late_ranks()
+            notices += late
             notices += self._look_deep()
+            if self._requests is not None:
+                self._requests.look(self.job, late)
         return notices
 
     def end(self) -> list[Notice]:

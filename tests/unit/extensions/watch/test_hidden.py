@@ -36,13 +36,13 @@ def test_a_word_is_overwritten_wherever_it_is_and_in_processes_forked_later():
 def test_the_watcher_gets_it_by_its_environment_alone(monkeypatch):
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: started.append((command, how["env"])))
-    start_watcher(URL, "9464", None, SimpleNamespace(run=Path("run")))
-    start_watcher("", "", None, SimpleNamespace(run=Path("run")))
+    start_watcher(URL, "9464", None, True, SimpleNamespace(run=Path("run")))
+    start_watcher("", "", None, False, SimpleNamespace(run=Path("run")))
     (command, environment), (bare, plain) = started
     assert command[-3:] == ["--alone", "--metrics", "9464"]
     assert "secret" not in " ".join(command)
     assert environment[WEBHOOK] == URL
-    assert bare[-1] == "--alone"
+    assert bare[-2:] == ["--alone", "--no-ask"]
     assert WEBHOOK not in plain
 
 

@@ -132,7 +132,7 @@ def test_a_recording_hands_its_rules_to_the_watcher(monkeypatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append((command, env)))
     rules = hook_rules("notify 'x y'", True, "slow.nic,slow.link", 0.9, "2/1h")
-    start_watcher("", "", rules, SimpleNamespace(run="RUN"))
+    start_watcher("", "", rules, True, SimpleNamespace(run="RUN"))
     ((command, env),) = started
     assert not any("notify" in word for word in command)  # anyone sees the list of processes
     monkeypatch.setenv("DPRO_ON_FINDING", env["DPRO_ON_FINDING"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_anew(watcher
     [end] = watcher.look()
     assert (end.event, end.why) == (ENDS, "the job began again")
     assert watcher.late is not before
+
+
+def test_late_ranks_are_a_reason_to_ask_for_a_window_and_what_windows_show_is_none(watcher):
+    asked = []
+    watcher._requests = SimpleNamespace(
+        look=lambda _, notices: asked.append(events(notices)), forget=lambda: asked.append("forgotten")
+    )
+    watcher.late.found, watcher.deep.found = [slow(1)], [slow(2)]
+    watcher.look()
+    watcher.job.still_s = 20.0
+    watcher.look()
+    watcher.job.begins_again = True
+    watcher.look()
+    assert asked == [[(BEGINS, "late", "1")], "forgotten"]
 
 
 def test_windows_that_are_too_large_are_remarked_and_end_no_look(watcher):

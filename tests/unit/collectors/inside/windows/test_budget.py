@@ -9,6 +9,7 @@ import pytest
 
 from dpro.collectors.inside.budget import (
     BLOCK,
+    GUESSED_NS,
     LASTING,
     MIN_BEFORE,
     REMEMBERED,
@@ -43,6 +44,30 @@ def after_a_window(own=1000, inside=(120, 130), after=150, plain=100, share=0.01
     steps(budget, before, plain)
     window(budget, own, inside, after)
     return budget
+
+
+def test_first_window_that_nobody_asked_for_waits_until_what_it_may_cost_is_paid():
+    budget = Budget(0.01, 10)
+    steps(budget, 1000, GUESSED_NS // 100)
+    assert budget.wait_ns(0) == 90 * GUESSED_NS
+    assert budget.wait_ns(9000) == 0
+
+
+def test_one_more_waits_for_as_long_as_it_is_not_affordable():
+    budget = after_a_window()
+    assert budget.wait_ns(10**9) == SETTLED * 100
+    steps(budget, SETTLED, 100)
+    wait = budget.wait_ns(7)
+    assert not budget.affords(7 + wait // 100 - 1)
+    assert budget.affords(7 + math.ceil(wait / 100))
+    steps(budget, math.ceil(wait / 100), 100)
+    assert budget.wait_ns(7) == 0
+
+
+def test_none_is_ever_paid_where_windows_have_stopped():
+    budget = after_a_window(before=REMEMBERED + WARM_UP)
+    assert [change.stops for _, change in steps(budget, BLOCK * (LASTING + 1), 200)] == [True]
+    assert budget.wait_ns(10**9) is None
 
 
 def test_next_window_waits_until_it_and_the_first_are_paid():

@@ -16,6 +16,7 @@ from dpro.collectors.inside import (  # noqa: E402
     records,
     windows,
 )
+from dpro.collectors.inside.budget import GUESSED_NS  # noqa: E402
 from dpro.collectors.inside.kineto import TEARDOWN_CALLS, finish_teardown  # noqa: E402
 from dpro.collectors.inside.windows import PATIENCE, Windows  # noqa: E402
 from dpro.errors import InputError  # noqa: E402
@@ -367,6 +368,53 @@ def test_job_on_request_has_the_windows_it_is_asked_for_and_its_own_once_they_ar
     [_, own, later, *_] = kineto.spans
     assert own[0] == job.answers[1]
     assert later[0] - own[0] >= 200
+
+
+UNASKED = {"id": "watcher", "kind": "window", "within_budget": True}
+
+
+def refusals(job):
+    """What requests are answered from now on."""
+    replies = []
+    job.core.answer = lambda _request, facts: replies.append(facts)
+    return replies
+
+
+@pytest.mark.parametrize("on_request", [False, True])
+def test_window_that_no_person_asked_for_is_put_off_until_it_is_paid(
+    tmp_path, kineto, monkeypatch, on_request
+):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, on_request=on_request, skip=10**6))
+    replies = refusals(job)
+    clock.steps(job, 100, 10_000_000)
+    job.windows.on_request(UNASKED)
+    clock.steps(job, 10, 10_000_000)
+    [put_off] = replies
+    assert put_off["why_not"] == windows.UNPAID
+    assert put_off["paid_in_s"] == pytest.approx(GUESSED_NS / 0.01 / 1e9 - 1.11)
+    clock.steps(job, 2500, 10_000_000)
+    assert not kineto.spans
+    job.windows.on_request(UNASKED)
+    clock.steps(job, 30, 10_000_000)
+    assert [end - begin for begin, end in kineto.spans] == [2]
+    assert replies[1:] == [{"window": 0, "steps": [*kineto.spans[0]], "why_not": ""}]
+
+
+def test_window_that_no_person_asked_for_is_refused_after_off_and_where_windows_have_stopped(
+    tmp_path, kineto, monkeypatch
+):
+    clock, job = Clock(monkeypatch), kineto.job(Job(tmp_path, skip=60))
+    replies = refusals(job)
+    clock.steps(job, 3000, 10_000_000, slower_ns=2_700_000)
+    job.windows.on_request(UNASKED)
+    job.windows.on_request({"id": "me", "kind": "off"})
+    clock.steps(job, 50, 12_700_000)
+    job.windows.on_request(UNASKED)
+    clock.steps(job, 50, 12_700_000)
+    assert [facts.get("why_not") for facts in replies] == [windows.STOPPED, None, windows.HELD]
+    job.windows.on_request({"id": "me", "kind": "window", "steps": 3})
+    clock.steps(job, 50, 12_700_000)
+    assert [end - begin for begin, end in kineto.spans] == [2, 3]
 
 
 def test_forked_child_of_a_job_on_request_has_no_window_of_its_own(tmp_path, kineto, monkeypatch):

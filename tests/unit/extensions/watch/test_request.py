@@ -1,0 +1,190 @@
+"""The window that the watcher asks for: one for each reason, asked for again where it was put off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from dpro.collectors.attach import Answers
+from dpro.detect.findings import Finding
+from dpro.detect.findings_log import BEGINS, ENDS, Notice
+from dpro.errors import InputError
+from dpro.extensions.watch import request as requesting
+from dpro.extensions.watch.request import WindowRequests
+
+TAKEN = {"window": 4, "steps": [20, 22], "why_not": ""}
+PUT_OFF = {"why_not": "the budget has not paid for one more yet", "paid_in_s": 90.0}
+REFUSED = {"why_not": "the job is recorded without deep windows (--no-windows)"}
+
+
+def noticed(event: str, rank: int = 1, step: int = 500) -> Notice:
+    finding = Finding("slow.host", "rank", str(rank), (rank,), 0.2, 0.9, 5e6, ())
+    return Notice(event, 1, 0, step, finding)
+
+
+class PlayedJob:
+    """A job of two ranks, whose answers and steps a test gives, and whose clock it moves.
+
+    Attributes:
+        sent: facts of each request.
+        given: the answers to the latest, by rank.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, object]] = []
+        self.said: list[str] = []
+        self.given: dict[int, dict[str, object]] = {}
+        self.now_s, self.tails, self.trains = 1000.0, {}, True
+        self.rows = steps([10.0] * 40)
+
+    def send(self, _run: object, kind: str, **facts: object) -> object:
+        if not self.trains:
+            raise InputError("run: none of its processes trains yet")
+        self.sent.append({"kind": kind, **facts})
+        self.given = {}
+        return SimpleNamespace(answers=self.answers, is_over=lambda: False)
+
+    def answers(self) -> Answers:
+        return Answers(dict(self.given), [rank for rank in (0, 1) if rank not in self.given])
+
+
+def steps(times_ms: list[float], windows: dict[int, int] | None = None) -> pl.DataFrame:
+    """Steps of a rank, and which of them are in which window."""
+    windows = windows or {}
+    number = range(len(times_ms))
+    return pl.DataFrame(
+        {
+            "rank": [0] * len(times_ms),
+            "step": list(number),
+            "window": [windows.get(step, -1) for step in number],
+            "start_ns": [step * 10**8 for step in number],
+            "duration_ns": [int(ms * 1e6) for ms in times_ms],
+        }
+    )
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> PlayedJob:
+    played = PlayedJob()
+    monkeypatch.setattr(requesting, "SentRequest", played.send)
+    monkeypatch.setattr(requesting, "steps_of", lambda _: played.rows)
+    monkeypatch.setattr(requesting, "time", SimpleNamespace(monotonic=lambda: played.now_s))
+    return played
+
+
+def look(requests: WindowRequests, job: PlayedJob, *notices: Notice, after_s: float = 1.0) -> list[str]:
+    """What is said after a look some time after the last."""
+    job.now_s += after_s
+    requests.look(job, notices)
+    said, job.said[:] = [*job.said], []
+    return said
+
+
+def test_rank_that_turns_late_gets_one_window_within_the_budget(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    assert look(requests, job) == []
+    assert look(requests, job, noticed(BEGINS)) == []
+    assert job.sent == [{"kind": "window", "within_budget": True}]
+    job.given = {0: {"rank": 0, **TAKEN}}
+    assert look(requests, job) == []  # rank 1 still saves it
+    job.given[1] = {"rank": 1, **TAKEN}
+    assert look(requests, job) == ["rank 1 is late: steps 20 to 21 were recorded in depth, as window 4"]
+    assert look(requests, job, after_s=1000) == []
+    assert len(job.sent) == 1
+
+
+def test_rank_that_is_late_again_soon_gets_no_second_window_and_later_it_does(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    for after_s, count in ((1, 1), (60, 1), (requesting.AGAIN_S, 2)):
+        look(requests, job, noticed(BEGINS), after_s=after_s)
+        assert len(job.sent) == count
+        job.given = dict.fromkeys((0, 1), TAKEN)
+        look(requests, job)
+        look(requests, job, noticed(ENDS))
+
+
+def test_window_that_is_put_off_is_said_once_and_asked_for_again_when_it_may_be_paid(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    look(requests, job, noticed(BEGINS))
+    job.given = {0: PUT_OFF}
+    [said] = look(requests, job)
+    assert said == f"rank 1 is late: a deep window is put off for 90 s, since {PUT_OFF['why_not']}"
+    look(requests, job, after_s=80)
+    assert len(job.sent) == 1
+    look(requests, job, after_s=20)
+    assert len(job.sent) == 2
+    job.given = {0: PUT_OFF}
+    assert look(requests, job) == []
+    look(requests, job, noticed(ENDS), after_s=100)  # nothing is late any more
+    assert len(job.sent) == 2
+
+
+def test_job_without_windows_is_asked_once_and_says_why(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    look(requests, job, noticed(BEGINS))
+    job.given = {0: REFUSED}
+    assert look(requests, job) == [f"rank 1 is late: no deep window was recorded, since {REFUSED['why_not']}"]
+    assert look(requests, job, after_s=100) == []
+    assert len(job.sent) == 1
+
+
+def test_ranks_that_do_not_answer_are_not_waited_for_for_ever(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    look(requests, job, noticed(BEGINS))
+    [said] = look(requests, job, after_s=requesting.PATIENCE_S)
+    assert said == "rank 1 is late: no deep window was recorded, since no rank answered"
+
+
+def test_job_that_begins_again_has_no_reason_for_a_window(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    look(requests, job, noticed(BEGINS))
+    requests.forget()
+    assert look(requests, job) == []
+    assert len(job.sent) == 1
+    look(requests, job, noticed(BEGINS))
+    assert len(job.sent) == 2
+
+
+def test_nothing_is_asked_while_nothing_trains(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    job.trains = False
+    assert look(requests, job, noticed(BEGINS)) == []
+    job.trains = True
+    look(requests, job)
+    assert len(job.sent) == 1
+
+
+def test_job_that_slows_down_gets_a_window_once_two_looks_show_it(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    look(requests, job, after_s=11)
+    job.rows = steps([10.0] * 100 + [20.0] * 60)
+    look(requests, job, after_s=11)
+    assert not job.sent
+    look(requests, job, after_s=11)
+    assert len(job.sent) == 1
+    job.given = dict.fromkeys((0, 1), TAKEN)
+    [said] = look(requests, job)
+    assert said.startswith("steps take 20 ms since step 100, 10 before: steps 20 to 21 were recorded")
+
+
+@pytest.mark.parametrize("window", [90, 130])
+def test_slow_steps_that_follow_a_window_or_that_one_shows_get_none(job, tmp_path, window):
+    requests = WindowRequests(tmp_path, job.said.append)
+    job.rows = steps([10.0] * 100 + [20.0] * 60, {window: 0})
+    for _ in range(4):
+        look(requests, job, after_s=11)
+    assert not job.sent
+
+
+def test_slowdown_that_the_window_of_a_late_rank_shows_gets_no_other(job, tmp_path):
+    requests = WindowRequests(tmp_path, job.said.append)
+    job.rows = steps([10.0] * 100 + [20.0] * 10)
+    look(requests, job, noticed(BEGINS, step=109))
+    job.given = dict.fromkeys((0, 1), TAKEN)
+    look(requests, job)
+    job.rows = steps([10.0] * 100 + [20.0] * 60, {130: 4})
+    for _ in range(4):
+        look(requests, job, after_s=11)
+    assert len(job.sent) == 1
