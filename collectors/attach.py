@@ -36,7 +36,7 @@ from dpro.errors import InputError, UsageError
 from dpro.folders import locked, written_whole
 from dpro.schema import TABLES
 from dpro.store import MANIFEST, part_files
-from dpro.words import from_json
+from dpro.words import from_json, ranks_in_words
 
 LOOK_S = 0.1
 SIGNAL_S = 2.0  # how long the handler in C may take
@@ -149,6 +149,21 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
         if not answers.silent or done(answers) or sent.is_over() or time.monotonic() > deadline:
             return answers
         time.sleep(LOOK_S)
+
+
+def outcome_in_words(answers: Answers) -> str:
+    """What became of a window that was asked for, in a line."""
+    if not answers.given:
+        return "no deep window was recorded, since no rank answered"
+    given = answers.given[min(answers.given)]
+    if "paid_in_s" in given:
+        return f"a deep window is put off for {given['paid_in_s']:,.0f} s, since {given['why_not']}"
+    if given["why_not"]:
+        return f"no deep window was recorded, since {given['why_not']}"
+    first, end = given["steps"]
+    words = f"steps {first} to {end - 1} were recorded in depth, as window {given['window']}"
+    lacking = {rank for rank, answer in answers.given.items() if answer["why_not"]} | {*answers.silent}
+    return f"{words}, but not on {ranks_in_words(lacking)}" if lacking else words
 
 
 def stacks(run: Path, timeout_s: float) -> Answers:

@@ -22,6 +22,7 @@ from dash.development.base_component import Component
 from flask import Response, abort, request
 
 from dpro.analysis.unanswered import pretended_in_words
+from dpro.dashboards import window_button
 from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -116,6 +117,8 @@ def make_app(
     _serve_tables(app, runs)
     if runs.change:
         _register_refresh(app, runs)
+    if runs.change and token is not None:  # who may only read asks for nothing
+        window_button.register(app, runs)
     harden(app.server, [hash_of(_THEME), *app.csp_hashes()])
     return app
 
@@ -155,7 +158,7 @@ def _frame(runs: Runs) -> Component:
         html.Button("?", id="help", title="Keys (?)"),
     ]
     shown = [html.Span(id="run"), html.Div(id="runs")]
-    shown += [html.Span(id="live", className="live")] if runs.change else []
+    shown += [html.Span(id="live", className="live"), window_button.button()] if runs.change else []
     menu: Any = {"aria-haspopup": "dialog", "aria-controls": "more"}
     tick = dcc.Interval(id="tick", interval=TICK_MS, disabled=not runs.opened.lives)
     return html.Div(
@@ -374,6 +377,8 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         except DproError:  # the content says it
             return "", True
         lives = [run.lives for run in shown_runs]  # before the versions: the last version is not missed
+        if not lives[0]:
+            set_props(window_button.PLACE, {"hidden": True})
         now(sum(run.version for run in shown_runs))
         ended = "recorded" if shown_runs[0].version else ""
         return "recording" if lives[0] else ended, not any(lives)

@@ -113,12 +113,15 @@ def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
         open_it: opens one that is not being recorded.
     """
     from dpro.dashboards.loaded import RecordingCopy
+    from dpro.dashboards.requested import RequestedWindow
     from dpro.dashboards.runs import ShownRun
 
     if not _lives(path):
         return ShownRun(load(open_it(path)))
     states = (load(copy, RecordingCopy) for copy in copies(Path(path)))
-    return ShownRun(next(states), states)
+    first = next(states)
+    takes_windows = first.run.manifest.options.get("windows", True)
+    return ShownRun(first, states, RequestedWindow(Path(path).resolve()) if takes_windows else None)
 
 
 def _ensure_free(host: str, port: int) -> None:

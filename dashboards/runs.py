@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -170,20 +170,34 @@ def _leave(closed: Future[ShownRun]) -> None:
 log = logging.getLogger(__name__)
 
 
+class WindowOfJob(Protocol):
+    """A deep window that a running job may be asked for."""
+
+    def ask(self) -> None:
+        """Ask for one, unless one is waited for."""
+
+    def follow(self) -> tuple[bool, str]:
+        """Whether one is waited for, and what became of the latest, in words."""
+
+
 class ShownRun:
     """A run in its latest state.
 
     Attributes:
         version: how many states came before it.
         lives: whether later states may follow.
+        window: the deep window that its job may be asked for; None where it takes none.
     """
 
-    def __init__(self, loaded: Loaded, later: Iterator[Loaded] | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, later: Iterator[Loaded] | None = None, window: WindowOfJob | None = None
+    ) -> None:
         """Show a run.
 
         Args:
             later: yields its later states as they become available; None where there are none.
         """
+        self.window = window
         self.loaded, self.version, self.lives = loaded, 0, later is not None
         self._later = iter(()) if later is None else later
         self._left = False

@@ -13,7 +13,8 @@ import pytest
 
 from dpro.cli.options import MAX_PID
 from dpro.cli.runs import is_live
-from dpro.dashboards.command import copies
+from dpro.dashboards.app import make_app
+from dpro.dashboards.command import copies, offer
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import (
@@ -28,6 +29,7 @@ from tests.jobs import (
     wait_for,
     wait_until,
 )
+from tests.pressed import pressed
 
 pytest.importorskip("torch")
 
@@ -98,6 +100,17 @@ def test_a_dashboard_gets_copies_of_a_run_that_is_being_recorded_and_they_grow(j
         steps.append(state.table(STEPS).height)
     states.close()
     assert 0 < steps[0] < steps[1]
+
+
+@pytest.mark.slow
+def test_the_button_of_a_dashboard_has_the_job_record_a_window(job):
+    app = make_app(offer([str(job / "run")]), "token")
+    assert pressed(app, "shown") == (False, False, "", True)
+    assert pressed(app)[1:3] == (True, "waiting for 3 steps …")
+    wait_until(lambda: not pressed(app, "asking")[1], "no window was recorded")
+    said = pressed(app, "asking")[2]
+    assert "were recorded in depth, as window" in said
+    assert "not on rank" not in said
 
 
 def test_reading_a_run_that_is_being_recorded_says_how(job):

@@ -186,8 +186,8 @@ def watch(
     findings = OpenFindings()
     if log.is_writer:
         findings.resume(read_log(run))
-    tell = _ignore if as_json else _say_when
-    requests = WindowRequests(run.resolve(), tell) if ask and log.is_writer else None
+    report_window = _ignore if as_json else _say_when
+    requests = WindowRequests(run.resolve(), report_window) if ask and log.is_writer else None
     watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None, requests)
     posts = Webhook(webhook) if webhook else None
     report = _reporter(run, log, posts, server, as_json)

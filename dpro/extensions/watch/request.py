@@ -2,7 +2,7 @@
 
 In: findings of late ranks that begin and end, and the latest steps. Out: a request for one window, which the
 recorder grants where the budget pays for it, and lines that say what became of it. All ranks take it: where
-some are missing from a window, waiting for them cannot be told from transfers. What was put off is asked for
+some are missing from a window, waiting for them looks like transfers. What was put off is asked for
 again for as long as the reason for it holds.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.collectors.attach import Answer, SentRequest
+from dpro.collectors.attach import SentRequest, outcome_in_words
 from dpro.detect.findings_log import BEGINS, Notice
 from dpro.detect.regression import Regression, regression_of
 from dpro.errors import InputError
@@ -44,7 +44,7 @@ class WindowRequests:
         """There is no reason for a window yet.
 
         Args:
-            say: is told what became of each request, in a line.
+            say: is called with what became of each request, in a line.
         """
         self._run, self._say = run, say
         self.forget()
@@ -114,23 +114,12 @@ class WindowRequests:
         why = " and ".join(self._reasons.get(about, about) for about in sorted(sent.reasons))
         if "paid_in_s" not in first:
             self._served |= dict.fromkeys(sent.reasons, now_s)
-            self._say(f"{why}: {outcome_in_words(first)}")
+            self._say(f"{why}: {outcome_in_words(answers)}")
             return
         self._due_s = now_s + first["paid_in_s"]
         if not sent.reasons <= self._put_off:
             self._put_off |= sent.reasons
-            self._say(f"{why}: {outcome_in_words(first)}")
-
-
-def outcome_in_words(given: Answer) -> str:
-    """What became of the window, by the answer of one rank; by none where that is empty."""
-    why_not = given.get("why_not", "no rank answered")
-    if "paid_in_s" in given:
-        return f"a deep window is put off for {given['paid_in_s']:,.0f} s, since {why_not}"
-    if why_not:
-        return f"no deep window was recorded, since {why_not}"
-    first, end = given["steps"]
-    return f"steps {first} to {end - 1} were recorded in depth, as window {given['window']}"
+            self._say(f"{why}: {outcome_in_words(answers)}")
 
 
 def slowdown_of(steps: pl.DataFrame) -> Regression | None:

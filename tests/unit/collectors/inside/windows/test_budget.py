@@ -46,7 +46,7 @@ def after_a_window(own=1000, inside=(120, 130), after=150, plain=100, share=0.01
     return budget
 
 
-def test_first_window_that_nobody_asked_for_waits_until_what_it_may_cost_is_paid():
+def test_first_window_that_no_person_asked_for_waits_until_what_it_may_cost_is_paid():
     budget = Budget(0.01, 10)
     steps(budget, 1000, GUESSED_NS // 100)
     assert budget.wait_ns(0) == 90 * GUESSED_NS
