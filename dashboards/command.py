@@ -60,7 +60,8 @@ def dashboard(
     The page lists the given runs and the other runs in the folder of the first. All views share one selection
     of steps and ranks, and the browser's address reproduces the current view. The printed address contains a
     token, without which the server answers no request, because other users of the machine can reach the port
-    too. The page needs no network. Press Ctrl-C to stop.
+    too. While a job runs that records deep windows, a button asks for one (not with --no-token). The page
+    needs no network. Press Ctrl-C to stop.
     """
     with needs_extra("dashboard"):
         from dpro.dashboards.server import new_token, serve

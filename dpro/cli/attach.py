@@ -35,8 +35,8 @@ DUMPED_S = 3.0
     metavar="K",
     help="Record K steps in depth, on all ranks.",
 )
-@click.option("--off", "switch", flag_value="off", help="Stop recording deep windows.")
-@click.option("--on", "switch", flag_value="on", help="Resume recording deep windows.")
+@click.option("--off", "switch", flag_value="off", help="No more deep windows but those of --steps.")
+@click.option("--on", "switch", flag_value="on", help="Record deep windows as --budget or --every allows.")
 @click.option("--stacks", is_flag=True, help="Show the current stacks of all threads of all ranks.")
 @click.option("-o", "--output", "copy", type=click.Path(path_type=Path), metavar="COPY",
               help="Copy the recording so far into a run that can be read now.")  # fmt: skip
@@ -61,7 +61,7 @@ def attach(
     dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
     dpro attach RUN --steps 3 -o NOW       and copy the recording so far
     dpro attach --pid 4711 --stacks        stacks of all threads of all ranks
-    dpro attach RUN --off                  no more deep windows, until --on
+    dpro attach RUN --off                  no deep windows but those of --steps, until --on
 
     The job must have been started with `dpro record`. A job that was started without it, but with
     KINETO_USE_DAEMON=1, can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID can be its launcher.
