@@ -7,6 +7,7 @@ beginning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -108,21 +109,24 @@ def _with_first(cause: str, changed: Mapping[str, Observation]) -> list[Observat
     return [changed[what] for what in sorted(changed, key=lambda what: what != cause)]
 
 
-def regression_of(series: pl.DataFrame) -> Regression | None:
+def regression_of(
+    series: pl.DataFrame, least: float = MIN_SHARE, clear: float = math.inf
+) -> Regression | None:
     """The change for the worse that lasts to the end of a series, None where there is none.
 
     Args:
         series: as `job_steps` gives it.
+        least, clear: as of `change_points`.
     """
     times = series["duration_ns"].to_numpy().astype(np.float64)
-    cuts = change_points(times, MIN_SHARE)
+    cuts = change_points(times, least, clear=clear)
     growth = [] if cuts else _beginning_of_growth(times)
     begins = [0, *cuts, *growth]
     if len(begins) < 2:
         return None
     levels = [float(np.median(part)) for part in np.split(times, begins[1:])]
     fastest = int(np.argmin(levels))
-    slower = [level >= (1 + MIN_SHARE) * levels[fastest] for level in levels]
+    slower = [level >= (1 + least) * levels[fastest] for level in levels]
     first = fastest + 1  # of the levels that are slower to the end
     while first < len(levels) and not all(slower[first:]):
         first += 1

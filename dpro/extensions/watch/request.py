@@ -14,14 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import polars as pl
-
 from dpro.collectors.attach import SentRequest, outcome_in_words
 from dpro.detect.findings_log import BEGINS, Notice
-from dpro.detect.regression import Regression, regression_of
 from dpro.errors import InputError
-from dpro.extensions.watch.job import Job, steps_of
-from dpro.replay.steps import job_steps
+from dpro.extensions.watch.job import Job, ProcessTail
+from dpro.extensions.watch.pace import Pace, has_window_since
 from dpro.units import ms
 
 SLOWER_S = 10.0  # from one look at whether the job slows down to the next; two in a row have to show it
@@ -56,6 +53,7 @@ class WindowRequests:
         self._put_off: set[str] = set()  # those of which that was said
         self._sent: _Sent | None = None
         self._due_s = self._looked_s = 0.0
+        self._pace = Pace()
         self._is_suspected = False  # that the job slows down, by one look
 
     def look(self, job: Job, notices: Sequence[Notice]) -> None:
@@ -65,15 +63,18 @@ class WindowRequests:
             notices: of late ranks, since the last look.
         """
         now_s = time.monotonic()
+        first = min(job.tails.values(), key=lambda tail: tail.process.rank)
+        self._pace.read(first)
         for notice in notices:
             about = notice.finding.title
             if notice.event == BEGINS:
-                self._add(about, f"{notice.finding.component} is late", job, notice.step)
+                late_ns = first.last_update_ns - BESIDE * self._pace.step_ns
+                self._add(about, f"{notice.finding.component} is late", first, late_ns)
             else:
                 self._drop(about)
         if now_s - self._looked_s > SLOWER_S:
             self._looked_s = now_s
-            self._look_at_steps(job)
+            self._look_at_pace(first)
         if self._sent is not None:
             self._follow(self._sent, now_s)
         elif self._reasons.keys() - self._served and now_s >= self._due_s:
@@ -81,22 +82,23 @@ class WindowRequests:
                 request = SentRequest(self._run, "window", within_budget=True)
                 self._sent = _Sent(request, frozenset(self._reasons), now_s)
 
-    def _look_at_steps(self, job: Job) -> None:
-        slower = slowdown_of(steps_of(job.tails.values()))
+    def _look_at_pace(self, first: ProcessTail) -> None:
+        slower = self._pace.slowdown()
         if slower is None:
             self._drop(SLOWER)
         elif self._is_suspected:
             before, after = ms(slower.before_ns), ms(slower.after_ns)
             words = f"steps take {after:.3g} ms since step {slower.since}, {before:.3g} before"
-            self._add(SLOWER, words, job, slower.since)
+            since_ns = slower.after.begin_ns - BESIDE * round(slower.after_ns)
+            self._add(SLOWER, words, first, since_ns)
         self._is_suspected = slower is not None
 
-    def _add(self, about: str, words: str, job: Job, since: int) -> None:
+    def _add(self, about: str, words: str, first: ProcessTail, since_ns: int) -> None:
         now_s = time.monotonic()
         if about not in self._reasons and now_s - self._served.get(about, now_s) > AGAIN_S:
             del self._served[about]
         self._reasons[about] = words
-        if has_window_since(steps_of(job.tails.values()), since):
+        if has_window_since(first, since_ns):
             self._served[about] = now_s
 
     def _drop(self, about: str) -> None:
@@ -120,22 +122,3 @@ class WindowRequests:
         if not sent.reasons <= self._put_off:
             self._put_off |= sent.reasons
             self._say(f"{why}: {outcome_in_words(answers)}")
-
-
-def slowdown_of(steps: pl.DataFrame) -> Regression | None:
-    """The change since which the latest steps of a job take longer; None where they do not.
-
-    Args:
-        steps: rows of `steps`, with the window that each is in.
-    """
-    return None if steps.is_empty() else regression_of(job_steps(steps))
-
-
-def has_window_since(steps: pl.DataFrame, since: int) -> bool:
-    """Whether a window holds steps after a step, or shortly before it.
-
-    Args:
-        steps: rows of `steps`, with the window that each is in.
-    """
-    recorded = steps.filter(pl.col("window") >= 0, pl.col("step") >= since - BESIDE)
-    return not recorded.is_empty()

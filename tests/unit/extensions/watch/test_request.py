@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import polars as pl
 import pytest
 
 from dpro.collectors.attach import Answers
@@ -12,8 +11,13 @@ from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import InputError
 from dpro.extensions.watch import request as requesting
+from dpro.extensions.watch.job import OPEN_NS
 from dpro.extensions.watch.request import WindowRequests
 
+MS = 10**6
+SLOWER = SimpleNamespace(
+    before_ns=10 * MS, after_ns=20 * MS, since=100, after=SimpleNamespace(begin_ns=1000 * MS)
+)
 TAKEN = {"window": 4, "steps": [20, 22], "why_not": ""}
 PUT_OFF = {"why_not": "the budget has not paid for one more yet", "paid_in_s": 90.0}
 REFUSED = {"why_not": "the job is recorded without deep windows (--no-windows)"}
@@ -25,19 +29,24 @@ def noticed(event: str, rank: int = 1, step: int = 500) -> Notice:
 
 
 class PlayedJob:
-    """A job of two ranks, whose answers and steps a test gives, and whose clock it moves.
+    """A job of two ranks, whose answers and pace a test gives, and whose clock it moves.
 
     Attributes:
         sent: facts of each request.
         given: the answers to the latest, by rank.
+        slower: since when it is slower, as `Pace.slowdown` says it; None where it is not.
+        windows: of its first rank.
     """
 
     def __init__(self) -> None:
         self.sent: list[dict[str, object]] = []
         self.said: list[str] = []
         self.given: dict[int, dict[str, object]] = {}
-        self.now_s, self.tails, self.trains = 1000.0, {}, True
-        self.rows = steps([10.0] * 40)
+        self.now_s, self.trains, self.slower = 1000.0, True, None
+        self.windows: list[tuple[int, int, int]] = []
+        process = SimpleNamespace(rank=0)
+        first = SimpleNamespace(process=process, windows=self.windows, last_update_ns=5000 * MS)
+        self.tails = {"rank 0": first}
 
     def send(self, _run: object, kind: str, **facts: object) -> object:
         if not self.trains:
@@ -50,26 +59,12 @@ class PlayedJob:
         return Answers(dict(self.given), [rank for rank in (0, 1) if rank not in self.given])
 
 
-def steps(times_ms: list[float], windows: dict[int, int] | None = None) -> pl.DataFrame:
-    """Steps of a rank, and which of them are in which window."""
-    windows = windows or {}
-    number = range(len(times_ms))
-    return pl.DataFrame(
-        {
-            "rank": [0] * len(times_ms),
-            "step": list(number),
-            "window": [windows.get(step, -1) for step in number],
-            "start_ns": [step * 10**8 for step in number],
-            "duration_ns": [int(ms * 1e6) for ms in times_ms],
-        }
-    )
-
-
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> PlayedJob:
     played = PlayedJob()
     monkeypatch.setattr(requesting, "SentRequest", played.send)
-    monkeypatch.setattr(requesting, "steps_of", lambda _: played.rows)
+    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda: played.slower, step_ns=10 * MS)
+    monkeypatch.setattr(requesting, "Pace", lambda: pace)
     monkeypatch.setattr(requesting, "time", SimpleNamespace(monotonic=lambda: played.now_s))
     return played
 
@@ -156,10 +151,18 @@ def test_nothing_is_asked_while_nothing_trains(job, tmp_path):
     assert len(job.sent) == 1
 
 
+@pytest.mark.parametrize(("end_ns", "count"), [(4799 * MS, 1), (4801 * MS, 0), (OPEN_NS, 0)])
+def test_late_rank_that_a_window_shows_gets_no_other(job, tmp_path, end_ns, count):
+    requests = WindowRequests(tmp_path, job.said.append)
+    job.windows.append((0, 4700 * MS, end_ns))
+    look(requests, job, noticed(BEGINS))
+    assert len(job.sent) == count
+
+
 def test_job_that_slows_down_gets_a_window_once_two_looks_show_it(job, tmp_path):
     requests = WindowRequests(tmp_path, job.said.append)
     look(requests, job, after_s=11)
-    job.rows = steps([10.0] * 100 + [20.0] * 60)
+    job.slower = SLOWER
     look(requests, job, after_s=11)
     assert not job.sent
     look(requests, job, after_s=11)
@@ -167,24 +170,15 @@ def test_job_that_slows_down_gets_a_window_once_two_looks_show_it(job, tmp_path)
     job.given = dict.fromkeys((0, 1), TAKEN)
     [said] = look(requests, job)
     assert said.startswith("steps take 20 ms since step 100, 10 before: steps 20 to 21 were recorded")
-
-
-@pytest.mark.parametrize("window", [90, 130])
-def test_slow_steps_that_follow_a_window_or_that_one_shows_get_none(job, tmp_path, window):
-    requests = WindowRequests(tmp_path, job.said.append)
-    job.rows = steps([10.0] * 100 + [20.0] * 60, {window: 0})
-    for _ in range(4):
-        look(requests, job, after_s=11)
-    assert not job.sent
-
-
-def test_slowdown_that_the_window_of_a_late_rank_shows_gets_no_other(job, tmp_path):
-    requests = WindowRequests(tmp_path, job.said.append)
-    job.rows = steps([10.0] * 100 + [20.0] * 10)
-    look(requests, job, noticed(BEGINS, step=109))
-    job.given = dict.fromkeys((0, 1), TAKEN)
-    look(requests, job)
-    job.rows = steps([10.0] * 100 + [20.0] * 60, {130: 4})
-    for _ in range(4):
-        look(requests, job, after_s=11)
+    look(requests, job, after_s=11)
     assert len(job.sent) == 1
+
+
+@pytest.mark.parametrize(("end_ns", "count"), [(599 * MS, 1), (601 * MS, 0), (1500 * MS, 0)])
+def test_slow_steps_that_follow_a_window_or_that_one_shows_get_none(job, tmp_path, end_ns, count):
+    requests = WindowRequests(tmp_path, job.said.append)
+    job.slower = SLOWER
+    job.windows.append((0, end_ns - 40 * MS, end_ns))
+    for _ in range(4):
+        look(requests, job, after_s=11)
+    assert len(job.sent) == count
