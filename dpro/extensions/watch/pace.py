@@ -1,8 +1,9 @@
 """How fast a job has stepped for the last ten minutes, and since when it is slower.
 
-In: the latest steps of one process: ranks that wait for each other step at one pace. Out: a slowdown. The watcher
-remembers a number of steps, which of a fast job are seconds; here it is a mean of each second or so, of which
-neither a host that runs ahead of its device nor a pause changes many. Time in deep windows is left out.
+In: the latest steps of one process: ranks that meet step at one pace. Out: a slowdown. What the
+watcher remembers is a number of steps, which of a fast job are seconds; here it is a mean of each second or
+so, of which neither a host that runs ahead of its device nor a pause changes many. Time in deep windows is
+left out.
 """
 
 from __future__ import annotations

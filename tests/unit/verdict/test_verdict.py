@@ -317,7 +317,9 @@ def test_kernels_are_advised_without_a_gain_where_the_replay_does_not_fit(tmp_pa
     monkeypatch.setattr(Analysis, "trust", poor)
     verdict = explain(analysis)
     assert (verdict.limit.kind, kinds(verdict)[0]) == (COMPUTE, "amp")
-    assert all((advice.gain_low, advice.gain_high, advice.edit) == (None, None, "") for advice in verdict.advice)
+    assert all(
+        (advice.gain_low, advice.gain_high, advice.edit) == (None, None, "") for advice in verdict.advice
+    )
 
 
 def test_launches_are_counted_and_other_calls_are_not(tmp_path):
