@@ -6,6 +6,8 @@ turns, or each of its actions is timed.
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from statistics import fmean, median, stdev
 from typing import Any
 
+ENTRIES = ("guarded", "on_update", "on_backward")  # of the recorder, for what hooks call
 SETTLING = 2  # steps at the beginning of a turn that still have something of the one before
 
 
@@ -30,17 +33,20 @@ def _recorder_module() -> Any:
 def recorder_switch() -> Callable[[bool], None]:
     """What turns the recorder's work in the calling thread off and on; its own threads go on."""
     recorder_class, thread, is_on = _recorder_module().Recorder, threading.get_ident(), True
-    guarded = recorder_class.guarded
 
-    def if_on(recorder: object, action: Callable[..., None], *arguments: Any) -> None:
-        if is_on or threading.get_ident() != thread:
-            guarded(recorder, action, *arguments)
+    def if_on(method: Callable[..., None]) -> Callable[..., None]:
+        def switched(recorder: object, *arguments: Any) -> None:
+            if is_on or threading.get_ident() != thread:
+                method(recorder, *arguments)
+
+        return switched
 
     def switch(on: bool) -> None:
         nonlocal is_on
         is_on = on
 
-    recorder_class.guarded = if_on
+    for name in ENTRIES:
+        setattr(recorder_class, name, if_on(getattr(recorder_class, name)))
     return switch
 
 
@@ -85,25 +91,41 @@ def timed_actions() -> Callable[[int], dict[str, float]]:
     outermost: set[Callable[..., object]] = set()
     here, depth = threading.get_ident(), 0
 
-    def timing(method: Callable[..., None]) -> Callable[..., None]:
-        def timed_call(recorder: object, action: Any, *arguments: object) -> None:
-            nonlocal depth
-            if threading.get_ident() != here:
-                return method(recorder, action, *arguments)
-            function = getattr(action, "__func__", action)
-            if not depth:
-                outermost.add(function)
-            depth += 1
-            begun_ns = time.perf_counter_ns()
-            try:
-                return method(recorder, action, *arguments)
-            finally:
-                took_ns[function].append(time.perf_counter_ns() - begun_ns)
-                depth -= 1
+    def timed_call(action: Any, call: Callable[[], object]) -> object:
+        nonlocal depth
+        if threading.get_ident() != here:
+            return call()
+        function = getattr(action, "__func__", action)
+        if not depth:
+            outermost.add(function)
+        depth += 1
+        begun_ns = time.perf_counter_ns()
+        try:
+            return call()
+        finally:
+            took_ns[function].append(time.perf_counter_ns() - begun_ns)
+            depth -= 1
 
-        return timed_call
+    def calling(method: Callable[..., object]) -> Callable[..., object]:
+        """Of the actions that a method of the recorder calls."""
+        return lambda recorder, action, *rest: timed_call(action, lambda: method(recorder, action, *rest))
 
-    core.Recorder.call, core.Recorder.run = timing(core.Recorder.call), timing(core.Recorder.run)
+    def timing(action: Any) -> Callable[..., object]:
+        """Of one action, with the name that the recorder knows it by."""
+
+        @functools.wraps(action)
+        def timed_action(*arguments: object) -> object:
+            return timed_call(action, lambda: action(*arguments))
+
+        return timed_action
+
+    for name in ("call", "run"):
+        setattr(core.Recorder, name, calling(getattr(core.Recorder, name)))
+    for name in ("on_update", "on_backward"):
+        setattr(core.Recorder, name, timing(getattr(core.Recorder, name)))
+    for recorder in [each for each in gc.get_objects() if type(each) is core.Recorder]:
+        for occasion, listeners in recorder._listeners.items():
+            recorder._listeners[occasion] = [timing(action) for action in listeners]
 
     def us_per_step(steps: int) -> dict[str, float]:
         us: dict[str, float] = defaultdict(float)

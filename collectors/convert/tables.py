@@ -196,6 +196,7 @@ _TOTALS = {  # kind of record -> what its values after the time are
     records.CHILDREN: ("step_children_cpu_ns", "step_written_bytes"),
     records.ASIDE: ("step_checkpoint_ns", "step_no_grad_ns", "step_compile_ns"),
 }
+_SAMPLED = (records.CPU, records.CHILDREN)  # read at some ends of steps only, where steps are short
 _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
 
 
@@ -210,7 +211,7 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
     for kind, counters in _TOTALS.items():
         totals = np.array([tuple(record[:4]) for record in recorded if record.kind == kind], np.int64)
         if len(totals) and boundaries:
-            frames.append(_per_step(totals, boundaries, counters))
+            frames.append(_per_step(totals, boundaries, counters, kind in _SAMPLED))
     return pl.concat(frames)
 
 
@@ -255,12 +256,14 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
 
 
 def _per_step(
-    totals: np.ndarray, boundaries: Mapping[int, Boundary], counters: Sequence[str]
+    totals: np.ndarray, boundaries: Mapping[int, Boundary], counters: Sequence[str], is_sampled: bool
 ) -> pl.DataFrame:
     """Differences of totals from one boundary to the next.
 
     Args:
         totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
+        is_sampled: whether each step between two samples gets as large a share of their difference as it took
+            of the time: what all steps have together is then what it is where each is sampled.
     """
     numbers = np.array(list(boundaries), np.int64)
     ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
@@ -268,18 +271,26 @@ def _per_step(
     # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
     # begins the next.
     first, last = np.searchsorted(times, ends), np.searchsorted(times, resumes, side="right") - 1
-    sampled = first <= last
-    whole = sampled[1:] & sampled[:-1] & (np.diff(numbers) == 1)
-    begin, end = totals[last[:-1][whole]], totals[first[1:][whole]]
+    at = np.flatnonzero(first <= last)
+    follows = np.diff(numbers[at]) == np.diff(at)
+    if not is_sampled:
+        follows &= np.diff(at) == 1
+    begun, spans = at[:-1][follows], np.diff(at)[follows]
+    within = np.repeat(np.arange(len(spans)), spans)  # [steps] between which samples each is
+    steps = begun[within] + np.arange(len(within)) - (np.cumsum(spans) - spans)[within]
+    took = np.maximum(ends[steps + 1] - resumes[steps], 0)
+    whole = np.bincount(within, took, len(spans))[within]
+    share = np.where(whole > 0, took / np.maximum(whole, 1), 1 / spans[within])
+    begin, end = totals[last[begun]][within], totals[first[begun + spans]][within]
     frames = []
     for column, counter in enumerate(counters, start=1):
         counted = (begin[:, column] >= 0) & (end[:, column] >= 0)
-        value = (end[:, column] - begin[:, column])[counted]
+        value = ((end[:, column] - begin[:, column]) * share)[counted]
         columns = {
             "device": pl.repeat("", len(value), eager=True),
             "counter": pl.repeat(counter, len(value), eager=True),
-            "time_ns": resumes[:-1][whole][counted],
-            "value": value.astype(np.float64),
+            "time_ns": resumes[steps][counted],
+            "value": value,
         }
         frames.append(pl.DataFrame(columns, schema=_SCHEMA))
     return pl.concat(frames)

@@ -1,6 +1,7 @@
 """Getting in: where the recorder hangs on torch, and which probes it has.
 
-Each patch calls the original with the same arguments and lets its exceptions pass.
+Each patch calls the original with the same arguments and lets its exceptions pass. Those that each step calls
+do what `Recorder.guarded` and `patching.uncompiled` do without calling them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import captures, kineto, peers, windows
 from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
-from .patching import keep_compiler_out, keep_library, patch, uncompiled
+from .patching import keep_compiler_out, keep_library, patch
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, memory, requests, stacks, starting
 from .recorder import Recorder
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming, phases
+from .torch_internals import frame_watch
 
 
 def install(launch: str) -> None:
@@ -95,8 +97,17 @@ def _install_exit(recorder: Recorder) -> None:
 
 
 def _install_optimizers(recorder: Recorder) -> None:
+    watch = frame_watch()
+
     def hook(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-        uncompiled(recorder.guarded, recorder.on_update, optimizer)
+        before = watch(None)
+        try:
+            if recorder.enabled and not recorder.has_exited:
+                recorder.on_update(optimizer)
+        except Exception as error:
+            recorder.stop(recorder.on_update, error)
+        finally:
+            watch(before)
 
     hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too, we want to know
     register_optimizer_step_post_hook(hook)
@@ -107,7 +118,11 @@ def _install_backward(recorder: Recorder) -> None:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        recorder.guarded(recorder.on_backward)
+        try:
+            if recorder.enabled and not recorder.has_exited:
+                recorder.on_backward()
+        except Exception as error:
+            recorder.stop(recorder.on_backward, error)
         result = original(*args, **kwargs)
         if recorder.postponed:
             recorder.guarded(recorder.after_backward)

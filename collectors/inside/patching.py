@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .torch_internals import code_skipper, watch_frames
+from .torch_internals import code_skipper, frame_watch
 
 
 def patch(
@@ -92,11 +92,12 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
     TorchDynamo compiles what is called from code that it has compiled, such as an optimizer's hook, and
     complains on the job's stderr of what it does not understand.
     """
-    before = watch_frames(None)
+    watch = frame_watch()
+    before = watch(None)
     try:
         action(*arguments)
     finally:
-        watch_frames(before)
+        watch(before)
 
 
 # What this package uses of the standard library. Jobs replace functions of it: tests freeze or count clocks

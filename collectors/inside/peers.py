@@ -29,7 +29,7 @@ import torch.distributed as dist
 from . import records
 from .files import identity_of, out_of_the_way
 from .kernel import host_clock
-from .recorder import SECOND_S, Recorder, identity
+from .recorder import ENOUGH, SECOND_S, Recorder, identity
 from .threads import Thread
 
 FAN_OUT = 8
@@ -51,9 +51,10 @@ class Peers:
         self._begun = self._stepped = False
         self._seconds = 0.0
 
-    def on_step(self, _step: int) -> None:
+    def on_step(self, _step: int) -> object:
         """Note that the job is under way."""
         self._stepped = True
+        return ENOUGH
 
     def on_second(self) -> None:
         """Begin once there is a process group and the job is under way."""

@@ -7,8 +7,10 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
 
     open      the process turns out to train: its folder is there
     work      the training loop asks for a group, a batch or gradients
+    sample    a step has ended at which clocks are read, as `pace` has it; before `step`, same argument
     step      a step has ended; argument: how many have (0 < n)
     resume    the calls for `step` took long and have returned, and the next step begins; same argument
+    group     one more process group is there, or one again
     window    a deep window was saved; argument: its name
     second    about once a second, from a thread of ours
     raise     an uncaught exception is about to end the interpreter; arguments: the exception, its traceback
@@ -16,6 +18,9 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     end       the process group, the interpreter or the process will end now
     exit      the interpreter will exit now, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
+
+An action that returns `ENOUGH` is not called again on that occasion, until the process forks: what a probe
+learns once costs later steps nothing.
 
 Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
 `Recorder.call`; both turn trouble into one line in the log. Trouble in a probe silences that probe, trouble
@@ -49,8 +54,9 @@ from . import environment, records, stepping
 from .files import OwnDescriptor, image_folder, is_own, next_image, refuse_beyond_limit, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
+from .pace import Pace
 from .threads import Bell, Thread, allocate_lock, get_ident
-from .torch_internals import default_store, is_within_backward, sequence_number
+from .torch_internals import NO_TASK, default_store, node_counter, task_reader
 from .unseen import class_name, device_of, elements_of, message_of, parameters_updated
 
 SECOND_S = 1.0
@@ -58,7 +64,9 @@ THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
 LONG_NS = 1_000_000  # work of ours between two steps that would show in them
 HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
-OCCASIONS = ("open", "work", "step", "resume", "window", "second", "raise", "request", "end", "exit", "fork")
+OCCASIONS = ("open", "work", "sample", "step", "resume", "group", "window", "second", "raise", "request",
+             "end", "exit", "fork")  # fmt: skip
+ENOUGH = object()  # what an action returns that has learned all that it wants to know
 
 # Where launchers give a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -94,6 +102,7 @@ class Recorder:
         device: where the parameters are that optimizers update; None while none is known beside the CPU.
         pretending: what keeps a pretended rank's answers; None of a real one.
         num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
+        pace: at which ends of steps clocks are read.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -110,13 +119,16 @@ class Recorder:
         self.has_exited = False
         self.pretending: Any = None
         self._forked = False
-        self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
+        self._all_listeners: dict[str, list[Callable[..., object]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
         self._log: OwnDescriptor | None = None
         self._imports = AwaitedModules()
+        self._backward_task, self._num_nodes = task_reader(), node_counter()
         self._forget()
 
     def _forget(self) -> None:
+        self._listeners = {occasion: list(every) for occasion, every in self._all_listeners.items()}
+        self.pace = Pace()
         self.folder: Path | None = None
         self._image = 0  # programs that this process was before and that recorded
         self.joining: Path | None = None
@@ -147,12 +159,20 @@ class Recorder:
         try:
             action(*arguments)
         except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            self.enabled = False
-            self.complain(f"stopped recording in {action.__name__}", error)
-            if self.folder is not None:
-                self._end()  # Kineto left running would crash the process at its exit
+            self.stop(action, error)
+
+    def stop(self, action: Callable[..., None], error: Exception) -> None:
+        """Record no more, since a part of the core has raised; called where that is handled.
+
+        Raises:
+            Exception: the same, where a handler of the job's raised it.
+        """
+        if is_of_a_handler(error):
+            raise error
+        self.enabled = False
+        self.complain(f"stopped recording in {action.__name__}", error)
+        if self.folder is not None:
+            self._end()  # Kineto left running would crash the process at its exit
 
     def complain(self, what: str, error: Exception) -> None:
         """Write one line to the log.
@@ -173,9 +193,11 @@ class Recorder:
             self._log = OwnDescriptor(self.launch / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         return self._log
 
-    def listen(self, occasion: str, action: Callable[..., None]) -> None:
-        """Have an action of a probe called on an occasion, as by `call`."""
-        self._listeners[occasion].append(action)
+    def listen(self, occasion: str, action: Callable[..., object]) -> None:
+        """Have an action of a probe called on an occasion, as by `call`, also one that had had enough."""
+        for listeners in (self._all_listeners[occasion], self._listeners[occasion]):
+            if action not in listeners:
+                listeners.append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
         """Have an action of a probe called, as by `call`, once the job has imported a module, or at once."""
@@ -188,18 +210,29 @@ class Recorder:
         try:
             action(*arguments)
         except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            self._silenced.add(action.__module__)
-            self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
+            self._silence(action, error)
+
+    def _silence(self, action: Callable[..., object], error: Exception) -> None:
+        if is_of_a_handler(error):
+            raise error
+        self._silenced.add(action.__module__)
+        self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
 
     def works(self, probe: str) -> bool:
         """Whether a probe, by the name of its module, has not failed."""
         return probe not in self._silenced
 
     def _notify(self, occasion: str, *arguments: Any) -> None:
+        """Call what listens, as `call` does, without calling that for each: every step comes here."""
+        silenced = self._silenced
         for action in self._listeners[occasion]:
-            self.call(action, *arguments)
+            if self.has_exited or (silenced and action.__module__ in silenced):
+                continue
+            try:
+                if action(*arguments) is ENOUGH:
+                    self._listeners[occasion] = [a for a in self._listeners[occasion] if a != action]
+            except Exception as error:
+                self._silence(action, error)
 
     # What the hooks call.
 
@@ -215,6 +248,7 @@ class Recorder:
             self._open()
         else:
             self._write_facts(self.folder)
+            self._notify("group")
         self.on_work()
 
     def on_work(self) -> None:
@@ -224,14 +258,15 @@ class Recorder:
 
     def on_backward(self) -> None:
         """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
-        if not is_within_backward():
+        if self._backward_task() == NO_TASK:
             self.num_backward += 1
             self.training_thread = get_ident()
-            self.on_work()
+            if self._listeners["work"]:
+                self._notify("work")
 
     def after_backward(self) -> None:
         """Gradients are there."""
-        if not is_within_backward():
+        if self._backward_task() == NO_TASK:
             postponed, self.postponed = self.postponed, []
             for optimizer in postponed:
                 self.on_update(optimizer)
@@ -245,7 +280,8 @@ class Recorder:
         """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
         now = time.time_ns()
         self.num_updates += 1
-        if is_within_backward():  # a profiler that is started there is lost when the backward ends
+        if self._backward_task() != NO_TASK:
+            # A profiler that is started there is lost when the backward ends.
             self.postponed.append(optimizer)
             return
         if self.records is None:
@@ -253,15 +289,30 @@ class Recorder:
                 return  # it happens to optimise something
             self._open()
         assert self.records is not None
-        if not self.training_thread and not isinstance(optimizer, stepping.StepSignal):
-            self.training_thread = get_ident()  # as Megatron, which asks the engine for gradients
+        gradients: tuple[int, int] | None = None
+        if not isinstance(optimizer, stepping.StepSignal):
+            if not self.training_thread:
+                self.training_thread = get_ident()  # as Megatron, which asks the engine for gradients
+            # What differs once there are new gradients: the graph has grown, whatever computes them.
+            seen = self.num_backward, self._num_nodes()
+            gradients = seen if any(seen) else None
         before = self._counter.step
-        counted = self._counter.update(optimizer, self._gradients(optimizer))
+        counted = self._counter.update(optimizer, gradients)
         if counted is None:
             return
-        if self._counter.step != before:
-            self._on_step(self._counter.step)
-        self.records.write(records.UPDATE, *counted, now, time.time_ns())
+        step, pace = self._counter.step, self.pace
+        if step != before:
+            last_step_s, self.last_step_s = self.last_step_s, time.monotonic()
+            step_ns = 1e9 * (self.last_step_s - last_step_s)
+            pace.left -= 1
+            if step_ns >= pace.paying_ns or pace.left <= 1 or pace.is_ahead:
+                self._sample(step, now, step_ns)
+            else:
+                self._notify("step", step)
+            if time.time_ns() - now > LONG_NS:
+                self._notify("resume", step)
+                pace.left = min(pace.left, 1)  # clocks are read at the next end, too: that step is known
+        self.records.add(records.pack(*counted, now, time.time_ns(), records.UPDATE))
         if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
             self._flushed_ns = now
             self.records.flush()
@@ -313,12 +364,6 @@ class Recorder:
         self._forget()
         self._notify("fork")
 
-    def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
-        """What differs once there are new gradients: the graph has grown, whatever computes them."""
-        grown = sequence_number()
-        are_seen = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
-        return (self.num_backward, grown) if are_seen else None
-
     def _weigh(self, optimizer: Any) -> float:
         """The number of elements an optimizer updates."""
         if isinstance(optimizer, stepping.StepSignal):
@@ -335,14 +380,13 @@ class Recorder:
         assert self.records is not None
         self.records.write(records.ANCHOR, optimizer, base, first, self._sources[optimizer])
 
-    def _on_step(self, step: int) -> None:
-        self.last_step_s = time.monotonic()
+    def _sample(self, step: int, ended_ns: int, step_ns: float) -> None:
+        """A step has ended at which clocks are read, as at the first ones."""
         if step == GPU_KNOWN_AT_STEP and self.folder is not None:
             self._write_facts(self.folder)
-        begun_ns = time.time_ns()
+        self._notify("sample", step)
         self._notify("step", step)
-        if time.time_ns() - begun_ns > LONG_NS:
-            self._notify("resume", step)
+        self.pace.took(time.time_ns() - ended_ns, step_ns)
 
     # Files.
 

@@ -92,8 +92,12 @@ class StepCounter:
         number = self._meet(optimizer) if numbered is None or numbered[0]() is not optimizer else numbered[1]
         if self._weights[number] < self._least:
             return None
-        if gradients is not None and self._repeats(number, gradients):
-            return None
+        if gradients is not None:
+            used, times = self._used.get(number, (None, 0))
+            times = times + 1 if gradients == used else 0
+            self._used[number] = gradients, times
+            if 0 < times <= REPEATS:  # if it goes on with the same for ever, they come from elsewhere
+                return None
         self._counts[number] += 1
         if self._recent:
             self._calibrate(number)
@@ -106,13 +110,6 @@ class StepCounter:
             self._missed = 0
             self.step = self._base + self._counts[number]
         return number, self._counts[number]
-
-    def _repeats(self, number: int, gradients: object) -> bool:
-        """Whether an optimizer goes on with gradients it has used; if for ever, they come from elsewhere."""
-        used, times = self._used.get(number, (None, 0))
-        times = times + 1 if gradients == used else 0
-        self._used[number] = gradients, times
-        return 0 < times <= REPEATS
 
     def _meet(self, optimizer: Any) -> int:
         """Number a newcomer, and see again which one is rarest."""

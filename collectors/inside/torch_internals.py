@@ -100,16 +100,29 @@ def internal(path: str) -> Any:
 # The engine of autograd.
 
 
+NO_TASK = -1  # of autograd's engine
+
+
+def node_counter() -> Callable[[], int]:
+    """Return what says how many nodes of graphs this thread has made; 0 where that is not known."""
+    counter: Callable[[], int] | None = internal("torch.autograd._get_sequence_nr")
+    return counter or int
+
+
+def task_reader() -> Callable[[], int]:
+    """Return what says which backward this thread runs, `NO_TASK` for none, or where that is not known."""
+    reader: Callable[[], int] | None = internal("torch._C._current_graph_task_id")
+    return reader or (lambda: NO_TASK)
+
+
 def sequence_number() -> int:
     """Return how many nodes of graphs this thread has made; 0 where that is not known."""
-    number = internal("torch.autograd._get_sequence_nr")
-    return int(number()) if number is not None else 0
+    return node_counter()()
 
 
 def is_within_backward() -> bool:
     """Return whether this thread runs a backward; False where that is not known."""
-    task = internal("torch._C._current_graph_task_id")
-    return task is not None and task() != -1
+    return task_reader()() != NO_TASK
 
 
 # Process groups.
@@ -346,9 +359,12 @@ def is_profiling() -> bool:
     return bool(kind() != kinds.NONE)
 
 
+PROFILER_RUNS = "_is_profiler_enabled"  # of `torch.autograd.profiler`
+
+
 def has_profiler() -> bool:
     """Return whether a profiler of Python runs; False where that is not known."""
-    return bool(internal("torch.autograd.profiler._is_profiler_enabled"))
+    return bool(internal(f"torch.autograd.profiler.{PROFILER_RUNS}"))
 
 
 def has_cuspy() -> bool:
@@ -442,9 +458,12 @@ def pipeline_classes() -> tuple[Any, Any]:
     return stage, getattr(schedules, "_PipelineSchedule", None)
 
 
+COMPILER_CALLBACKS = "torch._dynamo.callback"
+
+
 def compiler_callbacks() -> Any:
     """Return what calls back when the compiler begins and ends; None before the job has loaded it."""
-    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    return getattr(sys.modules.get(COMPILER_CALLBACKS), "callback_handler", None)
 
 
 def compile_call(module: Any, **how: str) -> None:
@@ -468,10 +487,10 @@ def has_compiled() -> bool:
     return counters is None or bool(counters["stats"]["unique_graphs"])
 
 
-def watch_frames(watcher: Any) -> Any:
-    """Set what the interpreter calls for each frame, None for nothing. Returns what it was before."""
-    watch = internal("torch._C._dynamo.eval_frame.set_eval_frame")
-    return watch(watcher) if watch is not None else None
+def frame_watch() -> Callable[[Any], Any]:
+    """Return what sets what the interpreter calls for each frame, None for nothing; it returns the former."""
+    watch: Callable[[Any], Any] | None = internal("torch._C._dynamo.eval_frame.set_eval_frame")
+    return watch or (lambda _: None)
 
 
 def code_skipper() -> Callable[[CodeType], Any] | None:

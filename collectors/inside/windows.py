@@ -37,10 +37,11 @@ from .kineto import (
 from .main_thread import MainThreadCall
 from .patching import patch
 from .plan import Window, WindowPlan
-from .recorder import Recorder, identity
+from .recorder import ENOUGH, Recorder, identity
 from .records import RecordWriter
 from .threads import Local, get_ident, is_main_thread, main_thread_ident, sleep
 from .torch_internals import (
+    PROFILER_RUNS,
     end_range,
     has_context,
     has_cuspy,
@@ -122,7 +123,9 @@ class Windows:
         try:
             if change is not None and self._decides and identity()[0] == 0:
                 self._note(change)
-            self._advance(step)
+            upcoming = self._plan.upcoming
+            if self._open is not None or (upcoming is not None and step >= upcoming.step - 1):
+                self._advance(step)
         except Exception:
             # There was trouble: Kineto left running would slow the job down, and crash it at its exit.
             opened, self._open = self._closable(), None
@@ -187,6 +190,7 @@ class Windows:
         self.foreign.override()
         self.ranges.finish()
         self._open = OpenWindow(self._recorder.config, folder, writer, window, self._step)
+        self._recorder.listen("work", self.on_work)
         self._latest = window.step
         self._used = True
         if not (is_main_thread() or hasattr(self._of_thread, "guard")):
@@ -218,12 +222,15 @@ class Windows:
             facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
             self._recorder.answer(window.request, facts | {"why_not": why_not})
 
-    def on_work(self) -> None:
+    def on_work(self) -> object:
         """The loop asks for something; where it makes no steps, a window may wait for the GPU no more."""
         opened = self._open
-        idle = opened is not None and time.monotonic() - self._recorder.last_step_s > IDLE_S
-        if idle and opened is not None and opened is self._closable() and opened.is_complete():
+        if opened is None:
+            return ENOUGH
+        idle = time.monotonic() - self._recorder.last_step_s > IDLE_S
+        if idle and opened is self._closable() and opened.is_complete():
             self.close(save=True)
+        return None
 
     def on_end(self) -> None:
         """No step may follow: keep what there is."""
@@ -368,7 +375,6 @@ def install(recorder: Recorder) -> None:
         return
     silence()
     windows = Windows(recorder)
-    recorder.listen("work", windows.on_work)
     recorder.listen("step", windows.on_step)
     recorder.listen("second", windows.on_second)
     recorder.listen("request", windows.on_request)
@@ -412,7 +418,7 @@ def _install_backward(windows: Windows) -> None:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if not windows.is_open:
+        if windows._open is None:
             return original(*args, **kwargs)
         with Mark(BACKWARD):
             return original(*args, **kwargs)
@@ -728,12 +734,13 @@ class Ranges:
         @functools.wraps(enter)
         def entering(entered: Any) -> Any:
             result = entered if type(entered) is Mark and entered.begin() else enter(entered)
-            self.enter(entered)
+            if getattr(profiler, PROFILER_RUNS, False):
+                self.enter(entered)
             return result
 
         @functools.wraps(leave)
         def leaving(left: Any, kind: Any, value: Any, traceback: Any) -> None:
-            if not self.leave(left):
+            if not ((self._open or self._finished) and self.leave(left)):
                 if type(left) is not Mark or not left.end():
                     leave(left, kind, value, traceback)
                 return

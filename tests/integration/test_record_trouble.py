@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 METHODS = [
     "recorder:Recorder.on_process_group", "recorder:Recorder.on_update", "recorder:Recorder.on_end",
     "recorder:Recorder.on_exit", "recorder:Recorder.on_fork", "recorder:Recorder._write_facts",
-    "recorder:Recorder._every_second", "recorder:Recorder._on_step", "recorder:Recorder._open",
+    "recorder:Recorder._every_second", "recorder:Recorder._sample", "recorder:Recorder._open",
     "windows:Windows._start", "windows:Windows.close",
     "windows:Windows.on_profiler", "windows:Windows.on_fork", "calls.flight:Flight.save",
     "windows:OpenWindow.end_step", "windows:Ranges.finish",

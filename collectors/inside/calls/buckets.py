@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..patching import patch
-from ..recorder import Recorder
+from ..recorder import ENOUGH, Recorder
 from ..torch_internals import (
     assign_buckets,
     ddp_facts,
@@ -68,13 +68,14 @@ class Buckets:
         """A module was wrapped by Megatron-core."""
         self._of_megatron.append(weakref.ref(module))
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, step: int) -> object:
         """Buckets are final after a few steps."""
         if step == KNOWN_AT_STEP - 1:
             self.of_deepspeed.forget()
         if step == KNOWN_AT_STEP:
             self.of_deepspeed.finish()
             self.save()
+        return ENOUGH if step >= KNOWN_AT_STEP else None
 
     def save(self) -> None:
         """Save what DDP, FSDP2, Megatron-core and DeepSpeed say of their buckets."""

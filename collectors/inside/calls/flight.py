@@ -114,11 +114,6 @@ class Flight:
                     self._levels = {ring.name: start for ring in self._rings}
             self._thread = Thread(self._drain, self._wake)
 
-    def on_step(self, _step: int) -> None:
-        """Begin to watch the rings, if this is the first step since a process group was made."""
-        if self._thread is None:
-            self.on_open()
-
     def on_window(self, _name: str) -> None:
         """A deep window was saved: its collectives are in the flight recorder, too."""
         self._wake.ring()
@@ -284,7 +279,7 @@ def install(recorder: Recorder) -> None:
     flight = Flight(recorder)
     watch_groups(recorder, flight.dumps.groups)
     recorder.listen("open", flight.on_open)
-    recorder.listen("step", flight.on_step)
+    recorder.listen("group", flight.on_open)
     recorder.listen("window", flight.on_window)
     recorder.listen("second", flight.on_second)
     recorder.listen("end", flight.on_end)

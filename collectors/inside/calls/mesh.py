@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..patching import patch
-from ..recorder import Recorder
+from ..recorder import ENOUGH, Recorder
 
 
 class Meshes:
@@ -28,7 +28,6 @@ class Meshes:
     def on_fork(self) -> None:
         """This is a forked child."""
         self._known: list[dict[str, Any]] = []
-        self._asked = False
 
     def on_mesh(self, mesh: Any) -> None:
         """A mesh was made."""
@@ -37,12 +36,11 @@ class Meshes:
             return
         self._add({"names": list(names), "sizes": list(mesh.mesh.shape), "coordinate": list(coordinate)})
 
-    def on_step(self, _step: int) -> None:
+    def on_step(self, _step: int) -> object:
         """A step has ended: what the job needs for one is set up."""
-        if not self._asked:
-            self._asked = True
-            for fact in of_frameworks():
-                self._add(fact)
+        for fact in of_frameworks():
+            self._add(fact)
+        return ENOUGH
 
     def _add(self, fact: dict[str, Any]) -> None:
         if fact not in self._known:

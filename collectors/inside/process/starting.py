@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..files import STARTED, write_whole
 from ..kernel import start_ticks
 from ..patching import patch
-from ..recorder import Recorder
+from ..recorder import ENOUGH, Recorder
 
 SCHEDULED = "SLURM_JOB_START_TIME"  # seconds since 1970
 NS_PER_S = 1_000_000_000
@@ -42,11 +42,13 @@ class Starting:
         """It has it."""
         self._note("group_ns")
 
-    def on_work(self) -> None:
+    def on_work(self) -> object:
         """The loop asks for something; what comes with the process group is no loop."""
         in_group = self._moments["group_begin_ns"] >= 0 > self._moments["group_ns"]
-        if not in_group:
-            self._note("work_ns")
+        if in_group:
+            return None
+        self._note("work_ns")
+        return ENOUGH
 
     def save(self) -> None:
         """Write the moments that have come, where the process records, or may be about to."""

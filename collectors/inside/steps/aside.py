@@ -21,10 +21,10 @@ from torch.optim.optimizer import (
 )
 
 from .. import records
-from ..patching import patch, uncompiled
-from ..recorder import Recorder
+from ..patching import patch
+from ..recorder import ENOUGH, Recorder
 from ..threads import get_ident
-from ..torch_internals import compiler_callbacks
+from ..torch_internals import COMPILER_CALLBACKS, compiler_callbacks
 from . import checkpoints
 from .checkpoints import Stopwatch
 
@@ -44,48 +44,66 @@ class OtherWork:
         self._evaluates = False
         self._eval_ns = self._eval_without_ns = 0  # when a module was set to evaluate, and the total then
         self._num_backward = self._left_without_ns = 0
+        self._compiler: Any = None  # what calls back when it begins and ends
         self._left_ns = self._between_ns = 0  # the last end of such work since; time of loops around it
 
     def on_step(self, _step: int) -> None:
         """Record the time of saving, evaluating and compiling up to the end of this step."""
-        self.look()
+        if self._compiler is not None and self._on_compile not in self._compiler.start_callbacks:
+            self.look()  # a reset has dropped ours
         self._evaluates = False
-        if self._recorder.records is not None:
-            now_ns = time.time_ns()
-            saving, compiling = (
-                stopwatch.total_ns(now_ns) for stopwatch in (self._saves.held_up, self._compiling)
-            )
-            without_ns = self._without_ns(now_ns) + self._between_ns
-            self._recorder.records.write(records.ASIDE, now_ns, saving, without_ns, compiling)
+        writer = self._recorder.records
+        if writer is not None:
+            now_ns, saves, compiling = time.time_ns(), self._saves.held_up, self._compiling
+            saving_ns = saves.total_ns(now_ns) if saves.depth else saves.ended_ns
+            compiling_ns = compiling.total_ns(now_ns) if compiling.depth else compiling.ended_ns
+            without_ns = self._between_ns
+            if self._updating is None:
+                without_ns += self._without_ns(now_ns)
+            else:  # as `_without_ns` has it: an optimizer's update ends most steps
+                without_ns += self._before_update_ns - self._in_updates_ns
+            writer.add(records.pack(now_ns, saving_ns, without_ns, compiling_ns, records.ASIDE))
 
-    def on_work(self) -> None:
+    def on_work(self) -> object:
         """The loop asks for something: where it asks for gradients, it evaluates no more."""
-        self.look()
         if self._evaluates and self._recorder.num_backward != self._num_backward:
             self._evaluates = False
             if self._left_ns:
                 took_ns, without_ns = self._left_ns - self._eval_ns, self._left_without_ns
                 self._between_ns += max(took_ns - (without_ns - self._eval_without_ns), 0)
+        return None if self._evaluates else ENOUGH
 
     def on_eval(self) -> None:
         """A module is set to evaluate."""
         if get_ident() == self._recorder.training_thread and not self._evaluates:
             self._evaluates, self._num_backward = True, self._recorder.num_backward
+            self._recorder.listen("work", self.on_work)
             self._eval_ns, self._left_ns = time.time_ns(), 0
             self._eval_without_ns = self._without_ns(self._eval_ns)
 
-    def on_update_begins(self, optimizer: Any) -> None:
-        """An optimizer begins to update; others may within it."""
-        if self._updating in (None, id(optimizer)):  # the same again: its update has failed
-            self._updating = id(optimizer)
-            self._before_update_ns = self._without_gradients.total_ns(time.time_ns())
+    def update_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Hooks of all optimizers, which take the time of updates out of that without gradients.
 
-    def on_updated(self, optimizer: Any) -> None:
-        """It has updated."""
-        if self._updating == id(optimizer):
-            total_ns = self._without_gradients.total_ns(time.time_ns())
-            self._in_updates_ns += total_ns - self._before_update_ns
-            self._updating = None
+        Others may update within one. As in the contexts below nothing here can fail: it is called as it is.
+
+        Returns:
+            What is called before updates, and what after them.
+        """
+
+        def begins(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+            if self._updating in (None, id(optimizer)):  # the same again: its update has failed
+                self._updating, watch = id(optimizer), self._without_gradients
+                self._before_update_ns = watch.total_ns(time.time_ns()) if watch.depth else watch.ended_ns
+
+        def has_ended(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+            if self._updating == id(optimizer):
+                self._updating, watch = None, self._without_gradients
+                total_ns = watch.total_ns(time.time_ns()) if watch.depth else watch.ended_ns
+                self._in_updates_ns += total_ns - self._before_update_ns
+
+        for hook in (begins, has_ended):
+            hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too
+        return begins, has_ended
 
     def _without_ns(self, now_ns: int) -> int:
         """Time without gradients so far, but for that of optimizers."""
@@ -94,8 +112,8 @@ class OtherWork:
 
     def look(self) -> None:
         """Have the compiler say when it compiles, once the job has imported it."""
-        handler = compiler_callbacks()
-        if handler is not None and self._on_compile not in handler.start_callbacks:  # a reset drops them
+        handler = self._compiler = compiler_callbacks()
+        if handler is not None and self._on_compile not in handler.start_callbacks:
             handler.register_start_callback(self._on_compile)
             handler.register_end_callback(self._on_compiled)
 
@@ -108,7 +126,8 @@ class OtherWork:
     def watch_mode(self, mode: Any) -> None:
         """Time a context in which no gradients are kept.
 
-        Jobs may enter hundreds per step: only a thread is compared and a number counted, which cannot fail.
+        Jobs may enter hundreds per step: only a thread is compared and a number counted, which cannot fail;
+        that is what `Stopwatch` does, without a call of it.
         The compiler knows these contexts by their class, and never reads what is here.
         """
         entering, leaving = mode.__enter__, mode.__exit__
@@ -117,14 +136,20 @@ class OtherWork:
         @functools.wraps(entering)
         def enter(context: Any) -> Any:
             if own_thread() == recorder.training_thread:
-                self._without_gradients.start()
+                watch = self._without_gradients
+                if not watch.depth:
+                    watch.begun_ns = time.time_ns()
+                watch.depth += 1
             return entering(context)
 
         @functools.wraps(leaving)
         def leave(context: Any, kind: Any, value: Any, traceback: Any) -> Any:
             result = leaving(context, kind, value, traceback)
             if own_thread() == recorder.training_thread:
-                self._without_gradients.stop()
+                watch = self._without_gradients
+                if watch.depth == 1:
+                    watch.ended_ns += time.time_ns() - watch.begun_ns
+                watch.depth = max(watch.depth - 1, 0)
                 if self._evaluates and self._updating is None:
                     self._left_ns = time.time_ns()
                     self._left_without_ns = self._without_ns(self._left_ns)
@@ -139,22 +164,10 @@ def install(recorder: Recorder) -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         aside.watch_mode(mode)
     patch(torch.nn.Module, "eval", before=lambda *_: recorder.call(aside.on_eval))
-    for register, action in (
-        (register_optimizer_step_pre_hook, aside.on_update_begins),
-        (register_optimizer_step_post_hook, aside.on_updated),
-    ):
-        register(_hook(recorder, action))
-    recorder.listen("work", aside.on_work)
+    begins, has_ended = aside.update_hooks()
+    register_optimizer_step_pre_hook(begins)
+    register_optimizer_step_post_hook(has_ended)
+    recorder.on_import(COMPILER_CALLBACKS, lambda _: aside.look())
     recorder.listen("step", aside.on_step)
     recorder.listen("resume", aside.on_step)
     recorder.listen("fork", aside.on_fork)
-
-
-def _hook(recorder: Recorder, action: Callable[[Any], None]) -> Callable[..., None]:
-    """An action of the probe as a hook of all optimizers."""
-
-    def hook(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-        uncompiled(recorder.call, action, optimizer)
-
-    hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too, we want to know
-    return hook

@@ -211,16 +211,22 @@ def install(recorder: Recorder) -> Checkpoints:
 
 
 class Stopwatch:
-    """How long an activity took so far; nested calls are counted once."""
+    """How long an activity took so far; nested calls are counted once.
+
+    Attributes:
+        depth: calls within each other that have begun.
+        begun_ns: when the outermost did.
+        ended_ns: how long those took that have ended: all of it while none runs.
+    """
 
     def __init__(self) -> None:
-        self._depth = self._total_ns = self._begun_ns = 0
+        self.depth = self.ended_ns = self.begun_ns = 0
 
     def start(self) -> None:
         """Note that the activity begins."""
-        self._depth += 1
-        if self._depth == 1:
-            self._begun_ns = time.time_ns()
+        self.depth += 1
+        if self.depth == 1:
+            self.begun_ns = time.time_ns()
 
     def stop(self) -> int:
         """Note that the activity ends; one that began before the stopwatch existed is ignored.
@@ -228,14 +234,14 @@ class Stopwatch:
         Returns:
             How long it took, ns, if that was the outermost; else -1.
         """
-        if self._depth != 1:
-            self._depth = max(self._depth - 1, 0)
+        if self.depth != 1:
+            self.depth = max(self.depth - 1, 0)
             return -1
-        self._depth = 0
-        took_ns = time.time_ns() - self._begun_ns
-        self._total_ns += took_ns
+        self.depth = 0
+        took_ns = time.time_ns() - self.begun_ns
+        self.ended_ns += took_ns
         return took_ns
 
     def total_ns(self, now_ns: int) -> int:
         """The total time so far, including an activity that still runs."""
-        return self._total_ns + (now_ns - self._begun_ns if self._depth else 0)
+        return self.ended_ns + (now_ns - self.begun_ns if self.depth else 0)

@@ -6,7 +6,8 @@ time between two events is what the device made of the step, its idle time inclu
 
 Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
 call is made to the device while a graph is captured. Time is measured between events of one stream only.
-Where our own work between two steps was long, a second event begins the next step.
+Where our own work between two steps was long, a second event begins the next step. Steps that are short have
+events at some of their ends only, as `pace` has it: then the time of a step between two is known.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class GpuSteps:
         self._waiting, self._free = deque(), []
         self._is_gap = True  # the step that ends now has no event at its beginning
         self._is_full = False
-        self._thread = 0  # that recorded the latest event
+        self._thread = self._looks = 0  # that recorded the latest event; for a device
 
     def on_fork(self) -> None:
         """This is a forked child, which must not touch its parent's device."""
@@ -104,16 +105,16 @@ class GpuSteps:
 
     def on_step(self, step: int) -> None:
         """Mark the end of a step, and read the times of earlier ones."""
-        device = self._find(step)
+        device = self._find()
         if device is not None:
             with device.selected():
                 if not self._is_capturing():
-                    self._read(step - AGE, AT_ONCE)
+                    self._recorder.pace.is_ahead = self._read(step - AGE, AT_ONCE)
                     self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:
         """Mark the beginning of the next step, since work of the recorder took long after this one."""
-        device = self._find(step)
+        device = self._find()
         if device is not None:
             with device.selected():
                 if not self._is_capturing():
@@ -139,10 +140,11 @@ class GpuSteps:
         self._free.clear()
         self._is_gap = True
 
-    def _find(self, step: int) -> DeviceApi | None:
+    def _find(self) -> DeviceApi | None:
         """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
-        if self._device is None and step & (step - 1) == 0:
-            device = self._find_device()
+        if self._device is None:
+            self._looks += 1
+            device = self._find_device() if self._looks & (self._looks - 1) == 0 else None
             self._device = None if device is None else interface_of(device)
         if self._device is None or captures.is_capturing():
             self._is_gap = True
@@ -174,25 +176,32 @@ class GpuSteps:
         waiting.append(StepEvent(event, stream.stream_id, time.time_ns(), step, is_end))
         self._is_gap, self._thread = False, get_ident()
 
-    def _read(self, until: int, most: int) -> None:
-        """Ask for the oldest events, up to those of a step, and write down the time between them."""
+    def _read(self, until: int, most: int) -> bool:
+        """Ask for the oldest events, up to those of a step, and write down the time between them.
+
+        Returns:
+            Whether one of them has yet to happen: the host is ahead.
+        """
         waiting = self._waiting
         for _ in range(most):
-            if len(waiting) < 2 or waiting[1].step > until or not waiting[1].event.query():
-                return
+            if len(waiting) < 2 or waiting[1].step > until:
+                return False
+            if not waiting[1].event.query():
+                return True
             first, second = waiting.popleft(), waiting[0]
-            if second.is_end and first.stream == second.stream:
+            if second.is_end and first.stream == second.stream and second.step == first.step + 1:
                 elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
                 writer = self._recorder.records
                 if writer is not None and elapsed_ns >= 0:
                     writer.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
             self._free.append(first.event)
+        return False
 
 
 def install(recorder: Recorder) -> None:
     """Time steps on the device."""
     steps = GpuSteps(recorder)
-    recorder.listen("step", steps.on_step)
+    recorder.listen("sample", steps.on_step)
     recorder.listen("resume", steps.on_resume)
     recorder.listen("end", steps.on_end)
     recorder.listen("fork", steps.on_fork)

@@ -1,8 +1,8 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
-In: the ends of steps, collections. Out: per step two records of everything so far, a third where a DataLoader
-hands over batches, one more of steps that are not short, and one of its own for each long collection. Long
-work of ours between two steps is measured, so that it counts for neither.
+In: the ends of steps, collections. Out: per step a record of everything so far that the recorder counts, one
+more where a DataLoader hands over batches; two where the clocks of the process are read, as `pace` has it;
+and one for each long collection. Long work of ours between two steps is measured: it counts for neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..threads import get_ident, get_native_id
 from . import data
 
 LONG_NS = 1_000_000
-SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
 BLOCK_BYTES = 512  # of which the kernel counts what a process wrote
 MAX_COLLECTIONS = 4096  # that are kept from one step to the next
 CLOCK_OF_THREAD = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux
@@ -44,19 +43,41 @@ class HostFacts:
         self._close_schedstat()
         self._thread = self._native = 0  # whose CPU time is measured
         self._clock = 0
-        self._queued_at_ns = 0  # when its wait for a core was read
+        self._read_at = -1  # the latest step at whose end clocks were read
         self._collected_ns = 0
 
     def on_resume(self, step: int) -> None:
         """All calls for the step have returned; what they took belongs to no step."""
-        self._queued_at_ns = 0
+        writer = self._recorder.records
+        if writer is not None and self._read_at != step:
+            # Nothing was read before that work, which must not count for the steps before.
+            now_ns = time.time_ns()
+            writer.write(records.CPU, now_ns, -1, -1, -1)
+            writer.write(records.CHILDREN, now_ns, -1, -1)
+        self.on_sample(step)
         self.on_step(step)
 
-    def on_step(self, step: int) -> None:
-        """Record what the host did in the step that ends now."""
+    def on_step(self, _step: int) -> None:
+        """Record what was counted until the step that ends now."""
+        recorder = self._recorder
+        writer = recorder.records
+        if writer is None:
+            return
+        if self._ended_ns:
+            self._add_collections(writer)
+        now_ns, waited_ns, elements = time.time_ns(), recorder.data_wait_ns, recorder.input_elements
+        if waited_ns >= 0 and not recorder.works(data.__name__):
+            waited_ns = elements = -1
+        writer.add(records.pack(now_ns, recorder.num_backward, self._collected_ns, waited_ns, records.WORK))
+        if elements >= 0:
+            writer.add(records.pack(now_ns, elements, 0, 0, records.INPUT))
+
+    def on_sample(self, step: int) -> None:
+        """Record the clocks of the process and of its training thread, and what the kernel counts."""
         writer = self._recorder.records
         if writer is None:
             return
+        self._read_at = step
         here = get_ident()
         thread = self._recorder.training_thread or here
         # A thread that begins after another has ended may get its number, though not that of the kernel.
@@ -64,17 +85,11 @@ class HostFacts:
             self._follow(thread)
         now_ns = time.time_ns()
         queued_ns = -1
-        if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat is not None:  # a third of a sample
-            queued_ns, self._queued_at_ns = int(self._schedstat.read(64).split()[1]), now_ns
+        if self._schedstat is not None:
+            queued_ns = int(self._schedstat.read(64).split()[1])
             writer.write(records.CHILDREN, now_ns, *_children_and_writes())
         thread_ns = time.clock_gettime_ns(self._clock)
-        self._add_collections(writer)
-        loads = self._recorder.works(data.__name__)
-        waited_ns = self._recorder.data_wait_ns if loads else -1
         writer.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
-        writer.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
-        if loads and self._recorder.input_elements >= 0:
-            writer.write(records.INPUT, now_ns, self._recorder.input_elements)
 
     def _close_schedstat(self) -> None:
         if self._schedstat is not None:
@@ -115,6 +130,7 @@ class HostFacts:
 def install(recorder: Recorder) -> None:
     """Record what the host does."""
     host = HostFacts(recorder)
+    recorder.listen("sample", host.on_sample)
     recorder.listen("step", host.on_step)
     recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)

@@ -26,7 +26,7 @@ from torch.nn import Module
 
 from ..files import TENSOR_AXES
 from ..main_thread import MainThreadCall
-from ..recorder import Recorder
+from ..recorder import ENOUGH, Recorder
 from ..threads import Bell, Thread, main_thread_ident
 from ..torch_internals import fsdp_states, module_calls
 from ..unseen import (
@@ -66,10 +66,12 @@ class TrainedModels:
         self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by model and backward calls before it
         self._saved = False
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, step: int) -> object:
         """Steps take their usual course now."""
-        if step >= KNOWN_AT_STEP and self._recorder.training_thread == main_thread_ident():
-            self._thread.start(self._search)
+        if step < KNOWN_AT_STEP or self._recorder.training_thread != main_thread_ident():
+            return None
+        self._thread.start(self._search)
+        return ENOUGH
 
     def on_end(self) -> None:
         """Save what was met so far, where the job ends before that was enough."""

@@ -1,5 +1,7 @@
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpro.collectors.convert.tables import host_counters
 from dpro.collectors.inside import records
@@ -46,6 +48,41 @@ def test_step_after_a_gap_in_the_numbers_is_unknown():
     recorded = [work(101, 4), work(203, 8), work(301, 13)]
     gap = {0: ENDS[0], 2: ENDS[1], 3: ENDS[2]}
     assert values(recorded, "step_backward_calls", gap) == {210: 5}
+
+
+def cpu(time, process, thread=0, queued=0):
+    return Record(time, process, thread, queued, records.CPU)
+
+
+def test_steps_between_two_samples_have_their_shares_of_the_time_between_them():
+    ends = {0: Boundary(100, 110), 1: Boundary(140, 150), 2: Boundary(240, 250), 3: Boundary(300, 310)}
+    recorded = [cpu(101, 1000), cpu(241, 1024), cpu(301, 1028)]
+    assert values(recorded, "step_cpu_ns", ends) == {110: 6, 150: 18, 250: 4}
+
+
+def test_work_of_the_recorder_between_two_samples_is_in_no_step():
+    before = [cpu(101, 4), cpu(205, -1, -1, -1), cpu(205, 5000), cpu(301, 5007)]
+    assert values(before, "step_cpu_ns") == {210: 7}
+
+
+def test_what_is_counted_in_each_step_is_not_spread():
+    assert values([work(101, 4), work(301, 13)], "step_backward_calls") == {}
+
+
+@given(st.data())
+def test_clocks_that_are_read_at_some_ends_of_steps_give_the_same_totals(data):
+    took = data.draw(st.lists(st.integers(0, 10**8), min_size=2, max_size=60))
+    used = [data.draw(st.integers(0, each)) for each in took]
+    now, total, ends, recorded = 1000, 500, {0: Boundary(1000, 1001)}, [cpu(1000, 500)]
+    for step, (duration, own) in enumerate(zip(took, used, strict=True), start=1):
+        now, total = now + 1 + duration, total + own
+        ends[step] = Boundary(now, now + 1)
+        recorded.append(cpu(now, total))
+    some = [recorded[0], *(each for each in recorded[1:-1] if data.draw(st.booleans())), recorded[-1]]
+    all_read, some_read = values(recorded, "step_cpu_ns", ends), values(some, "step_cpu_ns", ends)
+    assert list(all_read.values()) == used
+    assert some_read.keys() == all_read.keys()
+    assert sum(some_read.values()) == pytest.approx(sum(used))
 
 
 def test_what_the_kernel_does_not_report_has_no_row():

@@ -174,7 +174,7 @@ TRACES = "torch._C._profiler"
         ),
         ("torch.nn.Module._call_impl", lambda: torch_internals.module_calls(), ()),
         ("torch.utils.data.dataloader._BaseDataLoaderIter", lambda: torch_internals.loader_iterator(), None),
-        (f"{FRAMES}.set_eval_frame", lambda: torch_internals.watch_frames(None), None),
+        (f"{FRAMES}.set_eval_frame", lambda: torch_internals.frame_watch()(None), None),
     ],
 )
 def test_without_an_attribute_something_is_given_up_and_nothing_raised(without, path, call, answer):

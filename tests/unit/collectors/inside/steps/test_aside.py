@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dpro.collectors.inside import records  # noqa: E402
+from dpro.collectors.inside.recorder import ENOUGH  # noqa: E402
 from dpro.collectors.inside.steps import aside as probe  # noqa: E402
 from dpro.collectors.inside.steps.aside import OtherWork  # noqa: E402
 from dpro.collectors.inside.steps.checkpoints import Stopwatch  # noqa: E402
@@ -21,9 +22,16 @@ class Recorder:
 
     def __init__(self):
         self.written = []
-        self.records = SimpleNamespace(write=lambda *record: self.written.append(record))
+        self.records = SimpleNamespace(add=self._add)
         self.training_thread = threading.get_ident()
         self.num_backward = 0
+
+    def _add(self, record):
+        *values, kind = records.RECORD.unpack(record)
+        self.written.append((kind, *values))
+
+    def listen(self, occasion, action):
+        assert (occasion, action()) == ("work", None)  # it evaluates: that is not enough
 
     def call(self, action, *arguments):
         action(*arguments)
@@ -82,21 +90,23 @@ def test_optimizer_that_updates_without_gradients_trains(aside):
     with aside.mode():
         aside.clock[0] += 70_000_000
     evaluated_ms = aside.without_ms()
-    aside.probe.on_update_begins(outer)
+    begins, has_ended = aside.probe.update_hooks()
+    begins(outer, (), {})
     with aside.mode():
         aside.clock[0] += 500_000_000
-        aside.probe.on_update_begins(inner)
-        aside.probe.on_updated(inner)
+        begins(inner, (), {})
+        has_ended(inner, (), {})
     assert aside.without_ms() == evaluated_ms  # a step ends in a hook of the optimizer, before this one
-    aside.probe.on_updated(outer)
+    has_ended(outer, (), {})
     assert aside.without_ms() == evaluated_ms
 
 
 def test_update_that_failed_is_forgotten_with_the_next(aside):
     optimizer = object()
-    aside.probe.on_update_begins(optimizer)
-    aside.probe.on_update_begins(optimizer)
-    aside.probe.on_updated(optimizer)
+    begins, has_ended = aside.probe.update_hooks()
+    begins(optimizer, (), {})
+    begins(optimizer, (), {})
+    has_ended(optimizer, (), {})
     with aside.mode():
         aside.clock[0] += 70_000_000
     assert aside.without_ms() >= 70
@@ -110,7 +120,7 @@ def test_loop_that_evaluates_counts_from_eval_to_its_last_work_without_gradients
             aside.clock[0] += 20_000_000
     aside.clock[0] += 900_000_000  # the forward pass of the next step
     aside.recorder.num_backward += 1
-    aside.probe.on_work()
+    assert aside.probe.on_work() is ENOUGH
     with aside.mode():
         aside.clock[0] += 50_000_000  # clips gradients
     assert 3 * 120 + 50 <= aside.without_ms() < 3 * 120 + 50 + 200  # readings of the clock take 10 ms each

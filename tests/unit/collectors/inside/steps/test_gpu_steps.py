@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from dpro.collectors.convert.recorded import RecordedProcess  # noqa: E402
 from dpro.collectors.convert.tables import frames_of  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
+from dpro.collectors.inside.pace import Pace  # noqa: E402
 from dpro.collectors.inside.records import Record  # noqa: E402
 from dpro.collectors.inside.steps import gpu_steps  # noqa: E402
 from dpro.collectors.inside.steps.gpu_steps import AGE, MAX_WAITING, PATIENCE, GpuSteps  # noqa: E402
@@ -92,14 +93,16 @@ class Job:
     def __init__(self, device):
         self.device, self.written, self.step = device, [], 0
         own = SimpleNamespace(write=lambda *each: self.written.append(each))
+        self.pace = Pace()
         where = SimpleNamespace(type="queued", index=3)
-        self.probe = GpuSteps(SimpleNamespace(device=where, records=own))
+        self.probe = GpuSteps(SimpleNamespace(device=where, records=own, pace=self.pace))
 
-    def end_step(self, ours_ns=0, sync=False):
+    def end_step(self, ours_ns=0, sync=False, is_read=True):
         """Count a step; our own work after it may take long, and wait for the device."""
         end_ns = self.device.now
         self.step += 1
-        self.probe.on_step(self.step)
+        if is_read:
+            self.probe.on_step(self.step)
         self.device.now += ours_ns
         if sync:
             self.device.synchronize()
@@ -155,6 +158,30 @@ def test_pause_of_the_host_lasts_as_long_as_the_device_stands_idle(device):
     times = job.steps()["gpu_step_ns"].to_list()  # of steps 1 to 19: the first has no beginning
     idle = 2000 - (11 * 50 - 10 * 10)  # what was enqueued before keeps the device busy for a while
     assert times == [50 * MS] * 10 + [(50 + idle) * MS] + [50 * MS] * 8
+
+
+def test_step_with_events_at_both_ends_is_timed_where_others_have_none(device):
+    job = Job(device)
+    for step in range(1, 57):
+        device.enqueue(MS, MS)
+        job.end_step(is_read=step % 7 in (0, 1))
+    times = job.steps()["gpu_step_ns"].to_list()  # of steps 1 to 55: the first has no beginning
+    assert [step for step, time in enumerate(times, start=1) if time > 0] == list(range(7, 56, 7))
+    assert set(times) == {MS, -1}
+
+
+def test_host_that_is_ahead_of_its_device_is_known_to_be(device):
+    job = Job(device)
+    for _ in range(10):
+        device.enqueue(MS, 50 * MS)
+        job.end_step()
+    assert job.pace.is_ahead
+    device.synchronize()
+    for _ in range(10):
+        device.enqueue(MS, MS)
+        device.synchronize()
+        job.end_step()
+    assert not job.pace.is_ahead
 
 
 def test_events_are_few_and_used_again(device):
@@ -289,7 +316,7 @@ def test_forked_child_leaves_its_parents_events_alone(device):
 
 
 def test_no_event_is_recorded_on_a_device_that_holds_no_memory_of_this_process(monkeypatch):
-    probe = GpuSteps(SimpleNamespace(device=None, records=None))
+    probe = GpuSteps(SimpleNamespace(device=None, records=None, pace=Pace()))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(captures, "is_capturing_here", lambda: False)

@@ -37,15 +37,14 @@ class Recorder:
         return True
 
 
-def test_a_thread_with_the_number_of_one_that_has_ended_is_followed_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.collectors.inside.steps.host.SHORT_NS", 0)
+def test_a_thread_with_the_number_of_one_that_has_ended_is_followed_anew(tmp_path):
     recorder = Recorder(tmp_path)
     host, failed = HostFacts(recorder), []
 
     def loop():
         try:
             for step in range(3):
-                host.on_step(step)
+                host.on_sample(step)
         except OSError as error:
             failed.append(error)
 
@@ -79,6 +78,7 @@ def test_long_collections_are_records_and_all_are_added_up(tmp_path):
         host._begun_ns.extend([90, 10_000_000, 20_000_000])
         host._ended_ns.extend([50, 93, 12_000_000, 20_000_005])  # the start of the first made room
         host.on_step(1)
+        recorder.records.flush()
     finally:
         gc.enable()
     noted = records.read_records(recorder.path)
@@ -95,4 +95,4 @@ def test_thread_that_has_ended_is_an_error_and_no_crash(tmp_path):
     thread.join()
     recorder.training_thread = thread.ident
     with pytest.raises(OSError, match="has ended"):
-        host.on_step(1)
+        host.on_sample(1)

@@ -64,7 +64,7 @@ class Job:
             config=CONFIG | config, folder=folder, last_step_s=time.monotonic(), records=self,
             on_window=lambda name: self.log.append(("saved", self.step)),
             answer=lambda request, facts: self.answers.append(facts["why_not"]),
-            launch=folder, store=None,
+            launch=folder, store=None, listen=lambda *_: None,
         )  # fmt: skip
         self.core = core
         self.windows = Windows(core)
