@@ -78,6 +78,32 @@ def step_times_by_turn(steps_ms: list[float], turn: int) -> dict[str, float]:
     }
 
 
+def _have_timed(recorder_class: Any, timed_call: Callable[[Any, Callable[[], object]], object]) -> None:
+    """Have each action of the recorder timed, whoever calls it.
+
+    Args:
+        timed_call: gets an action, and what calls it.
+    """
+
+    def calling(method: Callable[..., object]) -> Callable[..., object]:
+        return lambda recorder, action, *rest: timed_call(action, lambda: method(recorder, action, *rest))
+
+    def timing(action: Any) -> Callable[..., object]:
+        @functools.wraps(action)
+        def timed_action(*arguments: object) -> object:
+            return timed_call(action, lambda: action(*arguments))
+
+        return timed_action
+
+    for name in ("call", "run"):
+        setattr(recorder_class, name, calling(getattr(recorder_class, name)))
+    for name in ENTRIES[1:]:
+        setattr(recorder_class, name, timing(getattr(recorder_class, name)))
+    for recorder in [held for held in gc.get_objects() if type(held) is recorder_class]:
+        for occasion, listeners in recorder._listeners.items():
+            recorder._listeners[occasion] = [timing(action) for action in listeners]
+
+
 def timed_actions() -> Callable[[int], dict[str, float]]:
     """Time each action of the recorder in this thread from now on.
 
@@ -106,26 +132,7 @@ def timed_actions() -> Callable[[int], dict[str, float]]:
             took_ns[function].append(time.perf_counter_ns() - begun_ns)
             depth -= 1
 
-    def calling(method: Callable[..., object]) -> Callable[..., object]:
-        """Of the actions that a method of the recorder calls."""
-        return lambda recorder, action, *rest: timed_call(action, lambda: method(recorder, action, *rest))
-
-    def timing(action: Any) -> Callable[..., object]:
-        """Of one action, with the name that the recorder knows it by."""
-
-        @functools.wraps(action)
-        def timed_action(*arguments: object) -> object:
-            return timed_call(action, lambda: action(*arguments))
-
-        return timed_action
-
-    for name in ("call", "run"):
-        setattr(core.Recorder, name, calling(getattr(core.Recorder, name)))
-    for name in ("on_update", "on_backward"):
-        setattr(core.Recorder, name, timing(getattr(core.Recorder, name)))
-    for recorder in [each for each in gc.get_objects() if type(each) is core.Recorder]:
-        for occasion, listeners in recorder._listeners.items():
-            recorder._listeners[occasion] = [timing(action) for action in listeners]
+    _have_timed(core.Recorder, timed_call)
 
     def us_per_step(steps: int) -> dict[str, float]:
         us: dict[str, float] = defaultdict(float)

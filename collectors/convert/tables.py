@@ -219,7 +219,8 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
     """How long steps took on the device, ns, by number; those that it did not time are missing.
 
     The process numbers steps before it knows for sure what ends them: its records say when a step began and
-    ended, and count where that is at two boundaries in a row.
+    ended, and count where that is at two boundaries. Where those are of several steps, each has as large a
+    share as its host took: a host that is ahead of its device has each step timed by itself.
     """
     timed = np.array([tuple(record[:3]) for record in recorded if record.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
@@ -227,13 +228,35 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
     numbers = np.array(list(boundaries), np.int64)
     ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     begun, ended = (np.searchsorted(resumes, timed[:, column]) for column in (0, 1))
-    last = len(numbers) - 1
-    at_ends = (ended == begun + 1) & (ended <= last)
+    at_ends = (ended > begun) & (ended < len(numbers))
     begun, ended, timed = begun[at_ends], ended[at_ends], timed[at_ends]
     follows = (
-        (numbers[ended] == numbers[begun] + 1) & (timed[:, 0] >= ends[begun]) & (timed[:, 1] >= ends[ended])
+        (numbers[ended] - numbers[begun] == ended - begun)
+        & (timed[:, 0] >= ends[begun])
+        & (timed[:, 1] >= ends[ended])
     )
-    return dict(zip(numbers[ended][follows].tolist(), timed[follows, 2].tolist(), strict=True))
+    within, steps, share = _shares(begun[follows], (ended - begun)[follows], ends, resumes)
+    times = np.rint(timed[follows, 2][within] * share).astype(np.int64)
+    return dict(zip(numbers[steps + 1].tolist(), times.tolist(), strict=True))
+
+
+def _shares(
+    begun: np.ndarray, spans: np.ndarray, ends: np.ndarray, resumes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What of the time of several steps each of them has, by how long the host was in it.
+
+    Args:
+        begun: `[N]` the boundaries at which such steps begin.
+        spans: `[N]` how many they are.
+
+    Returns:
+        Of each step: the place of its span, the boundary at which it begins, and its share.
+    """
+    within = np.repeat(np.arange(len(spans)), spans)
+    steps = begun[within] + np.arange(len(within)) - (np.cumsum(spans) - spans)[within]
+    took = np.maximum(ends[steps + 1] - resumes[steps], 0)
+    whole = np.bincount(within, took, len(spans))[within]
+    return within, steps, np.where(whole > 0, took / np.maximum(whole, 1), 1 / spans[within])
 
 
 def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
@@ -276,11 +299,7 @@ def _per_step(
     if not is_sampled:
         follows &= np.diff(at) == 1
     begun, spans = at[:-1][follows], np.diff(at)[follows]
-    within = np.repeat(np.arange(len(spans)), spans)  # [steps] between which samples each is
-    steps = begun[within] + np.arange(len(within)) - (np.cumsum(spans) - spans)[within]
-    took = np.maximum(ends[steps + 1] - resumes[steps], 0)
-    whole = np.bincount(within, took, len(spans))[within]
-    share = np.where(whole > 0, took / np.maximum(whole, 1), 1 / spans[within])
+    within, steps, share = _shares(begun, spans, ends, resumes)
     begin, end = totals[last[begun]][within], totals[first[begun + spans]][within]
     frames = []
     for column, counter in enumerate(counters, start=1):

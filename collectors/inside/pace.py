@@ -4,8 +4,8 @@ In: how long a step took, and what the recorder took at its end. Out: whether th
 events of its device are read there. A step that is long enough to pay for it has them read at its end; so
 has every step while the host is ahead of its device, since a host that will wait has time. Of other steps two
 ends in a row are read, and the next two `APART` steps later: one step is known by itself, and of those
-between the sum. `APART` is a prime, so that what a job does every so many steps is not always met, or never.
-Steps of less than a millisecond have their clocks read more rarely still.
+between the sum. `APART` is a prime: what a job does at a regular distance is not always met, or never. Steps
+of less than a millisecond have their clocks read more rarely still.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 
 SHARE = 0.004  # of a step; about a fifth of what the recorder takes is outside of what is timed
 APART, FARTHEST = 7, 31  # steps; a tenth of those on a device are timed, without which none of them counts
-LEAST_NS = 5_000_000  # from two ends that are read to the next, unless that is more than `FARTHEST` steps
+MIN_APART_NS = 5_000_000  # from two ends that are read to the next, unless that is more than `FARTHEST` steps
 FIRST = 9
 _NUDGE = 1.05
 
@@ -25,14 +25,18 @@ class Pace:
     Attributes:
         left: ends of steps until the next ones that are read whatever steps take.
         paying_ns: how long a step has to be to pay for it.
-        is_ahead: whether the host is ahead of its device.
+        ahead: how many ends of steps the host still counts as ahead of its device.
     """
 
     def __init__(self) -> None:
         self.left = 2
         self.paying_ns = 0.0
-        self.is_ahead = False
+        self.ahead = 0
         self._first: list[int] = []
+
+    def see(self, is_ahead: bool) -> None:
+        """Note whether the host is ahead of its device: one that has waited for once soon is again."""
+        self.ahead = FARTHEST if is_ahead else max(self.ahead - 1, 0)
 
     def took(self, own_ns: int, step_ns: float) -> None:
         """Note what the recorder took where clocks were read, at the end of a step that took so long.
@@ -41,7 +45,7 @@ class Pace:
         all read, then one that follows what comes by small steps.
         """
         if self.left <= 0:
-            self.left = min(max(APART, int(LEAST_NS / max(step_ns, 1.0))), FARTHEST)
+            self.left = min(max(APART, int(MIN_APART_NS / max(step_ns, 1.0))), FARTHEST)
         if self.paying_ns:
             self.paying_ns *= _NUDGE if own_ns > SHARE * self.paying_ns else 1 / _NUDGE
             return

@@ -305,7 +305,7 @@ class Recorder:
             last_step_s, self.last_step_s = self.last_step_s, time.monotonic()
             step_ns = 1e9 * (self.last_step_s - last_step_s)
             pace.left -= 1
-            if step_ns >= pace.paying_ns or pace.left <= 1 or pace.is_ahead:
+            if step_ns >= pace.paying_ns or pace.left <= 1 or pace.ahead:
                 self._sample(step, now, step_ns)
             else:
                 self._notify("step", step)

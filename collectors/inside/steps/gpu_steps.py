@@ -7,7 +7,7 @@ time between two events is what the device made of the step, its idle time inclu
 Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
 call is made to the device while a graph is captured. Time is measured between events of one stream only.
 Where our own work between two steps was long, a second event begins the next step. Steps that are short have
-events at some of their ends only, as `pace` has it: then the time of a step between two is known.
+events at some of their ends only, as `pace` has it: then the time of several is known together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepEvent(NamedTuple):
         stream: which it was recorded on.
         time_ns: when the host recorded it.
         step: steps ended by then.
-        is_end: whether a step lies between the event before it and this one.
+        is_end: whether a step lies between the event before it and this one, or several.
     """
 
     event: Any
@@ -109,7 +109,7 @@ class GpuSteps:
         if device is not None:
             with device.selected():
                 if not self._is_capturing():
-                    self._recorder.pace.is_ahead = self._read(step - AGE, AT_ONCE)
+                    self._recorder.pace.see(self._read(step - AGE, AT_ONCE))
                     self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:
@@ -189,7 +189,7 @@ class GpuSteps:
             if not waiting[1].event.query():
                 return True
             first, second = waiting.popleft(), waiting[0]
-            if second.is_end and first.stream == second.stream and second.step == first.step + 1:
+            if second.is_end and first.stream == second.stream:
                 elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
                 writer = self._recorder.records
                 if writer is not None and elapsed_ns >= 0:

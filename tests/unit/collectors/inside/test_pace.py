@@ -16,7 +16,7 @@ def read_at(pace, step_ns, own_ns, steps):
     read = []
     for step in range(steps):
         pace.left -= 1
-        if step_ns(step) >= pace.paying_ns or pace.left <= 1 or pace.is_ahead:
+        if step_ns(step) >= pace.paying_ns or pace.left <= 1 or pace.ahead:
             read.append(step)
             pace.took(own_ns(step), step_ns(step))
     return read
@@ -53,8 +53,12 @@ def test_long_step_among_short_ones_has_them_read_at_its_end():
 def test_host_that_is_ahead_of_its_device_has_them_read_at_each_end():
     pace = Pace()
     read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 100)
-    pace.is_ahead = True
+    pace.see(True)
+    pace.see(False)
     assert len(read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 50)) == 50
+    for _ in range(FARTHEST):
+        pace.see(False)
+    assert len(read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 50)) < 20
 
 
 def test_few_times_that_the_recorder_is_held_up_change_nothing():

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from dpro.collectors.convert.recorded import RecordedProcess  # noqa: E402
 from dpro.collectors.convert.tables import frames_of  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
-from dpro.collectors.inside.pace import Pace  # noqa: E402
+from dpro.collectors.inside.pace import FARTHEST, Pace  # noqa: E402
 from dpro.collectors.inside.records import Record  # noqa: E402
 from dpro.collectors.inside.steps import gpu_steps  # noqa: E402
 from dpro.collectors.inside.steps.gpu_steps import AGE, MAX_WAITING, PATIENCE, GpuSteps  # noqa: E402
@@ -160,14 +160,24 @@ def test_pause_of_the_host_lasts_as_long_as_the_device_stands_idle(device):
     assert times == [50 * MS] * 10 + [(50 + idle) * MS] + [50 * MS] * 8
 
 
-def test_step_with_events_at_both_ends_is_timed_where_others_have_none(device):
+def test_steps_between_two_events_have_their_shares_of_the_time_between_them(device):
     job = Job(device)
-    for step in range(1, 57):
-        device.enqueue(MS, MS)
+    for step in range(1, 58):
+        device.enqueue(0, (5 if step % 10 == 0 else 1) * MS)
+        device.synchronize()
         job.end_step(is_read=step % 7 in (0, 1))
-    times = job.steps()["gpu_step_ns"].to_list()  # of steps 1 to 55: the first has no beginning
-    assert [step for step, time in enumerate(times, start=1) if time > 0] == list(range(7, 56, 7))
-    assert set(times) == {MS, -1}
+    times = job.steps()["gpu_step_ns"].to_list()  # of steps 1 to 56: the first has no beginning
+    assert times == [(5 if step % 10 == 0 else 1) * MS for step in range(2, 58)]
+
+
+def test_our_own_work_among_steps_without_events_is_in_none(device):
+    job = Job(device)
+    for step in range(1, 16):
+        device.enqueue(0, MS)
+        device.synchronize()
+        job.end_step(ours_ns=3000 * MS if step == 4 else 0, is_read=step % 7 in (0, 1))
+    times = job.steps()["gpu_step_ns"].to_list()
+    assert times == [-1, -1, -1, *[MS] * 11]
 
 
 def test_host_that_is_ahead_of_its_device_is_known_to_be(device):
@@ -175,13 +185,13 @@ def test_host_that_is_ahead_of_its_device_is_known_to_be(device):
     for _ in range(10):
         device.enqueue(MS, 50 * MS)
         job.end_step()
-    assert job.pace.is_ahead
+    assert job.pace.ahead
     device.synchronize()
-    for _ in range(10):
+    for _ in range(FARTHEST + AGE):
         device.enqueue(MS, MS)
         device.synchronize()
         job.end_step()
-    assert not job.pace.is_ahead
+    assert not job.pace.ahead
 
 
 def test_events_are_few_and_used_again(device):
