@@ -7,7 +7,7 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
 
     open      the process turns out to train: its folder is there
     work      the training loop asks for a group, a batch or gradients
-    sample    a step has ended at which clocks are read, as `pace` has it; before `step`, same argument
+    sample    a step has ended at which clocks are read, as `sampling` has it; before `step`, same argument
     step      a step has ended; argument: how many have (0 < n)
     resume    the calls for `step` took long and have returned, and the next step begins; same argument
     group     one more process group is there, or one again
@@ -54,7 +54,7 @@ from . import environment, records, stepping
 from .files import OwnDescriptor, image_folder, is_own, next_image, refuse_beyond_limit, write_whole
 from .kernel import name_of
 from .main_thread import is_of_a_handler
-from .pace import Pace
+from .sampling import Sampling
 from .threads import Bell, Thread, allocate_lock, get_ident
 from .torch_internals import NO_TASK, default_store, node_counter, task_reader
 from .unseen import class_name, device_of, elements_of, message_of, parameters_updated
@@ -102,7 +102,7 @@ class Recorder:
         device: where the parameters are that optimizers update; None while none is known beside the CPU.
         pretending: what keeps a pretended rank's answers; None of a real one.
         num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
-        pace: at which ends of steps clocks are read.
+        sampling: at which ends of steps clocks are read.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -128,7 +128,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._listeners = {occasion: list(every) for occasion, every in self._all_listeners.items()}
-        self.pace = Pace()
+        self.sampling = Sampling()
         self.folder: Path | None = None
         self._image = 0  # programs that this process was before and that recorded
         self.joining: Path | None = None
@@ -300,18 +300,20 @@ class Recorder:
         counted = self._counter.update(optimizer, gradients)
         if counted is None:
             return
-        step, pace = self._counter.step, self.pace
+        step, sampling = self._counter.step, self.sampling
         if step != before:
             last_step_s, self.last_step_s = self.last_step_s, time.monotonic()
             step_ns = 1e9 * (self.last_step_s - last_step_s)
-            pace.left -= 1
-            if step_ns >= pace.paying_ns or pace.left <= 1 or pace.ahead:
+            sampling.left -= 1
+            if step_ns >= sampling.paying_ns or sampling.left <= 1 or sampling.ahead:
                 self._sample(step, now, step_ns)
             else:
                 self._notify("step", step)
             if time.time_ns() - now > LONG_NS:
                 self._notify("resume", step)
-                pace.left = min(pace.left, 1)  # clocks are read at the next end, too: that step is known
+                sampling.left = min(
+                    sampling.left, 1
+                )  # clocks are read at the next end, too: that step is known
         self.records.add(records.pack(*counted, now, time.time_ns(), records.UPDATE))
         if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
             self._flushed_ns = now
@@ -386,7 +388,7 @@ class Recorder:
             self._write_facts(self.folder)
         self._notify("sample", step)
         self._notify("step", step)
-        self.pace.took(time.time_ns() - ended_ns, step_ns)
+        self.sampling.took(time.time_ns() - ended_ns, step_ns)
 
     # Files.
 

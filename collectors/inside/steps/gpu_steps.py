@@ -7,7 +7,7 @@ time between two events is what the device made of the step, its idle time inclu
 Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
 call is made to the device while a graph is captured. Time is measured between events of one stream only.
 Where our own work between two steps was long, a second event begins the next step. Steps that are short have
-events at some of their ends only, as `pace` has it: then the time of several is known together.
+events at some of their ends only, as `sampling` has it: then the time of several is known together.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class GpuSteps:
         if device is not None:
             with device.selected():
                 if not self._is_capturing():
-                    self._recorder.pace.see(self._read(step - AGE, AT_ONCE))
+                    self._recorder.sampling.see(self._read(step - AGE, AT_ONCE))
                     self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:

@@ -1,8 +1,8 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
 In: the ends of steps, collections. Out: per step a record of everything so far that the recorder counts, one
-more where a DataLoader hands over batches; two where the clocks of the process are read, as `pace` has it;
-and one for each long collection. Long work of ours between two steps is measured: it counts for neither.
+more where a DataLoader hands over batches; two where the clocks of the process are read, as `sampling` has
+it; and one for each long collection. Long work of ours between two steps is measured: it counts for neither.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from dpro.collectors.convert.recorded import RecordedProcess  # noqa: E402
 from dpro.collectors.convert.tables import frames_of  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
-from dpro.collectors.inside.pace import FARTHEST, Pace  # noqa: E402
 from dpro.collectors.inside.records import Record  # noqa: E402
+from dpro.collectors.inside.sampling import FARTHEST, Sampling  # noqa: E402
 from dpro.collectors.inside.steps import gpu_steps  # noqa: E402
 from dpro.collectors.inside.steps.gpu_steps import AGE, MAX_WAITING, PATIENCE, GpuSteps  # noqa: E402
 
@@ -93,9 +93,9 @@ class Job:
     def __init__(self, device):
         self.device, self.written, self.step = device, [], 0
         own = SimpleNamespace(write=lambda *each: self.written.append(each))
-        self.pace = Pace()
+        self.sampling = Sampling()
         where = SimpleNamespace(type="queued", index=3)
-        self.probe = GpuSteps(SimpleNamespace(device=where, records=own, pace=self.pace))
+        self.probe = GpuSteps(SimpleNamespace(device=where, records=own, sampling=self.sampling))
 
     def end_step(self, ours_ns=0, sync=False, is_read=True):
         """Count a step; our own work after it may take long, and wait for the device."""
@@ -185,13 +185,13 @@ def test_host_that_is_ahead_of_its_device_is_known_to_be(device):
     for _ in range(10):
         device.enqueue(MS, 50 * MS)
         job.end_step()
-    assert job.pace.ahead
+    assert job.sampling.ahead
     device.synchronize()
     for _ in range(FARTHEST + AGE):
         device.enqueue(MS, MS)
         device.synchronize()
         job.end_step()
-    assert not job.pace.ahead
+    assert not job.sampling.ahead
 
 
 def test_events_are_few_and_used_again(device):
@@ -326,7 +326,7 @@ def test_forked_child_leaves_its_parents_events_alone(device):
 
 
 def test_no_event_is_recorded_on_a_device_that_holds_no_memory_of_this_process(monkeypatch):
-    probe = GpuSteps(SimpleNamespace(device=None, records=None, pace=Pace()))
+    probe = GpuSteps(SimpleNamespace(device=None, records=None, sampling=Sampling()))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(captures, "is_capturing_here", lambda: False)

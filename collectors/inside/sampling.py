@@ -19,7 +19,7 @@ FIRST = 9
 _NUDGE = 1.05
 
 
-class Pace:
+class Sampling:
     """When clocks are read in one process. Every step looks at its attributes, and calls nothing.
 
     Attributes:

@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.pace import APART, FARTHEST, FIRST, Pace
+from dpro.collectors.inside.sampling import APART, FARTHEST, FIRST, Sampling
 
 US = 1_000
 
 
-def read_at(pace, step_ns, own_ns, steps):
+def read_at(sampling, step_ns, own_ns, steps):
     """The steps at whose ends clocks are read, as the recorder asks for them."""
     read = []
     for step in range(steps):
-        pace.left -= 1
-        if step_ns(step) >= pace.paying_ns or pace.left <= 1 or pace.ahead:
+        sampling.left -= 1
+        if step_ns(step) >= sampling.paying_ns or sampling.left <= 1 or sampling.ahead:
             read.append(step)
-            pace.took(own_ns(step), step_ns(step))
+            sampling.took(own_ns(step), step_ns(step))
     return read
 
 
 def settled(step_ns, own_ns, steps=400):
-    pace = Pace()
-    read_at(pace, step_ns, own_ns, 100)
-    return read_at(pace, step_ns, own_ns, steps)
+    sampling = Sampling()
+    read_at(sampling, step_ns, own_ns, 100)
+    return read_at(sampling, step_ns, own_ns, steps)
 
 
 @pytest.mark.parametrize("own_us", [10, 45, 79])
@@ -51,14 +51,14 @@ def test_long_step_among_short_ones_has_them_read_at_its_end():
 
 
 def test_host_that_is_ahead_of_its_device_has_them_read_at_each_end():
-    pace = Pace()
-    read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 100)
-    pace.see(True)
-    pace.see(False)
-    assert len(read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 50)) == 50
+    sampling = Sampling()
+    read_at(sampling, lambda _: 1_000 * US, lambda _: 200 * US, 100)
+    sampling.see(True)
+    sampling.see(False)
+    assert len(read_at(sampling, lambda _: 1_000 * US, lambda _: 200 * US, 50)) == 50
     for _ in range(FARTHEST):
-        pace.see(False)
-    assert len(read_at(pace, lambda _: 1_000 * US, lambda _: 200 * US, 50)) < 20
+        sampling.see(False)
+    assert len(read_at(sampling, lambda _: 1_000 * US, lambda _: 200 * US, 50)) < 20
 
 
 def test_few_times_that_the_recorder_is_held_up_change_nothing():
@@ -74,4 +74,4 @@ def test_reading_clocks_takes_no_more_than_half_a_percent_or_two_of_seven_steps(
 
 
 def test_first_steps_are_all_read():
-    assert read_at(Pace(), lambda _: 100 * US, lambda _: 45 * US, FIRST) == list(range(FIRST))
+    assert read_at(Sampling(), lambda _: 100 * US, lambda _: 45 * US, FIRST) == list(range(FIRST))
