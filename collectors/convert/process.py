@@ -29,7 +29,7 @@ from dpro.collectors.convert.tables import (
     starts,
     steps_without_time,
 )
-from dpro.collectors.convert.windows import convert_windows, first_window_ns, sentences, window_costs
+from dpro.collectors.convert.windows import convert_windows, first_window_ns, recording_costs, sentences
 from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
@@ -117,7 +117,7 @@ def convert_process(
             {WITHOUT_TIME: backward} if (backward := steps_without_time(recorded)) else {},
             *(note.get("skipped", {}) for note in notes),
         ],
-        "windows": window_costs(frames[STEPS.name]),
+        "windows": recording_costs(frames[STEPS.name]),
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }

@@ -310,17 +310,19 @@ def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.Data
     return wanted.join(made, on=["op", "place"], maintain_order="left").select("row", "entry")
 
 
-# What the deep windows of a recording cost, from the times of its steps.
+# What recording cost, from the times of its steps.
 
 
-def window_costs(steps: pl.DataFrame) -> dict[str, float]:
-    """How many windows there were, the median cost of one, and the share of the time of all.
+def recording_costs(steps: pl.DataFrame) -> dict[str, float]:
+    """What the recorder took at the ends of steps, and what deep windows cost.
 
     Args:
         steps: rows of `steps` of one rank.
 
     Returns:
-        `count`, `cost_ms`, `share`; nothing where no window can be compared with other steps.
+        `ends_share`: of the time from the first step to the last, at ends of steps that no window disturbs;
+        of windows `count`, `cost_ms` (the median cost of one) and `share` (of all) where there were some.
+        Nothing where all steps are in windows.
     """
     ordered = (
         with_times(steps)
@@ -336,6 +338,10 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
     plain_ns = ordered.filter(timed & (disturbed < 0))["time_ns"].median()
     if not isinstance(plain_ns, float | int):
         return {}
+    ends = ordered["start_ns"] + ordered["duration_ns"]
+    total_ns = max(int(ends[-1]) - int(ordered["start_ns"][0]), 1)
+    at_ends_ns = int(ordered.filter(disturbed < 0)["own_ns"].clip(0).sum())
+    shares = {"ends_share": at_ends_ns / total_ns}
     slower_ns = pl.col("time_ns").filter(timed).sum() - timed.sum() * plain_ns
     costs = (
         ordered.filter(disturbed >= 0)
@@ -343,10 +349,8 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
         .agg(cost_ns=pl.col("own_ns").clip(0).sum() + pl.max_horizontal(slower_ns, pl.lit(0.0)))
     )["cost_ns"]
     if costs.is_empty():
-        return {}
-    ends = ordered["start_ns"] + ordered["duration_ns"]
-    total_ns = int(ends[-1]) - int(ordered["start_ns"][0])
-    return {
+        return shares
+    return shares | {
         "count": costs.len(),
         "cost_ms": float(str(costs.median())) / 1e6,
         "share": float(costs.sum()) / total_ns,
@@ -355,7 +359,7 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
 
 def worst(costs: Iterable[dict[str, float]]) -> dict[str, float]:
     """The costs on the rank that they slowed most."""
-    return max(costs, key=lambda cost: cost.get("share", -1.0), default={})
+    return max(costs, key=lambda cost: cost.get("share", 0.0) + cost.get("ends_share", -1.0), default={})
 
 
 # GPU work that deep windows should have seen and did not.

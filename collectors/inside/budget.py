@@ -1,7 +1,7 @@
 """What deep windows have cost a job so far, and whether another one is paid for.
 
-In: the times of one rank's steps, and of the recorder's own work at both ends of windows. Out: whether a
-window may open, and when automatic windows stop and go on. Plain sums without a clock: a step
+In: the times of one rank's steps, and of the recorder's own work at their ends and at those of windows. Out:
+whether a window may open, and when automatic windows stop and go on. Plain sums without a clock: a step
 costs a few operations. Which steps windows are is `plan`.
 """
 
@@ -90,6 +90,7 @@ class WindowsChange(NamedTuple):
 class Budget:
     """What windows have cost, from the times of one rank's steps, and what they may.
 
+    What the recorder itself takes at the ends of steps counts, too, whether there are windows or not.
     The cost of a window is the recorder's own time at its two ends, by how much its steps took longer than
     others, and by how much the step after it did: then this rank waits for ranks that are still saving.
     That is by the host's clock: where the end of a window waits for all that a host ahead of its device had
@@ -162,13 +163,17 @@ class Budget:
         self._own_ns += own_ns
         self._after = -1
 
-    def step(self, duration_ns: int) -> WindowsChange | None:
+    def step(self, duration_ns: int, own_ns: int = 0) -> WindowsChange | None:
         """Count the duration of a step as one inside, after or outside a window.
+
+        Args:
+            own_ns: what the recorder took at its beginning, without opening or closing a window: part of it.
 
         Returns:
             Whether windows stop or go on, where this step shows it.
         """
         self._elapsed_ns += duration_ns
+        self._spent_ns += own_ns
         if self._after is None or self._after < 0:
             self._inside.append(duration_ns)
             self._after = 0 if self._after == -1 else None

@@ -95,6 +95,7 @@ class Recorder:
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
         last_step_s: when a step last ended, on the monotonic clock.
+        own_ns: what the recorder took at the end of the latest step.
         store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
@@ -136,7 +137,7 @@ class Recorder:
         self.last_step_s = time.monotonic()
         self.store = JobStore()
         self._thread: Thread | None = None
-        self._flushed_ns = 0  # when a step last did
+        self._flushed_ns = self.own_ns = 0  # when a step last did
         self._exiting = Bell()
         self.training_thread = self.num_messages = 0
         self.device: Any = None
@@ -311,10 +312,11 @@ class Recorder:
                 self._notify("step", step)
             if time.time_ns() - now > LONG_NS:
                 self._notify("resume", step)
-                sampling.left = min(
-                    sampling.left, 1
-                )  # clocks are read at the next end, too: that step is known
-        self.records.add(records.pack(*counted, now, time.time_ns(), records.UPDATE))
+                sampling.left = min(sampling.left, 1)  # the next end, too: the step until then is known
+        resumed = time.time_ns()
+        if step != before:
+            self.own_ns = resumed - now
+        self.records.add(records.pack(*counted, now, resumed, records.UPDATE))
         if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
             self._flushed_ns = now
             self.records.flush()

@@ -102,6 +102,7 @@ class Windows:
         self._latest = 0  # steps before the latest window
         self._used = False
         self._step = self._resumed_ns = 0
+        self._window_ns = 0  # for opening or closing one, at the latest end of a step
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +115,10 @@ class Windows:
         """End or begin a deep window, where one is due after this step."""
         now_ns = time.monotonic_ns()
         self._step = step
-        change = self._budget.step(now_ns - self._resumed_ns) if self._resumed_ns else None
+        change = None
+        if self._resumed_ns:
+            own_ns = max(self._recorder.own_ns - self._window_ns, 0)
+            change = self._budget.step(now_ns - self._resumed_ns, own_ns)
         if not self._is_prepared:
             if get_ident() == _imported_in:
                 self._is_prepared = True  # by the first window itself
@@ -124,7 +128,8 @@ class Windows:
             if change is not None and self._decides and identity()[0] == 0:
                 self._note(change)
             upcoming = self._plan.upcoming
-            if self._open is not None or (upcoming is not None and step >= upcoming.step - 1):
+            is_due = self._open is not None or (upcoming is not None and step >= upcoming.step - 1)
+            if is_due:
                 self._advance(step)
         except Exception:
             # There was trouble: Kineto left running would slow the job down, and crash it at its exit.
@@ -133,6 +138,7 @@ class Windows:
                 opened.close(keep=False)
             raise
         self._resumed_ns = time.monotonic_ns()
+        self._window_ns = self._resumed_ns - now_ns if is_due else 0
 
     def _note(self, change: WindowsChange) -> None:
         """Write down that windows stop, or go on, since of what they cost."""

@@ -61,7 +61,7 @@ def attach(
     dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
     dpro attach RUN --steps 3 -o NOW       and copy the recording so far
     dpro attach --pid 4711 --stacks        stacks of all threads of all ranks
-    dpro attach RUN --off                  no deep windows but those of --steps, until --on
+    dpro attach RUN --off                  only windows of --steps, until --on
 
     The job must have been started with `dpro record`. A job that was started without it, but with
     KINETO_USE_DAEMON=1, can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID can be its launcher.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         ContentsDocument,
         InfoDocument,
         Unclassified,
-        WindowCosts,
     )
     from dpro.store import AppliedChange
 
@@ -99,7 +98,7 @@ def in_words(document: InfoDocument) -> list[str]:
     ]
     if document.on_request and not document.no_window:
         lines.append("windows    on request only (--on-request)")
-    lines += [f"windows    {line}" for line in _windows_in_words(document.windows)]
+    lines += _cost_in_words(document)
     if document.after_first_window:
         lines.append(f"windows    {after_window_in_words(document.after_first_window)}")
     shares = {
@@ -136,15 +135,14 @@ def _ended_in_words(document: InfoDocument) -> list[str]:
     ]
 
 
-def _windows_in_words(windows: WindowCosts) -> list[str]:
-    """What deep windows cost: `4 deep windows of 62 ms each cost 0.84% of the time`; nothing if unknown."""
-    from msgspec import UNSET
+def _cost_in_words(document: InfoDocument) -> list[str]:
+    """What recording cost, a line; none where nothing shows it."""
+    from dpro.analysis.recording import recording_in_words
 
-    count, cost_ms, share = windows.count, windows.cost_ms, windows.share
-    if count is UNSET or cost_ms is UNSET or share is UNSET:
+    if document.recording is None:
         return []
-    cost = "costs" if count == 1 else "each cost"
-    return [f"{counted(round(count), 'deep window')} of {cost_ms:.3g} ms {cost} {share:.2%} of the time"]
+    count, cost_ms = document.windows.count or 0, document.windows.cost_ms or 0
+    return [f"recording  cost {recording_in_words(document.recording, round(count), cost_ms)}"]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:

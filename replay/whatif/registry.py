@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpro.errors import UsageError
+from dpro.errors import DproError, UsageError
 from dpro.plugins import installed, load, places
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.grammar import (
@@ -131,8 +132,15 @@ def parse_edit(text: str) -> Edit:
 
 
 def changes_by_command() -> dict[str, Mapping[str, KnownChange[Any]]]:
-    """Changes that are no edits of a graph, by the command that predicts them and by name."""
-    return {command: load(place) for command, place in places("changes").items()}
+    """Changes that are no edits of a graph, by the command that predicts them and by name.
+
+    Without those of commands that lack what they need: the extra `replay`.
+    """
+    changes = {}
+    for command, place in places("changes").items():
+        with suppress(ImportError, DproError):
+            changes[command] = load(place)
+    return changes
 
 
 def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) -> C:

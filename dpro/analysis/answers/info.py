@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
+from dpro.analysis.recording import RecordingShare, recording_share
 from dpro.analysis.step_time import AfterWindow, StepTimeDocument, after_first_window, step_time_document
 from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
@@ -451,6 +452,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         attempts: runs of the job before it was restarted.
         while_it_ran: what `dpro watch` found while the job ran.
         windows: what deep windows cost.
+        recording: what recording cost in all; null where nothing shows it.
         after_first_window: how steps changed with the first deep window; null where they did not.
         end: how the job ended.
         pretended: that its ranks ran one after the other on one machine; empty where they did not.
@@ -474,6 +476,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     attempts: list[str]
     while_it_ran: list[LoggedFinding]
     windows: WindowCosts
+    recording: RecordingShare | None
     after_first_window: AfterWindow | None
     end: JobEnd
     on_request: bool = False
@@ -523,6 +526,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         attempts=_earlier_attempts(run),
         while_it_ran=logged_findings(run.path),
         windows=msgspec.convert(manifest.windows, WindowCosts),
+        recording=recording_share(manifest),
         after_first_window=after_first_window(steps, bool(manifest.gpus)),
         end=analysis.end,
         pretended=f"{pretended_in_words(manifest)}: no waiting was measured" if manifest.is_pretended else "",

@@ -184,6 +184,10 @@ def _print(document: GoodputDocument) -> None:
         out.print(f"  {part.class_.replace('_', ' '):<14}{part.share:>7.2%}  {took:>9} a rank  {bar}")
     for line in _throughput(document.throughput):
         out.print(line)
+    if document.recording is not None:
+        from dpro.analysis.recording import recording_in_words
+
+        out.print(f"Recording cost {recording_in_words(document.recording)}")
     if document.saving_background_s:
         took = format_duration(document.saving_background_s * NS_PER_S)
         out.print(f"In the background, in no class: {took} of saving, all ranks")

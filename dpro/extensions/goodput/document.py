@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 from msgspec import field
 
+from dpro.analysis.recording import RecordingShare, mean_share, recording_share
 from dpro.documents import Document, DocumentPart
 from dpro.extensions.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, totals
 from dpro.extensions.goodput.attempts import Attempt
@@ -86,6 +87,8 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
         steps: of the job that were done.
         throughput: MFU, samples and tokens per second, in steps and over the wall time.
         saving_background_s: time that saves went on in the background, all ranks; in no class.
+        recording: what recording cost the rank that it slowed most, of the time of steps, as `dpro info`
+            has it: with the part that is inside of steps and in no class; null where nothing shows it.
         classes: each second of each rank is in one; largest first.
         attempts: in order.
         notes: what is not known.
@@ -101,6 +104,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     steps: int
     throughput: ThroughputDocument
     saving_background_s: float
+    recording: RecordingShare | None
     classes: list[ClassShare]
     attempts: list[AttemptDocument]
     notes: list[str]
@@ -131,6 +135,12 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
         steps=life.pieces.filter(pl.col("step") >= 0)["step"].n_unique(),
         throughput=throughput_of(done, wall_s, total_ns / NS_PER_S),
         saving_background_s=sum(_background_ns(attempt) for attempt in life.attempts) / NS_PER_S,
+        recording=mean_share(
+            [
+                (recording_share(attempt.run.manifest), attempt.typical_ns * document.steps)
+                for attempt, document in zip(life.attempts, attempts, strict=True)
+            ]
+        ),
         classes=[
             ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
         ],

@@ -85,6 +85,26 @@ def test_next_window_waits_until_it_and_the_first_are_paid():
     assert budget.affords(0)
 
 
+def test_what_the_recorder_takes_at_ends_of_steps_is_paid_by_the_same_budget():
+    budget = Budget(0.01, 10)
+    for _ in range(5):
+        budget.step(100, own_ns=20)
+    window(budget, 1000, (120, 130), 150)
+    steps(budget, SETTLED, 100)
+    cost, elapsed = 1000 + 20 + 30 + 50, 5 * 100 + 1000 + 120 + 130 + 150 + SETTLED * 100
+    later = math.ceil(((2 * cost + 5 * 20) / 0.01 - elapsed) / 100)
+    assert budget.affords(later)
+    assert not budget.affords(later - 1)
+
+
+def test_no_window_follows_where_ends_of_steps_take_more_than_the_budget():
+    budget = after_a_window(own=0)
+    for _ in range(100_000):
+        budget.step(100, own_ns=2)
+    assert not budget.affords(0)
+    assert budget.wait_ns(0) > 0
+
+
 def test_window_that_cost_nothing_is_paid_once_that_is_known():
     budget = after_a_window(own=0, inside=(100, 100), after=100)
     steps(budget, SETTLED - 1, 100)

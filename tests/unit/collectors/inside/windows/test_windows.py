@@ -61,7 +61,7 @@ class Job:
     def __init__(self, folder, gpu=None, **config):
         self.gpu, self.step, self.log, self.written, self.answers = gpu, 0, [], [], []
         core = SimpleNamespace(
-            config=CONFIG | config, folder=folder, last_step_s=time.monotonic(), records=self,
+            config=CONFIG | config, folder=folder, last_step_s=time.monotonic(), own_ns=0, records=self,
             on_window=lambda name: self.log.append(("saved", self.step)),
             answer=lambda request, facts: self.answers.append(facts["why_not"]),
             launch=folder, store=None, listen=lambda *_: None,
