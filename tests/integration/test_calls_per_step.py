@@ -1,4 +1,4 @@
-"""How many Python functions of ours a step of a recorded job calls, as the interpreter counts them."""
+"""How many Python functions of ours a step of a recorded job calls, and what that costs it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from dpro.analysis.recording import recording_share
 from tests.jobs import COMPILER, record, script
 
 pytest.importorskip("torch")
@@ -49,3 +50,12 @@ def test_light_step_calls_twenty_functions_of_ours_at_most_and_one_with_samples_
     assert len(sampled) > 30
     assert statistics.median(map(len, light)) <= LIGHT
     assert statistics.median(map(len, sampled)) <= SAMPLED
+
+
+@pytest.mark.slow
+def test_recording_costs_steps_of_twenty_milliseconds_less_than_its_budget(tmp_path):
+    job = script(tmp_path, "for _ in range(600):\n    train_step()\n    time.sleep(0.02)\n", "time")
+    run, _ = record(tmp_path, job)
+    cost = recording_share(run.manifest)
+    assert 0 < cost.at_ends < 0.005
+    assert cost.share < cost.budget == 0.01
