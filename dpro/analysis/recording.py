@@ -61,12 +61,9 @@ def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: fl
         num_windows: how many deep windows there were; not said where 0.
         window_ms: the median cost of one.
     """
-    each = " each" * (num_windows > 1)
-    deep = (
-        f"{counted(num_windows, 'deep window')} of {window_ms:.3g} ms{each}"
-        if num_windows
-        else "deep windows"
-    )
+    plural = " each" * (num_windows > 1)
+    of_windows = f"{counted(num_windows, 'deep window')} of {window_ms:.3g} ms{plural}"
+    deep = of_windows if num_windows else "deep windows"
     windows = f", {cost.windows:.2%} in {deep}" if cost.windows else ""
     spent = cost.budget is not None and cost.at_ends >= cost.budget
     why = f"; that is the budget ({cost.budget:.1%}), so no more windows followed" if spent else ""

@@ -65,7 +65,7 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
 )  # fmt: skip
 @click.option(
     "--budget", callback=share, default="1%", show_default=True, metavar="SHARE",
-    help="Share of the job's time that recording may cost; what it did cost sets the spacing of deep windows.",
+    help="Share of the job's time that recording may cost: what it did sets the spacing of deep windows.",
 )  # fmt: skip
 @click.option(
     "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",

@@ -27,6 +27,7 @@ from dpro.detect.machine.oversubscribed import (
     not_crowding,
     with_throttling,
 )
+from dpro.detect.machine.shared_gpu import find_shared_gpus
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
@@ -327,6 +328,7 @@ _GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
 
 IN_WINDOWS = (
     Detector("operations", _operations, frozenset({Need.OPERATIONS})),
+    Detector("shared GPUs", lambda context, _: find_shared_gpus(context.run), frozenset({Need.STEPS})),
     Detector("work", _work, _GRAPH),
     Detector("slow input", _slow_input, _GRAPH),
     Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),

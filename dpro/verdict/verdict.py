@@ -32,6 +32,8 @@ from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
+    MUCH,
+    WORTH,
     Advice,
     advise,
     first_of,
@@ -40,7 +42,14 @@ from dpro.verdict.advice import (
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of, short_kernel
-from dpro.verdict.ledger import LedgerRow, entries_of, limit_of_entries, shares_of_limits
+from dpro.verdict.ledger import (
+    LIMIT_OF,
+    LedgerRow,
+    cause_of_finding,
+    entries_of,
+    limit_of_entries,
+    shares_of_limits,
+)
 from dpro.verdict.limits import (
     COMMUNICATION,
     COMPUTE,
@@ -334,6 +343,10 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
     if kind in ("", COMPUTE):
         return Limit(COMPUTE, 1.0, facts.computing) if kind else None
     gain = facts.gains_by_limit().get(kind, 1.0)
+    if gain < WORTH:  # a finding shows what no replay does
+        causes = {finding: cause_of_finding(finding) for finding in facts.findings}
+        costs = [one.severity for one, cause in causes.items() if LIMIT_OF.get(cause, cause) == kind]
+        gain = max(gain, 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH)))
     return Limit(kind, gain, shares_of_limits(entries)[kind])
 
 
