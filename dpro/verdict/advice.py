@@ -400,7 +400,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     longest = _longest_names(prepared, facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates(Workers))
     if loading is not None:
-        do = f"have {loading.what()} load the input, or prepare it on the GPU{longest}"
+        do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
         yield by_edit("input", do, loading)
         return
     yield Advice(

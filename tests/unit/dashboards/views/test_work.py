@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from msgspec import structs
 
-from dpro.analysis.answers.whatif import calibrated, search_once
+from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.summary import stands_out
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
@@ -248,17 +248,16 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
         add_tries(VIEW).sections["whatif-tries"](loaded, Link(view="whatif"))
     )
 
-    def doubled(found):
-        return [dataclasses.replace(each, high_ns=2e6 * each.high_ns) for each in found], [
-            "by bad experience"
-        ]
+    def doubled(prediction):
+        high_ns = 2e6 * prediction.high_ns
+        return dataclasses.replace(prediction, high_ns=high_ns, widened="widened by bad experience")
 
-    assert loaded.as_tried is calibrated
-    doubtful = Loaded(loaded.run, as_tried=doubled)
     link = Link(view="whatif", options={"edit": "heal:rank=1"})
     for name in ("whatif-answer", "whatif-ranked"):
-        assert "by bad experience" in str(VIEW.sections[name](doubtful, link))
-        assert "by bad experience" not in str(VIEW.sections[name](loaded, link))
+        assert "by bad experience" not in str(VIEW.sections[name](Loaded(loaded.run), link))
+    monkeypatch.setattr("dpro.analysis.predictions.hooks_of", lambda _: [doubled])
+    for name in ("whatif-answer", "whatif-ranked"):
+        assert "by bad experience" in str(VIEW.sections[name](Loaded(loaded.run), link))
 
 
 def test_what_the_run_cannot_answer_is_refused(loaded):
