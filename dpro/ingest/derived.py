@@ -8,7 +8,7 @@ of `iterations`: what each batch of an engine consisted of, as far as the trace 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
     """Steps as above, else by the repetition of the main thread's work where that is clear.
 
     Args:
-        spans: as above, and `pid`, `tid`, `stream`.
+        spans: as above, and as for `repetitions`.
     """
     steps = find_steps(spans)
     if steps.height:
@@ -109,79 +109,147 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
 REPETITION = "repetition"
 
 _MIN_REPETITIONS = 3
-_MIN_SPANS = 5  # in one of them
+_MIN_SPANS = 4  # in one of them: a step that was compiled has few at the top level
 _MIN_AGREEING = 0.95  # share of spans with the name of the one a period later
 _MAX_OF_TYPICAL = 2.0  # duration of one repetition against the median
+_MIN_AFTER_START_NS = 1_000_000  # what repeats faster after a slow first time may be layers
+_MOST = 0.5  # of the work: what repeats after a start-up is the job only if it is that much
+_NO_BETTER = 2.0  # times as many spans that differ: a period that has fewer is a better one
 _MAX_NAMES = 64
+_GRAM = 5  # names in a row: those across the head of a step come once in it, where each alone comes in layers
+_FACTOR = 6_364_136_223  # of a code of several names
+# What a loop does in each round, and no layer: feed its device, read from it or wait for it, or go back.
+_LOOPS = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost|(Device|Stream|Event)Synchronize|^autograd::engine"
 
 Array = npt.NDArray[Any]
 
 
 def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
-    """Start and end of each whole repetition, ns; empty where the work does not clearly repeat.
+    """Start and end of each whole repetition on the host, ns; empty where the work does not clearly repeat.
 
-    They are counted from the first operator of the window, which is where a loop of steps is usually cut.
+    They are counted from the first span of the window, which is where a loop of steps is usually cut, or
+    behind a start-up, where most work is in them. The first may take far longer than the others: it warms up.
 
     Args:
-        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`.
+        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`,
+            `correlation`, `span_id`, `sequence_number`.
     """
     # Only spans that lie in no other one count.
     ends_before = pl.col("end_ns").cum_max().shift(1)
     lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
-    names = lane["name"].rank("dense").to_numpy()
-    period = _period(names)
-    if not period:
-        return []
-    starts, ends = lane["start_ns"].to_numpy(), lane["end_ns"].to_numpy()
-    bounds = np.append(starts, ends[-1:])[: len(starts) + 1 : period].astype(np.int64)
-    durations = np.diff(bounds)
+    ran, called = lane.select("start_ns", "end_ns"), lane.select("call_ns", "call_end_ns")
+    ends_on_cpu = spans.filter(pl.col("kind") == "cpu_op").select(pl.col("start_ns") + pl.col("duration_ns"))
+    last_ns = ends_on_cpu.to_series().max()  # a backward pass goes on on a thread of its own
+    for first, period in _periods(lane["name"].rank("dense").to_numpy()):
+        starts, calls = (_bounds(times, first, period, last_ns) for times in (ran, called))
+        if _is_steady(np.diff(starts)) and (not first or _is_loop(spans, starts, calls)):
+            return list(zip(calls[:-1].tolist(), calls[1:].tolist()))
+    return []
+
+
+def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int | None) -> Array:
+    """When rounds begin, and the last whole one ends, ns.
+
+    Args:
+        times: when each span of the lane began and ended.
+        last_ns: when the last operator of any thread ended.
+    """
+    starts, ends = (times.to_series(column).to_numpy() for column in (0, 1))
+    end = ends[-1:] if last_ns is None else np.maximum(ends[-1:], last_ns)
+    bounds: Array = np.append(starts, end)[first : len(starts) + 1 : period].astype(np.int64)
+    return bounds
+
+
+def _is_steady(durations: Array) -> bool:
+    """Whether rounds take about equally long, but for the first."""
     typical = float(np.median(durations))
-    if durations.max() > _MAX_OF_TYPICAL * typical or durations.min() * _MAX_OF_TYPICAL < typical:
-        return []
-    return list(zip(bounds[:-1].tolist(), bounds[1:].tolist()))
+    others = durations[1:] if typical >= _MIN_AFTER_START_NS and durations[0] > typical else durations
+    return bool(others.max() <= _MAX_OF_TYPICAL * typical and typical <= _MAX_OF_TYPICAL * others.min())
+
+
+def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
+    """Whether rounds behind a start-up are most of the work, and of a loop, not the layers of a step."""
+    kernels = spans.filter(pl.col("kind") == "kernel")
+    inside = kernels.filter(pl.col("start_ns") >= starts[0])["duration_ns"].sum()
+    if inside < _MOST * kernels["duration_ns"].sum():
+        return False
+    loops = spans.filter(pl.col("name").str.contains(_LOOPS)).select("kind", "start_ns")
+    kinds = (("memcpy", starts), ("runtime", calls), ("cpu_op", calls))
+    marks = ((loops.filter(pl.col("kind") == kind)["start_ns"].to_numpy(), bounds) for kind, bounds in kinds)
+    return any(np.histogram(moments, bounds)[0].all() for moments, bounds in marks)
 
 
 def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
     """Operators of the thread that runs most of the forward pass; without operators, the busiest stream.
 
     Returns:
-        `name`, `start_ns`, `end_ns`, in order.
+        `name`; `start_ns` and `end_ns`, as it ran; `call_ns` and `call_end_ns`, on the host: of kernels the
+        call that launched each, where that was recorded. In order of time.
     """
-    work = (pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0)
-    lane = ["pid", "tid"]
-    if not spans.select(work.any()).item():
+    work, lane = (pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0), ["pid", "tid"]
+    is_on_cpu = bool(spans.select(work.any()).item())
+    if not is_on_cpu:
         work, lane = pl.col("kind") == "kernel", ["stream"]
-    rows = spans.lazy()  # what is filtered is not copied with all its columns
-    counts = rows.filter(work).group_by(lane).len()
-    busiest = counts.sort("len", *lane, descending=[True] + [False] * len(lane)).head(1).collect()
-    return (
-        rows.filter(work)
-        .join(busiest.lazy(), on=lane, how="semi", maintain_order="left")
-        .select("name", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-        .sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
-        .collect()
+    rows = spans.lazy().filter(work)  # what is filtered is not copied with all its columns
+    # A compiled backward pass may have most operators: what autograd numbers in a forward pass says more.
+    of_forward = (pl.col("sequence_number") >= 0).sum() if is_on_cpu else pl.lit(0)
+    counts = rows.group_by(lane).agg(of_forward.alias("forward"), pl.len())
+    order = ["forward", "len", *lane]
+    busiest = counts.sort(order, descending=[True, True] + [False] * len(lane)).head(1)
+    chosen = rows.join(busiest, on=lane, how="semi", maintain_order="left").collect()
+    chosen = chosen.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    call = (pl.col("start_ns"), pl.col("end_ns"))
+    if not is_on_cpu:
+        chosen = launched(chosen, spans)
+        call = (pl.coalesce("launch_ns", call[0]), pl.coalesce("launch_end_ns", call[1]))
+    return chosen.select("name", "start_ns", "end_ns", call_ns=call[0], call_end_ns=call[1]).sort(
+        "start_ns", "end_ns", descending=[False, True], maintain_order=True
     )
 
 
-def _period(names: Array) -> int:
-    """The smallest number of spans after which all names repeat, 0 where there is none.
+def _periods(names: Array) -> Iterator[tuple[int, int]]:
+    """After how many spans all names repeat, and from which span on; the smallest first, start-ups last.
 
     Args:
         names: `[N]` one number per span, the same for the same name.
     """
-    size = len(names)
-    # Periods are distances between neighbours of the same, rare name: some operators run once per step.
-    codes, counts = np.unique(names, return_counts=True)
-    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
-    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
-    for period in sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare}):
-        if not _MIN_SPANS <= period <= size // _MIN_REPETITIONS:
-            continue
+    whole, late = [], []
+    for period in _candidates(names):
         agree = names[:-period] == names[period:]
         # At both ends too: layers repeat in the middle of a step, but not in its head and tail.
-        if min(agree.mean(), agree[:period].mean(), agree[-period:].mean()) >= _MIN_AGREEING:
-            return period
-    return 0
+        if agree[-period:].mean() < _MIN_AGREEING:
+            continue
+        if min(agree.mean(), agree[:period].mean()) >= _MIN_AGREEING:
+            whole.append((1 - float(agree.mean()), period))
+            continue
+        counts = np.append(0, np.cumsum(agree))
+        differing = np.flatnonzero(counts[period:] - counts[:-period] < _MIN_AGREEING * period)
+        after = int(differing[-1]) + 1 if differing.size else 0
+        first = after + int(np.flatnonzero(np.append(True, ~agree[after : after + period]))[-1])
+        if names.size - first >= _MIN_REPETITIONS * period:
+            late.append((first, period))
+    # Layers whose step has a short head and tail repeat well, and steps better.
+    least = min(whole, default=(0.0, 0))[0]
+    yield from ((0, period) for apart, period in whole if apart <= _NO_BETTER * least)
+    yield from late
+
+
+def _candidates(names: Array) -> list[int]:
+    """Distances between neighbours of the same, rare work: some of it runs once per step."""
+    size = names.size
+    distances: set[int] = set()
+    for length in (1, _GRAM):
+        if size < length * _MIN_REPETITIONS:
+            break
+        # Two rows of names that differ may have the same code by chance: a candidate more, which is tried.
+        rows = np.lib.stride_tricks.sliding_window_view(names.astype(np.int64), length)
+        _, codes, counts = np.unique(
+            rows @ (_FACTOR ** np.arange(length)), return_inverse=True, return_counts=True
+        )
+        often = np.flatnonzero(counts >= _MIN_REPETITIONS)
+        rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
+        distances |= {int(np.median(np.diff(np.flatnonzero(codes == which)))) for which in rare}
+    return [period for period in sorted(distances) if _MIN_SPANS <= period <= size // _MIN_REPETITIONS]
 
 
 # Which call launched a kernel, and which range on the calling thread that call lies in.

@@ -23,7 +23,7 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
-from dpro.ingest.derived import enclosed, launched
+from dpro.ingest.derived import REPETITION, enclosed, guess_steps, launched
 from dpro.ingest.derived import find_steps as find_marked_steps
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import Source, blocks, rank_of_name
@@ -89,6 +89,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         trace = _trace(number, world_size, session, *parts)
         trace.warnings.extend(impossible_in_words(path.name, trace.skipped))
         traces.append(trace)
+    _share_guess(traces)
     # Warnings and counts of the whole file: once.
     traces[0].skipped.update(skipped)
     traces[0].warnings.extend([*session.warnings, *warnings])
@@ -526,8 +527,22 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
         before.is_null() | (pl.col("start_ns") >= before)
     )
-    steps = _repeated(top)
-    return steps if steps.height else _busiest_phase(top, spans)
+    for steps in (_repeated(top), _busiest_phase(top, spans)):
+        if steps.height:
+            return steps
+    return guess_steps(spans)
+
+
+def _share_guess(traces: Sequence[RankTrace]) -> None:
+    """Give all ranks the guessed steps of the first: each is cut somewhere in a step of its own.
+
+    They have one clock. By its own guess, step 5 of one rank would be half of step 5 and half of step 6 of
+    another.
+    """
+    guessed = [trace.frames["steps"] for trace in traces]
+    if all((steps["source"] == REPETITION).any() for steps in guessed):
+        for trace in traces:
+            trace.frames["steps"] = guessed[0].with_columns(rank=pl.lit(trace.rank, pl.Int32))
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:

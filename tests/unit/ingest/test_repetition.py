@@ -19,8 +19,9 @@ def _spans(names: list[str], *, kind: str = "cpu_op", every: int = 10, slow: int
     frame = pl.DataFrame(
         rows, schema={"name": pl.String, "start_ns": pl.Int64, "duration_ns": pl.Int64}, orient="row"
     )
-    same = {"pid": 1, "tid": 2, "stream": 7, "sequence_number": -1, "forward_thread": 0}
-    return frame.with_columns(kind=pl.lit(kind), **{key: pl.lit(value) for key, value in same.items()})
+    same = {"pid": 1, "tid": 2, "stream": 7, "sequence_number": -1, "forward_thread": 0, "correlation": -1}
+    columns = {key: pl.lit(value) for key, value in same.items()}
+    return frame.with_columns(kind=pl.lit(kind), span_id=pl.int_range(pl.len()), **columns)
 
 
 @pytest.mark.parametrize("kind", ["cpu_op", "kernel"])
@@ -44,6 +45,58 @@ def test_equal_layers_within_one_step_are_no_steps():
 def test_work_that_does_not_repeat_has_no_steps():
     assert repetitions(_spans([f"op {number}" for number in range(40)])) == []
     assert repetitions(_spans([])) == []
+
+
+def test_layers_with_a_short_head_and_tail_are_no_steps_where_several_steps_repeat():
+    layer = [f"op {number}" for number in range(30)]
+    assert len(repetitions(_spans(["embed", *layer * 8, "head"] * 3))) == 3
+
+
+def test_what_precedes_the_rounds_of_a_loop_is_a_start_up():
+    start = [f"init {number}" for number in range(9)]
+    rounds = [*STEP[:-1], "autograd::engine::evaluate_function: adam"]
+    assert repetitions(_spans([*start, *rounds * 3])) == [(90, 160), (160, 230), (230, 298)]
+
+
+def test_equal_layers_behind_a_start_are_no_steps_since_no_layer_feeds_its_device_or_goes_back():
+    assert repetitions(_spans(["embed", "position", "mask", *STEP * 12])) == []
+
+
+def test_rounds_that_are_little_of_the_work_are_no_steps():
+    start = _spans(["train"], kind="kernel", every=10_000)
+    rounds = _spans([*["init"] * 4, *["read", *STEP] * 3], kind="kernel").with_columns(
+        pl.col("start_ns") + 10_000
+    )
+    reads = rounds.filter(pl.col("name") == "read").with_columns(
+        kind=pl.lit("memcpy"), name=pl.lit("Memcpy DtoH (Device -> Pageable)")
+    )
+    assert repetitions(pl.concat([start, rounds, reads])) == []
+    assert len(repetitions(pl.concat([rounds, reads]))) == 3
+
+
+def test_the_first_round_may_take_far_longer_than_the_others():
+    ms = 1_000_000
+    bounds = repetitions(_spans(STEP * 4, every=ms, slow=3))
+    assert bounds[0] == (0, 56 * ms)
+    assert len(bounds) == 4
+
+
+def test_after_a_long_first_round_very_short_ones_may_be_layers():
+    assert repetitions(_spans(STEP * 4, slow=3)) == []
+
+
+def test_rounds_are_of_the_thread_that_runs_forward_though_another_one_has_more_operators():
+    forward = _spans(STEP * 3, every=20).with_columns(sequence_number=pl.lit(1))
+    backward = _spans(STEP * 6).with_columns(tid=pl.lit(3), forward_thread=pl.lit(-1))
+    assert repetitions(pl.concat([forward, backward])) == [(0, 140), (140, 280), (280, 418)]
+
+
+def test_steps_of_kernels_alone_begin_when_the_host_launches_their_first():
+    kernels = _spans(STEP * 3, kind="kernel").with_columns(
+        pl.col("start_ns") + 1_000, correlation=pl.int_range(pl.len())
+    )
+    calls = _spans(STEP * 3, kind="runtime").with_columns(correlation=pl.int_range(pl.len()))
+    assert repetitions(pl.concat([kernels, calls])) == [(0, 70), (70, 140), (140, 208)]
 
 
 def test_rounds_of_very_different_lengths_are_not_clear():
