@@ -379,6 +379,10 @@ OF_WINDOW = ["rank", "window"]
 LANE = [*OF_WINDOW, "pid", "tid"]
 QUEUED_NS = 50_000  # work that begins so much later than it was launched waited for other work
 END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
+START_NS = (
+    10_000_000  # before its first launch: a process takes longer to set its device up, a step mostly less
+)
+LOADS = r"^enumerate\(DataLoader"  # torch's range around reading a batch
 IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
 MAX_UNSPLIT = 0.05  # of exposed communication whose rendezvous is not known, which then counts as transfer
 STEP_SCHEMA = {
@@ -472,7 +476,7 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Find the steps that windows with spans hold.
 
     An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. Where no rank
-    has steps, each window is one.
+    has steps, each window is one, as of `begins_of_work`.
 
     Returns:
         `[rank, window, step, start_ns, end_ns]`.
@@ -483,9 +487,35 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
     stepped = are_stepped(lasting, windows["rank"])
-    whole = (windows.clear() if stepped else windows).with_columns(step=pl.lit(NO_STEP, pl.Int64))
+    whole = windows.clear() if stepped else begins_of_work(windows, spans)
+    whole = whole.with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
+
+
+def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Let windows without steps begin when work of a GPU is first launched, or input loaded before that.
+
+    What the program does before it is its start, which no step has: it imports, compiles, sets its device up.
+
+    Args:
+        windows: `rank`, `window`, `start_ns`, `end_ns`.
+    """
+    on_gpu = spans.filter(IS_GPU & (pl.col("correlation") >= 0)).select(*OF_WINDOW, "correlation").unique()
+    calls = spans.filter(pl.col("kind") == "runtime")
+    launches = calls.join(on_gpu, on=[*OF_WINDOW, "correlation"], how="semi")
+    loads = spans.filter(pl.col("name").str.contains(LOADS))
+    launched, loaded = (
+        part.group_by(OF_WINDOW).agg(at=pl.col("start_ns").min()) for part in (launches, loads)
+    )
+    begins = launched.join(loaded, on=OF_WINDOW, how="left").select(
+        *OF_WINDOW, begin_ns=pl.min_horizontal("at", "at_right")
+    )
+    placed = windows.join(begins, on=OF_WINDOW, how="left", maintain_order="left")
+    is_late = (pl.col("begin_ns") - pl.col("start_ns") >= START_NS).fill_null(False)
+    return placed.with_columns(start_ns=pl.when(is_late).then("begin_ns").otherwise("start_ns")).drop(
+        "begin_ns"
+    )
 
 
 def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:

@@ -54,7 +54,7 @@ from dpro.replay.graph import (
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
 from dpro.replay.pipeline.recorded import has_operations, operations_of
-from dpro.replay.steps import are_stepped, lasting_steps
+from dpro.replay.steps import LOADS, are_stepped, lasting_steps
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.schema.members import num_members
 from dpro.store import Run
@@ -166,11 +166,11 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
 
 
 def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Spans with a `code` in place of the name, and `marks`: whether it marks steps; and the names."""
+    """Spans with a `code` in place of the name, whether it `marks` steps or `loads` input; and the names."""
     names = spans["name"].unique().sort()
     code = spans["name"].cast(pl.Enum(names)).to_physical()
-    marks = names.str.contains(STEP_MARKS).gather(code)
-    return spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks), names
+    marks, loads = (names.str.contains(pattern).gather(code) for pattern in (STEP_MARKS, LOADS))
+    return spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks, loads=loads), names
 
 
 def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:

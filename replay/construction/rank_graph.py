@@ -283,7 +283,7 @@ def _say_when(number: Any, caused: Any, steps: Any, step: Any) -> None:
         while last >= 0 and begins[last] > time:
             last -= 1
         if begins.size == 0:
-            step[number[i]] = -2 if steps_end < 0 else 0
+            step[number[i]] = -2 if steps_end < 0 else -1 if time < steps_end else 0
         elif time >= steps_end:
             step[number[i]] = -2
         else:

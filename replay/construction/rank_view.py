@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.engine import distinct
+from dpro.replay.steps import START_NS
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
@@ -65,7 +66,7 @@ class RankView:
         rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
         main_tid: the thread that drives the training loop.
         step_start, step_number: [T] steps of the rank in this window.
-        steps_end: ns, end of the last of them; without any 0 if all of the window is one step, -1 if the run
+        steps_end: ns, end of the last of them; without any when the window's one step begins, -1 if the run
             has steps and the window none.
         begin, finish: ns, the window's extent on this rank.
     """
@@ -116,7 +117,7 @@ class RankView:
     def step_of(self, time: Ints) -> Ints:
         """Step that contains each time: -1 before the first, -2 after the last."""
         if self.step_start.size == 0:
-            return np.full(time.size, -2 if self.steps_end < 0 else 0)
+            return np.full(time.size, -2) if self.steps_end < 0 else np.where(time < self.steps_end, -1, 0)
         place = np.searchsorted(self.step_start, time, side="right") - 1
         step = np.where(place >= 0, self.step_number[np.maximum(place, 0)], -1)
         return np.where(time >= self.steps_end, -2, step)
@@ -128,7 +129,8 @@ def make_rank_view(
     """Make the arrays of one rank in one window.
 
     Args:
-        spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
+        spans: its spans, with a `code` for the name, and whether spans of that name mark steps, `marks`, or
+            load input, `loads`.
         matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `asked_after_ns`,
             `payload` and `message`.
         stepped: whether the run has steps, so that what is in none of them is in no step.
@@ -173,7 +175,11 @@ def make_rank_view(
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
-        steps_end=int(step_end.max()) if step_end.size else -stepped,
+        steps_end=int(step_end.max())
+        if step_end.size
+        else -1
+        if stepped
+        else _begin_of_work(launch[on_gpu], spans),
         begin=begin,
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},
@@ -217,6 +223,21 @@ def _asked_and_over(
     over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
     end = np.where(is_asked, np.minimum(closed, over), closed)
     return is_asked, np.where(after >= 0, start + after, closed), end
+
+
+def _begin_of_work(launches: Ints, spans: pl.DataFrame) -> int:
+    """When a window without steps begins to be one, as of `dpro.replay.steps.begins_of_work`; 0: at once.
+
+    Args:
+        launches: indices of spans that launched work of a GPU, -1 for none.
+    """
+    begins = spans["start_ns"].to_numpy()
+    loads = np.flatnonzero(spans["loads"].to_numpy())
+    launches = launches[launches >= 0]
+    if not launches.size:
+        return 0
+    begin = int(begins[np.concatenate([launches, loads])].min())
+    return begin if begin - int(begins[0]) >= START_NS else 0
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:
