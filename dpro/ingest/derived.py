@@ -138,8 +138,12 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     ends_before = pl.col("end_ns").cum_max().shift(1)
     lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
     ran, called = lane.select("start_ns", "end_ns"), lane.select("call_ns", "call_end_ns")
-    ends_on_cpu = spans.filter(pl.col("kind") == "cpu_op").select(pl.col("start_ns") + pl.col("duration_ns"))
-    last_ns = ends_on_cpu.to_series().max()  # a backward pass goes on on a thread of its own
+    on_cpu = spans.filter(pl.col("kind") == "cpu_op").select(
+        end_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    last_ns = int(
+        on_cpu["end_ns"].to_numpy().max(initial=0)
+    )  # a backward pass goes on on a thread of its own
     for first, period in _periods(lane["name"].rank("dense").to_numpy()):
         starts, calls = (_bounds(times, first, period, last_ns) for times in (ran, called))
         if _is_steady(np.diff(starts)) and (not first or _is_loop(spans, starts, calls)):
@@ -147,16 +151,17 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     return []
 
 
-def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int | None) -> Array:
+def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int) -> Array:
     """When rounds begin, and the last whole one ends, ns.
 
     Args:
         times: when each span of the lane began and ended.
-        last_ns: when the last operator of any thread ended.
+        last_ns: when the last operator of any thread ended, 0 without any.
     """
     starts, ends = (times.to_series(column).to_numpy() for column in (0, 1))
-    end = ends[-1:] if last_ns is None else np.maximum(ends[-1:], last_ns)
-    bounds: Array = np.append(starts, end)[first : len(starts) + 1 : period].astype(np.int64)
+    bounds: Array = np.append(starts, np.maximum(ends[-1:], last_ns))[
+        first : len(starts) + 1 : period
+    ].astype(np.int64)
     return bounds
 
 
@@ -170,8 +175,8 @@ def _is_steady(durations: Array) -> bool:
 def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
     """Whether rounds behind a start-up are most of the work, and of a loop, not the layers of a step."""
     kernels = spans.filter(pl.col("kind") == "kernel")
-    inside = kernels.filter(pl.col("start_ns") >= starts[0])["duration_ns"].sum()
-    if inside < _MOST * kernels["duration_ns"].sum():
+    busy, began = (kernels[name].to_numpy() for name in ("duration_ns", "start_ns"))
+    if busy[began >= starts[0]].sum() < _MOST * busy.sum():
         return False
     loops = spans.filter(pl.col("name").str.contains(_LOOPS)).select("kind", "start_ns")
     kinds = (("memcpy", starts), ("runtime", calls), ("cpu_op", calls))
