@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
+from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
 
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 FEW = 5  # steps: of fewer any may be unusual
 RARE = 1 / 3  # of the steps: what more of them do is usual
 IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
+COLD = 0.05  # of a step that first calls take: where other steps have less, it is no usual one
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -91,9 +93,18 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
         One row per window and step: `window`, `step`, `finish_ns`, and `begin_ns`: when the window's first
         step began, which is the end of the work before it or, without any, the window's beginning; where
         GPUs still had older work then, which is not recorded, the end of that. Where some had, `queued` says
-        which steps waited for much of it: a change would have shortened that, too.
+        which steps waited for much of it: a change would have shortened that, too. Where calls were the first
+        of a process, `cold_ns` says what these took of each step, on the rank where it was most.
     """
-    return _ends_of_steps(graph, start, end, ["window"])
+    ends = _ends_of_steps(graph, start, end, ["window"])
+    calls = first_calls(graph)
+    if calls.is_empty():
+        return ends
+    cold = calls.group_by("rank", "window", "step").agg(pl.col("cold_ns").sum())
+    most = cold.group_by("window", "step").agg(pl.col("cold_ns").max())
+    return ends.join(most, on=["window", "step"], how="left", maintain_order="left").with_columns(
+        pl.col("cold_ns").fill_null(0)
+    )
 
 
 def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
@@ -230,12 +241,40 @@ def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFra
         The same; with `counted` where some are unusual.
     """
     usual = are_usual(step_lengths(ends))
-    if "queued" in ends.columns and (usual & ~ends["queued"].to_numpy()).any():
-        usual &= ~ends["queued"].to_numpy()
+    unlike = [ends["queued"].to_numpy()] if "queued" in ends.columns else []
+    if "cold_ns" in ends.columns:
+        unlike.append(ends["cold_ns"].to_numpy() >= COLD * step_lengths(ends))
+    for others in unlike:
+        usual = usual & ~others if (usual & ~others).any() else usual
     if usual_ns is not None:
         in_time = usual & (step_lengths(ends) <= IN_TIME * usual_ns)
         usual = in_time if in_time.any() else usual
     return ends if usual.all() else ends.with_columns(counted=usual)
+
+
+def cold_share(ends: pl.DataFrame) -> float:
+    """What first calls take of the steps that count, as a share.
+
+    Args:
+        ends: as from `usual_steps`.
+    """
+    if "cold_ns" not in ends.columns:
+        return 0.0
+    counted = ends.filter("counted") if "counted" in ends.columns else ends
+    return float(counted["cold_ns"].sum() / max(int(step_lengths(ends).sum()), 1))
+
+
+def warm_up(ends: pl.DataFrame) -> float:
+    """How many times as long steps take that precede the first which counts as all that count.
+
+    Args:
+        ends: as from `usual_steps`.
+    """
+    if "counted" not in ends.columns or not ends["counted"].any():
+        return 0.0
+    lasting = _lasting(ends, ends["finish_ns"].to_numpy(), ["window"])
+    first = int(ends["counted"].to_numpy().argmax())
+    return float(lasting[:first].sum() / max(int(step_lengths(ends).sum()), 1))
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:

@@ -24,6 +24,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import NO_SPAN, Graph
+from dpro.replay.timeline import warm_up
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
@@ -66,6 +67,7 @@ MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batc
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
+WARM = 3.0  # times as long as all steps that count, from which on those that warm up are most of a recording
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
 _ROUGH = "a change of this kind elsewhere; not measured on this job"
@@ -123,10 +125,18 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
 
 
 def record_more(facts: JobFacts) -> list[Advice]:
-    """What to record where devices worked, and only the calls that launched that were recorded."""
-    if not facts.lacks_device_work:
+    """What to record where only launches of what devices did are here, or the process had just started."""
+    if facts.lacks_device_work:
+        do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): only its launches are here"
+    elif facts.first_call:
+        name, took_ns = facts.first_call
+        do = (
+            f"record later steps: one {name} takes {format_duration(took_ns)}, as the first of a process does"
+        )
+    elif (times := warm_up(facts.ends)) >= WARM:
+        do = f"record later steps: those that warm up take {times:.1f} times as long as all others here"
+    else:
         return []
-    do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): only its launches are here"
     return [Advice("record-more", do, None, None, "a setting")]
 
 
@@ -388,8 +398,8 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
     prepared = _work_by_name(facts, before_first_launch)
-    if facts.loading and prepared.sort("took_ns")["name"].last() == facts.loading[0]:  # no step after it does
-        return
+    if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
+        return  # no step after it does
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
         how = "prepare less input per sample, or on the GPU"

@@ -30,6 +30,7 @@ from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
+from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.replay.step_parts import replayed_breakdown
 from dpro.replay.steps import host_facts, recorded_steps, spans_of_steps
@@ -56,10 +57,7 @@ from dpro.verdict.limits import (
 )
 from dpro.words import counted, shortened
 
-# A call of the driver or runtime that, once it has loaded what it needs, takes microseconds.
-_PROMPT_CALLS = r"^(cuda|cu|hip)[A-Z]"
-_LONGER_CALLS = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"
-LOADING = 0.2  # share of the step from which on such a call is the first of its kind
+COLD = 0.1  # share of the steps that count, from which on first calls of a process are worth a line
 STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
 USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
@@ -301,12 +299,12 @@ class JobFacts:
         return stand_still(self.calls, len(self.job.graph.ranks), self.step_ns, self.ends.height)
 
     @cached_property
-    def loading(self) -> tuple[str, float] | None:
-        """The longest call in which code was loaded or a device set up, and its ns; None where none was."""
-        name = pl.col("name").str
-        prompt = self.calls.filter(name.contains(_PROMPT_CALLS) & ~name.contains(_LONGER_CALLS))
-        longest = prompt.filter(pl.col("took_ns") >= LOADING * self.step_ns).sort("took_ns").tail(1)
-        return next(longest.select("name", "took_ns").iter_rows(), None)
+    def first_call(self) -> tuple[str, float] | None:
+        """The longest first call of a process in usual steps, and its ns; None where such take little."""
+        calls = pl.concat(self.job.map_ranks(first_calls)).join(self.usual, on=["window", "step"], how="semi")
+        if calls["cold_ns"].sum() < COLD * self.step_ns * self.rank_steps:
+            return None
+        return next(calls.sort("took_ns").tail(1).select("name", "took_ns").iter_rows(), None)
 
     @cached_property
     def slow_launches(self) -> SlowLaunches | None:

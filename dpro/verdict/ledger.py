@@ -20,6 +20,7 @@ from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import DproError
+from dpro.replay.first_calls import WarmCalls
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
@@ -41,8 +42,9 @@ from dpro.verdict.limits import (
 )
 
 NO_CORE, RANK, COMPILATION, UNEXPLAINED = "no-core", "rank", "compilation", "unexplained"
+START_UP = "start-up"
 ORDER = (
-    NO_CORE, RANK, INPUT, SYNCHRONISATION, ALLOCATOR, COLLECTION, IMBALANCE, BUBBLE, COMMUNICATION,
+    NO_CORE, RANK, START_UP, INPUT, SYNCHRONISATION, ALLOCATOR, COLLECTION, IMBALANCE, BUBBLE, COMMUNICATION,
     COMPILATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
 LIMIT_OF = {
@@ -133,8 +135,14 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
     if facts.still is not None:
         by_findings = [(cause, finding) for cause, finding in by_findings if cause != NO_CORE]
     of_operations = facts.analysis.outline.of_operations
-    general = (*CHANGES, (COMPUTE, lambda job: job.with_change(FreeWork())))
+    general = (
+        (START_UP, lambda job: job.with_change(WarmCalls())),
+        *CHANGES,
+        (COMPUTE, lambda job: job.with_change(FreeWork())),
+    )
     for cause in ORDER:
+        if cause == START_UP and facts.compiling_ns:
+            continue  # what steps compiled was measured, and has an entry of its own
         if cause == COMPILATION and (compiling_ns := facts.compiling_ns):
             yield Cause(cause, (), _unchanged, "what steps compiled", compiling_ns)
         for finding in (finding for of, finding in by_findings if of == cause):
@@ -193,11 +201,12 @@ def limit_of_entries(entries: Sequence[LedgerRow], of_operations: bool) -> str:
     """What limits a job: what takes most of its step but compute, if that is much, else compute.
 
     Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.
+    What a process does once, when it starts, limits nothing.
 
     Returns:
         Empty where most is unexplained.
     """
-    shares = shares_of_limits(entries)
+    shares = shares_of_limits([entry for entry in entries if entry.cause != START_UP])
     if max(shares, key=shares.__getitem__, default=UNEXPLAINED) == UNEXPLAINED:
         return ""
     others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}

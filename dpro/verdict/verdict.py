@@ -154,7 +154,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     entries = entries_of(facts)
     limit = limit_of(facts, entries)
-    ranked = advise(facts, limit.kind) if limit else record_more(facts)
+    ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
     usual = facts.usual.height
     step_ms, advice = ms(facts.step_ns), first_of(ranked)
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
@@ -373,7 +373,6 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     left_out, impossible = facts.ends.height - usual, manifest.num_impossible
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
-    loading = facts.loading or ("", 0)
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
@@ -383,8 +382,6 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(impossible, 'span')} of impossible times left out or moved": impossible > 0,
         "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
         "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
-        f"one {loading[0]} takes {format_duration(loading[1])}, as the first call of a process does: record "
-        "later steps": loading[1] > 0,
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := recording_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),

@@ -28,6 +28,7 @@ from dpro.replay.steps import StepSeries, series_outside, steps_of
 from dpro.replay.timeline import (
     Timeline,
     are_usual,
+    cold_share,
     extents_of,
     measured_step_times,
     rank_step_times,
@@ -38,6 +39,7 @@ from dpro.replay.timeline import (
     step_lengths,
     step_times,
     usual_steps,
+    warm_up,
 )
 from dpro.schema import SPANS, STEPS
 from dpro.store import Manifest
@@ -54,6 +56,7 @@ STANDARD_ERRORS = 2.0  # of each side of an interval
 RUN_TO_RUN = 0.6
 SURE = 0.95  # that a share is at least so large, where it is one of few
 GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
+COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
 NOTABLE = 1.05  # from which multiple on it is said that recording slowed hosts or steps
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
@@ -97,6 +100,8 @@ def figures_of(
     copied: float,
     windows: float | None,
     impossible: float = 0.0,
+    cold: float = 0.0,
+    warming: float = 0.0,
 ) -> tuple[Criterion, ...]:
     """All that counts, worst first where scores differ.
 
@@ -107,6 +112,8 @@ def figures_of(
         copied: share of starts that were taken from the trace, at least.
         windows: as from `windows_to_usual`.
         impossible: share of spans that were left out or moved since their times cannot be.
+        cold: share of the usual steps in the first calls of a process, as of `cold_share`.
+        warming: how many times as long the steps before them take, as of `warm_up`.
     """
     measured = steps["measured_ns"].to_numpy().astype(np.float64)
     measured = measured[are_usual(measured)]
@@ -130,6 +137,8 @@ def figures_of(
             50.0,
         ),
         *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),
+        *([criterion(COLD_STEPS, 100 * cold, 0.0, 50.0)] if cold else []),
+        *([criterion(WARM_UP, warming, 1.0, 10.0, "x")] if warming > 1 else []),
     ]
     return tuple(sorted(figures, key=lambda figure: 2.0 if figure.score is None else figure.score))
 
@@ -480,6 +489,7 @@ def judge(
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
     windows = windows_to_usual(table, taken_out)
+    usual = usual_steps(step_ends(timeline.graph, timeline.start, timeline.end))
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
@@ -500,7 +510,16 @@ def judge(
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        figures=figures_of(steps, starts, unexplained, doubtful, windows, _impossible(built)),
+        figures=figures_of(
+            steps,
+            starts,
+            unexplained,
+            doubtful,
+            windows,
+            _impossible(built),
+            cold_share(usual),
+            warm_up(usual),
+        ),
         taken_out=taken_out,
         hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,
         host_factors=() if built.recording is None else built.recording.host_factors,

@@ -106,7 +106,7 @@ def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     assert verdict.advice[0].gain_high == pytest.approx(verdict.limit.gain, rel=0.05)
 
 
-def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_unsure(tmp_path):
+def test_a_first_call_that_sets_up_the_device_is_no_input_and_asks_for_later_steps(tmp_path):
     run = TinyRun()
     run.call(0, 900, -1, name="cudaDeviceGetStreamPriorityRange")
     for number in range(20):
@@ -116,8 +116,41 @@ def test_a_first_call_that_sets_up_the_device_is_no_input_and_makes_a_verdict_un
         run.kernel("add", at + 9, at + 11, number)
     run.step(0, 0, 1200)
     verdict = explained(run, tmp_path)
-    assert "one cudaDeviceGetStreamPriorityRange takes 898 us" in "; ".join(verdict.unsure)
+    assert verdict.advice[0].kind == "record-more"
+    assert "one cudaDeviceGetStreamPriorityRange takes 900 us" in verdict.advice[0].do
     assert "input" not in kinds(verdict)
+
+
+def test_a_launch_that_loads_code_limits_nothing_and_predictions_from_it_are_not_good(tmp_path):
+    run = TinyRun()
+    for number in range(10):
+        at = 100 * number
+        run.call(at, at + 10, number)
+        run.kernel("add", at + 15, at + 110, number)
+    run.call(1120, 1720, 10)
+    run.kernel("reduce", 1725, 1730, 10)
+    run.step(0, 0, 1740)
+    verdict = explained(run, tmp_path)
+    assert verdict.limit.kind == COMPUTE
+    assert verdict.advice[0].kind == "record-more"
+    assert {entry.cause for entry in verdict.account.entries} >= {"start-up", "compute"}
+    assert facts_of(run, tmp_path / "again").analysis.trust.grade == "fair"
+
+
+def test_steps_that_warm_up_for_longer_than_the_others_take_ask_for_later_steps(tmp_path):
+    run = TinyRun()
+    at = 0.0
+    for step, length in enumerate((4_300, 500, 490)):
+        for number in range(10):
+            run.call(at + 40 * number, at + 40 * number + 10, 100 * step + number)
+            run.kernel("add", at + 40 * number + 15, at + 40 * number + 30, 100 * step + number)
+        run.op("aten::convolution", at + 400, at + length - 10)
+        run.step(step, at, at + length)
+        at += length
+    verdict = explained(run, tmp_path)
+    assert (verdict.steps, verdict.left_out) == (2, 1)
+    assert verdict.advice[0].kind == "record-more"
+    assert "record later steps" in verdict.advice[0].do
 
 
 def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
