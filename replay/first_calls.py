@@ -21,6 +21,7 @@ LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # but these
 COMPILING = r"\(dynamo_timed\)$|^compile_inner\b|^(cu|hip)(Module|Library)Load|^nvrtcCompile"
 COLD_NS = 200_000  # what takes less is not worth a name
 TIMES = 50.0  # times what such calls usually take
+PROMPTLY_NS = 10_000  # what one usually takes of which there are few
 FEW = 4  # calls of a name, from which on it is known how long one usually takes
 IDLE = 0.5  # of a call's time that its device waits for it: else other work hides what it takes
 
@@ -68,10 +69,9 @@ def _usual_of_first(graph: Graph) -> Ints:
     names = pl.Series(graph.names, dtype=pl.String).str
     is_prompt = (names.contains(PROMPT) & ~names.contains(LONGER)).to_numpy()
     calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & is_prompt[nodes.name])
-    usually = float(np.median(took_ns[calls])) if calls.size else 0.0
     for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
         named = calls[nodes.name[calls] == name]
-        typical = float(np.median(took_ns[named])) if named.size >= FEW else usually
+        typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
         slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
         usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
     usual_ns[_compiles(graph)] = 0
@@ -106,9 +106,10 @@ def _compiles(graph: Graph) -> Bools:
     """[N] CPU work of the first step of a window that compiles or loads code."""
     nodes = graph.nodes
     compiling = np.array([bool(re.search(COMPILING, name)) for name in (*graph.names, "")])
-    compiles = is_of(nodes.kind, CPU_KINDS) & (compiling[nodes.name] | compiling[nodes.around])
+    compiles: Bools = is_of(nodes.kind, CPU_KINDS) & (compiling[nodes.name] | compiling[nodes.around])
     if not compiles.any():
         return compiles
     steps = pl.DataFrame({"rank": nodes.rank, "step": nodes.step})
     first = pl.col("step").filter(pl.col("step") >= 0).min().over("rank")
-    return compiles & steps.select((pl.col("step") <= first).fill_null(False)).to_series().to_numpy()
+    compiles &= steps.select((pl.col("step") <= first).fill_null(False)).to_series().to_numpy()
+    return compiles

@@ -25,6 +25,7 @@ FEW = 5  # steps: of fewer any may be unusual
 RARE = 1 / 3  # of the steps: what more of them do is usual
 IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
 COLD = 0.05  # of a step that first calls take: where other steps have less, it is no usual one
+MOST_WARM = 7.0  # times as long as the steps that count: more says no more
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -264,17 +265,19 @@ def cold_share(ends: pl.DataFrame) -> float:
     return float(counted["cold_ns"].sum() / max(int(step_lengths(ends).sum()), 1))
 
 
-def warm_up(ends: pl.DataFrame) -> float:
-    """How many times as long steps take that precede the first which counts as all that count.
+def warm_up(ends: pl.DataFrame, stepped: bool) -> float:
+    """How many times as long what precedes the first step that counts takes as all that count; 7 for more.
 
     Args:
         ends: as from `usual_steps`.
+        stepped: whether steps are known: else what precedes the one step is the start of a process.
     """
-    if "counted" not in ends.columns or not ends["counted"].any():
-        return 0.0
     lasting = _lasting(ends, ends["finish_ns"].to_numpy(), ["window"])
-    first = int(ends["counted"].to_numpy().argmax())
-    return float(lasting[:first].sum() / max(int(step_lengths(ends).sum()), 1))
+    counted = ends["counted"].to_numpy() if "counted" in ends.columns else np.ones(lasting.size, np.bool_)
+    if not counted.any():
+        return 0.0
+    before = lasting[: int(counted.argmax())].sum() if stepped else ends["begin_ns"][0]
+    return min(float(before / max(int(step_lengths(ends).sum()), 1)), MOST_WARM)
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:

@@ -133,8 +133,8 @@ def record_more(facts: JobFacts) -> list[Advice]:
         do = (
             f"record later steps: one {name} takes {format_duration(took_ns)}, as the first of a process does"
         )
-    elif (times := warm_up(facts.ends)) >= WARM:
-        do = f"record later steps: those that warm up take {times:.1f} times as long as all others here"
+    elif warm_up(facts.ends, not facts.analysis.steps.is_empty()) >= WARM:
+        do = "record later steps: most of this is the start of a process, or warms it up"
     else:
         return []
     return [Advice("record-more", do, None, None, "a setting")]

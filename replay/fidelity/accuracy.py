@@ -518,7 +518,7 @@ def judge(
             windows,
             _impossible(built),
             cold_share(usual),
-            warm_up(usual),
+            warm_up(usual, built.steps_known),
         ),
         taken_out=taken_out,
         hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,

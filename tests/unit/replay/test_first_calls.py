@@ -81,9 +81,20 @@ def test_where_all_steps_have_first_calls_they_count_and_their_share_is_known(tm
 
 
 def test_steps_before_the_first_usual_one_warm_up():
-    assert warm_up(usual_steps(ends_of(43, 5, 5))) == 4.3
-    assert warm_up(usual_steps(ends_of(5, 5, 43))) == 0.0
-    assert warm_up(usual_steps(ends_of(5, 5, 5))) == 0.0
+    assert warm_up(usual_steps(ends_of(43, 5, 5)), True) == 4.3
+    assert warm_up(usual_steps(ends_of(500, 5, 5)), True) == 7.0
+    assert warm_up(usual_steps(ends_of(5, 5, 43)), True) == 0.0
+    assert warm_up(usual_steps(ends_of(5, 5, 5)), True) == 0.0
+
+
+def test_what_precedes_a_step_that_nothing_marks_is_the_start_of_a_process(tmp_path):
+    run = TinyRun()
+    run.op("import", 0, 20_000)
+    run.call(20_000, 20_010, 1)
+    run.kernel("gemm", 20_020, 24_000, 1)
+    graph = run.build(tmp_path).graph
+    ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+    assert warm_up(ends, False) == 5.0
 
 
 @given(st.lists(st.sampled_from([10.0, 150.0, 600.0, 30_000.0]), min_size=4, max_size=4))
