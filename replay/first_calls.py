@@ -2,7 +2,7 @@
 
 In: a `Graph`. Out: which of its nodes are such calls, and how long these take without that. A launch loads
 its kernel's code when that is first launched; a library is loaded, code compiled. Later steps do none of it.
-What a first call allocates or copies is not told from what others do, and stays.
+What a first call allocates or copies looks like what others do, and stays.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ FEW = 5  # steps: of fewer any may be unusual
 RARE = 1 / 3  # of the steps: what more of them do is usual
 IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
 COLD = 0.05  # of a step that first calls take: where other steps have less, it is no usual one
-MOST_WARM = 7.0  # times as long as the steps that count: more says no more
+MAX_WARM = 7.0  # times as long as the steps that count: more says no more
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -277,7 +277,7 @@ def warm_up(ends: pl.DataFrame, stepped: bool) -> float:
     if not counted.any():
         return 0.0
     before = lasting[: int(counted.argmax())].sum() if stepped else ends["begin_ns"][0]
-    return min(float(before / max(int(step_lengths(ends).sum()), 1)), MOST_WARM)
+    return min(float(before / max(int(step_lengths(ends).sum()), 1)), MAX_WARM)
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
