@@ -123,6 +123,21 @@ def test_processes_are_ranks_in_order_of_their_gpus(tmp_path):
     assert (first.world_size, first.host, first.gpus) == (2, "node7", ["NVIDIA H100"])
 
 
+def test_guessed_steps_of_all_ranks_are_those_of_the_first_though_each_is_cut_elsewhere(tmp_path):
+    database = session()
+    names = ["embed", "gemm", "norm", "loss", "adam"]
+    for pid, cut in ((10, 0), (11, 2)):
+        for number in range(cut, 20):
+            at = 100 * number
+            database.kernel(names[number % 5], at, at + 90, pid=pid, device=pid - 10)
+    first, second = read(database, tmp_path)
+    steps = table(first, "steps")
+    assert steps["source"].to_list() == ["repetition"] * 4
+    assert steps["duration_ns"].to_list() == [500, 500, 500, 490]
+    assert table(second, "steps").drop("rank").equals(steps.drop("rank"))
+    assert table(second, "steps")["rank"].to_list() == [1] * 4
+
+
 def test_the_hosts_numbers_of_gpus_order_processes_that_each_see_one(tmp_path):
     database = session()
     database.tables["TARGET_INFO_CUDA_DEVICE"] = []
