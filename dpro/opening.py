@@ -165,15 +165,17 @@ def _open_cached(source: Path, watched: Watched) -> Run:
 
 
 def _fingerprint(source: Path) -> str:
-    """Changes with any file's path, size or time of change, and with what dpro makes of them."""
+    """Changes with any file's path, size or time of change, and with the code that reads them."""
+    import dpro.ingest
     from dpro.classify import table_version
     from dpro.ingest.formats import registry
     from dpro.store import FORMAT_VERSION
 
     importers = " ".join(importer.name for importer in registry().importers)
     digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
+    code = sorted(Path(dpro.ingest.__file__).parent.rglob("*.py"))
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
-    for file in files:
+    for file in [*code, *files]:
         if file.is_file():
             status = file.stat()
             digest.update(b"\0%s\0%d\0%d" % (os.fsencode(file.resolve()), status.st_size, status.st_mtime_ns))

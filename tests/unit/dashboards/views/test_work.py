@@ -150,7 +150,7 @@ def test_a_prediction_is_drawn_with_its_interval(loaded):
 
 
 def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
-    predictions = loaded.as_tried(search_once(loaded).predictions)[0]
+    predictions = search_once(loaded).predictions
     middle = float(np.median([each.speedup for each in predictions]))
     monkeypatch.setattr("dpro.analysis.summary.WORTH_SHOWING", middle)
     clear = [each.what() for each in predictions if stands_out(each)]
