@@ -175,15 +175,23 @@ def make_rank_view(
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
-        steps_end=int(step_end.max())
-        if step_end.size
-        else -1
-        if stepped
-        else _begin_of_work(launch[on_gpu], spans),
+        steps_end=_steps_end(step_end, stepped, launch[on_gpu], spans),
         begin=begin,
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},
     )
+
+
+def _steps_end(step_end: Ints, stepped: bool, launch: Ints, spans: pl.DataFrame) -> int:
+    """When the last step ends; of a run without steps, when its work begins; else -1.
+
+    Args:
+        stepped: as of `make_rank_view`.
+        launch: of work of the GPU, the place of the call that launched it.
+    """
+    if step_end.size:
+        return int(step_end.max())
+    return -1 if stepped else _begin_of_work(launch, spans)
 
 
 def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:

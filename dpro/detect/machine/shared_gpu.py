@@ -35,7 +35,7 @@ COLUMNS = ("rank", "window", "kind", "name", "start_ns", "duration_ns", "correla
 _WAITS_FOR_HOST = r"(?i)LaunchHostFunc|StreamAddCallback|StreamWaitValue|BatchMemOp"
 
 
-class Standstill(NamedTuple):
+class QueuedGaps(NamedTuple):
     """For how long a rank's GPU stands still in a part of a window though work is queued.
 
     Attributes:
@@ -56,10 +56,10 @@ def find_shared_gpus(run: Run) -> list[Finding]:
     Raises:
         InputError: a table cannot be read.
     """
-    seen: dict[int, list[Standstill]] = {}
+    seen: dict[int, list[QueuedGaps]] = {}
     for part in run.part_by_part(SPANS, COLUMNS):
-        for standstill in standstills_of(part):
-            seen.setdefault(standstill.rank, []).append(standstill)
+        for gaps in queued_gaps_of(part):
+            seen.setdefault(gaps.rank, []).append(gaps)
     steps = run.table(STEPS, ["rank", "window"]).filter(pl.col("window") >= 0)
     findings = (
         _finding(rank, parts, steps.filter(pl.col("rank") == rank).height)
@@ -68,7 +68,7 @@ def find_shared_gpus(run: Run) -> list[Finding]:
     return [finding for finding in findings if finding is not None]
 
 
-def standstills_of(spans: pl.DataFrame) -> list[Standstill]:
+def queued_gaps_of(spans: pl.DataFrame) -> list[QueuedGaps]:
     """How each rank's GPU stands still, in each window.
 
     Args:
@@ -85,19 +85,19 @@ def standstills_of(spans: pl.DataFrame) -> list[Standstill]:
         .sort("rank", "window", "start_ns")
         .with_columns(gap_ns=pl.col("start_ns") - pl.max_horizontal(busy_until, "launched_ns"))
     )
-    known = work.filter(busy_until.is_not_null() & pl.col("launched_ns").is_not_null())
+    seen = work.filter(busy_until.is_not_null() & pl.col("launched_ns").is_not_null())
     waiting = spans.filter(pl.col("name").str.contains(_WAITS_FOR_HOST))["rank"].unique().to_list()
     extents = work.group_by("rank", "window").agg(lasted_ns=end_ns.max() - pl.col("start_ns").min())
-    gaps = known.filter(pl.col("gap_ns") >= MIN_GAP_NS).group_by("rank", "window").agg("gap_ns")
+    gaps = seen.filter(pl.col("gap_ns") >= MIN_GAP_NS).group_by("rank", "window").agg("gap_ns")
     return [
-        Standstill(rank, np.asarray(gaps_ns or (), np.float64), lasted_ns, rank in waiting)
+        QueuedGaps(rank, np.asarray(gaps_ns or (), np.float64), lasted_ns, rank in waiting)
         for rank, lasted_ns, gaps_ns in extents.join(gaps, on=["rank", "window"], how="left")
         .select("rank", "lasted_ns", "gap_ns")
         .iter_rows()
     ]
 
 
-def _finding(rank: int, parts: list[Standstill], steps: int) -> Finding | None:
+def _finding(rank: int, parts: list[QueuedGaps], steps: int) -> Finding | None:
     """What a rank's GPU shows; None where it is not shared, as far as that can be seen.
 
     Args:
