@@ -276,10 +276,10 @@ _EDITS: Sequence[tuple[str, str, str]] = (
 
 
 def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """What edits gain for certain that a person can make in a line or a setting."""
+    """What edits gain for certain that a person can make in a line or a setting, or what treats the limit."""
     for text, kind, do in _EDITS:
         prediction = best_of(facts, [text])
-        if prediction is not None and prediction.effect == "faster":
+        if prediction is not None and (prediction.effect == "faster" or kind in _FIRST.get(limit, ())):
             yield by_edit(kind, do, prediction)
     prediction = best_of(facts, facts.candidates(Bucket))
     if prediction is not None and prediction.effect == "faster":
