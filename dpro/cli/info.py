@@ -136,13 +136,17 @@ def _ended_in_words(document: InfoDocument) -> list[str]:
 
 
 def _cost_in_words(document: InfoDocument) -> list[str]:
-    """What recording cost, a line; none where nothing shows it."""
+    """What recording cost, a line; of older runs what deep windows did; none where nothing shows it."""
     from dpro.analysis.recording import recording_in_words
 
-    if document.recording is None:
+    windows = document.windows
+    count, cost_ms, share = round(windows.count or 0), windows.cost_ms or 0.0, windows.share or 0.0
+    if document.recording is not None:
+        return [f"recording  cost {recording_in_words(document.recording, count, cost_ms)}"]
+    if not count:
         return []
-    count, cost_ms = document.windows.count or 0, document.windows.cost_ms or 0
-    return [f"recording  cost {recording_in_words(document.recording, round(count), cost_ms)}"]
+    cost = "costs" if count == 1 else "each cost"
+    return [f"windows    {counted(count, 'deep window')} of {cost_ms:.3g} ms {cost} {share:.2%} of the time"]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:

@@ -66,6 +66,24 @@ def test_missing_ranks_are_named(tmp_path):
     assert line(many, "ranks") == "ranks      1 of 64, missing 1, 2, 3, 4, 5, 6, 7, 8 …"
 
 
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [
+        (
+            {"count": 3, "cost_ms": 104.1, "share": 0.0365},  # of a version that counted windows alone
+            "windows    3 deep windows of 104 ms each cost 3.65% of the time",
+        ),
+        (
+            {"count": 1, "cost_ms": 104.1, "share": 0.0365, "ends_share": 0.001},
+            "recording  cost 3.75% of the time: 0.10% at the ends of steps, 3.65% in 1 deep window of 104 ms",
+        ),
+    ],
+)
+def test_what_recording_cost_is_said_of_older_runs_as_of_new_ones(tmp_path, costs, said):
+    run = recorded(tmp_path, [(0, -1)], steps=20, windows=costs)
+    assert [line for line in in_words(info_document(Analysis(run))) if " of the time" in line] == [said]
+
+
 def test_earlier_attempts_are_named(tmp_path):
     run = recorded(tmp_path, [(0, -1)])
     recorded(tmp_path / "attempts" / "0", [(5, -1)])
