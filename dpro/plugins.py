@@ -52,8 +52,8 @@ class Extension:
         options: of commands of the core, by command: a list of `click.Option`. Their values reach the hooks
             of that command by name.
         edits: by family and name: subclasses of `dpro.replay.whatif.edit.Edit`.
-        changes: that one of its commands predicts and that are no edits of a graph, by that command: a
-            mapping of names to `dpro.replay.whatif.grammar.KnownChange`.
+        changes: of things without a graph, by the command that predicts them: a mapping of names to
+            `dpro.replay.whatif.grammar.KnownChange`.
         detectors: by name: a `dpro.detect.run.Detector`.
         importers: of traces, by name: a `dpro.ingest.formats.Importer`, or its class.
         classes: of kernels, by name: a list of entries with `pattern`, `kind` and `op`, which come before

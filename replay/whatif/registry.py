@@ -132,7 +132,7 @@ def parse_edit(text: str) -> Edit:
 
 
 def changes_by_command() -> dict[str, Mapping[str, KnownChange[Any]]]:
-    """Changes that are no edits of a graph, by the command that predicts them and by name.
+    """Changes of recoveries and servers, which have no graph, by the command that predicts them and by name.
 
     Without those of commands that lack what they need: the extra `replay`.
     """
@@ -144,7 +144,7 @@ def changes_by_command() -> dict[str, Mapping[str, KnownChange[Any]]]:
 
 
 def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) -> C:
-    """Apply a change to something that is no graph.
+    """Apply a change to a recovery or a server.
 
     Args:
         text: as an edit is written.
@@ -161,11 +161,11 @@ def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) ->
 
 
 def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
-    """That a change is none of those that a command predicts, and which command does.
+    """That a command does not predict a change, and which one does, or the change that was perhaps meant.
 
     Args:
-        there_are: names of those.
-        what: they are called.
+        there_are: names of the changes that it does predict.
+        what: it calls them.
     """
     if name == "layout":
         return UsageError("layouts are ranked by `dpro plan RUN --gpus N --keep tp=4`, not by an edit")
@@ -175,7 +175,8 @@ def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
     if name in examples:
         command, example = examples[name]
         return UsageError(f"{name!r} is predicted by another command: dpro {command} RUN --edit {example}")
-    return UsageError(f"no {what} {name!r}{nearest(name, there_are)}; there are {', '.join(there_are)}")
+    meant = nearest(name, [*there_are, *examples, *EDITS])
+    return UsageError(f"no {what} {name!r}{meant}; there are {', '.join(there_are)}")
 
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"

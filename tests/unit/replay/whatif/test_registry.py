@@ -109,6 +109,8 @@ def test_commands_refuse_changes_of_each_other_and_name_the_nearest_of_their_own
         apply_change(None, "heal:rank=1", changes["goodput"])
     with pytest.raises(UsageError, match=r"no change 'spare'.*spares"):
         apply_change(None, "spare:hosts=2", changes["goodput"])
+    with pytest.raises(UsageError, match=r"no edit 'chekpoint' \(did you mean 'checkpoint'\?\)"):
+        parse_edit("chekpoint:every=5")
 
 
 def test_the_list_has_every_change_of_every_command():
