@@ -31,7 +31,7 @@ class WarmCalls:
     """First calls take what such calls usually do."""
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph in which first calls take what such calls usually do."""
         usual_ns = usual_of_first(graph)
         return graph.with_durations(np.where(usual_ns >= 0, usual_ns, graph.nodes.duration))
 

@@ -379,9 +379,7 @@ OF_WINDOW = ["rank", "window"]
 LANE = [*OF_WINDOW, "pid", "tid"]
 QUEUED_NS = 50_000  # work that begins so much later than it was launched waited for other work
 END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
-START_NS = (
-    10_000_000  # before its first launch: a process takes longer to set its device up, a step mostly less
-)
+START_NS = 10_000_000  # before a first launch: a start of a process takes longer, a step mostly less
 LOADS = r"^enumerate\(DataLoader"  # torch's range around reading a batch
 IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
 MAX_UNSPLIT = 0.05  # of exposed communication whose rendezvous is not known, which then counts as transfer

@@ -39,14 +39,16 @@ def predict_edits(
     def compute() -> Prediction:
         trust, baseline = of_steps(analysis, selection)
         if job is not None:
-            return as_tried(predict(job, baseline, edits, trust))
+            return predict(job, baseline, edits, trust)
         condensed = analysis.condensed
         if condensed is None or any(edit.within_ranks() is None for edit in edits):
-            return as_tried(predict(analysis.built.predictive, baseline, edits, trust))
+            return predict(analysis.built.predictive, baseline, edits, trust)
         with condensed_job(analysis.run, condensed) as by_rank:
-            return as_tried(predict(by_rank, baseline, edits, trust))
+            return predict(by_rank, baseline, edits, trust)
 
-    return compute() if selection else analysis.once(("prediction", *edits), compute)
+    if selection:
+        return as_tried(compute())
+    return analysis.once(("prediction", *edits), lambda: as_tried(compute()))
 
 
 def as_tried(prediction: Prediction) -> Prediction:

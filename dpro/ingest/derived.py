@@ -138,12 +138,9 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     ends_before = pl.col("end_ns").cum_max().shift(1)
     lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
     ran, called = lane.select("start_ns", "end_ns"), lane.select("call_ns", "call_end_ns")
-    on_cpu = spans.filter(pl.col("kind") == "cpu_op").select(
-        end_ns=pl.col("start_ns") + pl.col("duration_ns")
-    )
-    last_ns = int(
-        on_cpu["end_ns"].to_numpy().max(initial=0)
-    )  # a backward pass goes on on a thread of its own
+    # On any thread: a backward pass goes on on one of its own.
+    end_ns = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
+    last_ns = int(spans.filter(pl.col("kind") == "cpu_op").select(end_ns).to_numpy().max(initial=0))
     for first, period in _periods(lane["name"].rank("dense").to_numpy()):
         starts, calls = (_bounds(times, first, period, last_ns) for times in (ran, called))
         if _is_steady(np.diff(starts)) and (not first or _is_loop(spans, starts, calls)):
@@ -235,7 +232,7 @@ def _periods(names: Array) -> Iterator[tuple[int, int]]:
             late.append((first, period))
     # Layers whose step has a short head and tail repeat well, and steps better.
     least = min(whole, default=(0.0, 0))[0]
-    yield from ((0, period) for apart, period in whole if apart <= _NO_BETTER * least)
+    yield from ((0, period) for differing_share, period in whole if differing_share <= _NO_BETTER * least)
     yield from late
 
 

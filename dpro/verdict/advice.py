@@ -751,13 +751,14 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )
 
 
-_OF_KERNELS: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
+Source = Callable[[JobFacts, str], Iterator[Advice]]  # of advice, given what limits the job
+_OF_KERNELS: Sequence[Source] = (
     _matmuls,
     _attention,
     _pointwise,
     _dominant_kernel,
 )
-_SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
+_SOURCES: Sequence[Source] = (
     _slow_parts,
     _predicted,
     _crowded_hosts,

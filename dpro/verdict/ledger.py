@@ -47,13 +47,8 @@ ORDER = (
     NO_CORE, RANK, START_UP, INPUT, SYNCHRONISATION, ALLOCATOR, COLLECTION, IMBALANCE, BUBBLE, COMMUNICATION,
     COMPILATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
-LIMIT_OF = {
-    NO_CORE: HOST,
-    ALLOCATOR: HOST,
-    COMPILATION: HOST,
-    COLLECTION: HOST,
-    RANK: IMBALANCE,
-}  # what the limit is called that such an entry is a part of
+# What the limit is called that such an entry is a part of.
+LIMIT_OF = {NO_CORE: HOST, ALLOCATOR: HOST, COMPILATION: HOST, COLLECTION: HOST, RANK: IMBALANCE}
 OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # what is replayed of whole operations
 LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
 

@@ -133,7 +133,7 @@ class FreeCalls:
     pattern: str
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph in which those calls take no time."""
         wanted = np.array([bool(re.search(self.pattern, name)) for name in graph.names])
         chosen = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
         return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))

@@ -23,7 +23,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
-from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replay, step_ends, step_lengths
+from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replayed, step_ends, step_lengths
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # operations on the critical path that are looked at one by one
@@ -191,7 +191,7 @@ class RunFacts:
 
 
 def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Collection[int] = ()) -> RunFacts:
-    """Replay a graph, and keep what candidates and bounds are taken from.
+    """Take the replay of a graph, and keep what candidates and bounds are taken from.
 
     Args:
         baseline: `baseline_steps` of it, if at hand or not of all steps.
@@ -199,7 +199,7 @@ def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Colle
     Raises:
         Unanswerable: there is no whole step.
     """
-    timeline = replay(graph)
+    timeline = replayed(graph)
     ends = step_ends(graph, timeline.start, timeline.end) if baseline is None else baseline
     if ends.is_empty():
         raise Unanswerable("no complete step in the run: record at least two steps")

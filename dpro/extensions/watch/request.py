@@ -25,7 +25,7 @@ SLOWER_S = 10.0  # from one look at whether the job slows down to the next; two 
 BESIDE = 20  # steps: what begins so soon after a window is shown by it, or caused
 PATIENCE_S = 300.0  # for the window to be taken
 AGAIN_S = 600.0  # until what is over and begins again gets another window
-SLOWER = "the job"  # the reason that is no finding
+SLOWER = "the job"  # the reason that no finding gives
 
 
 class _Sent(NamedTuple):
