@@ -2,7 +2,7 @@
 
 In: the steps of a run, its telemetry, and its spans. Out: at most one finding, for the job as a whole: since
 when, by how much, and what else is different since. A slow period that is over is none, nor is a slow
-beginning.
+beginning, nor one that lasts no longer than slow periods of this job do.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import islice
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats
+from dpro.arrays import Floats, Ints
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_errors, remedy_of_hold
 from dpro.detect.machine.telemetry import TimeRange, changes
 from dpro.detect.observations import Observation, observe
-from dpro.detect.significance import MIN_SHARE, change_points
+from dpro.detect.significance import MIN_SHARE, SHORTEST, change_points
 from dpro.replay.steps import host_facts, job_steps, kernel_totals
 
 MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
@@ -28,6 +28,7 @@ MAX_LINES = 4  # of evidence of a kind, at most
 # A job that becomes slower from step to step has no place where its level changes: parts of it, of at least
 # four steps each, are compared in order. Of ten without a trend one in 2,000 rises like this.
 PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
+COMES_AND_GOES = 0.05  # chance from which on another slow period of a job may last as long as the latest does
 NOTHING_ELSE = observe(
     "nothing-else-changed", "nothing else that was recorded shows what is different since then"
 )
@@ -134,16 +135,54 @@ def regression_of(
         return None
     since = begins[first]
     before, after = times[begins[fastest] : begins[fastest + 1]], times[since:]
-    middle = (np.median(before) + np.median(after)) / 2
+    fast, slow = float(np.median(before)), float(np.median(after))
+    middle = (fast + slow) / 2
+    earlier, latest = slow_periods(times, fast, slow)
+    if chance_to_last(latest, earlier) >= COMES_AND_GOES:
+        return None
     return Regression(
         since=int(series["step"][since]),
-        before_ns=float(np.median(before)),
-        after_ns=float(np.median(after)),
+        before_ns=fast,
+        after_ns=slow,
         persistent=float((after > middle).mean()),
         before=_stretch(series, begins[fastest], begins[fastest + 1]),
         after=_stretch(series, since, times.size),
         last_ns=float(np.median(times[-(times.size // PARTS) :])) if growth else None,
     )
+
+
+def slow_periods(times: Floats, fast: float, slow: float) -> tuple[Ints, int]:
+    """Steps that slow periods lasted.
+
+    One begins where the median of `SHORTEST` steps is nearer to slow ones, and is over where it is back at
+    fast ones but for a quarter of the distance.
+
+    Args:
+        times: [T] of all steps.
+        fast, slow: what steps typically take before and during the latest.
+
+    Returns:
+        Of each that began after a faster step and was over in the end, and of the latest. One that was slower
+        by half more was slow for another reason, and is left out.
+    """
+    smooth = pl.Series(times).rolling_median(SHORTEST, center=True, min_samples=1)
+    at = (smooth - fast) / (slow - fast)
+    is_slow = pl.select(pl.when(at > 0.5).then(True).when(at < 0.25).then(False).forward_fill()).to_series()
+    turns = np.flatnonzero(np.diff(is_slow.fill_null(True).to_numpy())) + 1
+    first = int(is_slow[0] is not False)  # a slow beginning is none
+    periods = zip(turns[first::2], turns[first + 1 :: 2])
+    most = slow + (slow - fast) / 2
+    earlier = [end - begin for begin, end in periods if np.median(times[begin:end]) <= most]
+    return np.array(earlier, np.int64), times.size - int(turns[-1]) if turns.size else times.size
+
+
+def chance_to_last(steps: int, lasted: Ints) -> float:
+    """Chance that one more slow period lasts this many steps, if none ends sooner for having lasted longer.
+
+    Of exponential lifetimes with a mean known from some of them (the predictive distribution: a Lomax, or
+    Pareto type II); 0 where there was none.
+    """
+    return float((1 + steps / lasted.sum()) ** -lasted.size) if lasted.size else 0.0
 
 
 def _beginning_of_growth(times: Floats) -> list[int]:

@@ -8,7 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.regression import _beginning_of_growth, find_regression
+from dpro.detect.regression import (
+    _beginning_of_growth,
+    chance_to_last,
+    find_regression,
+    slow_periods,
+)
 from dpro.schema import COUNTERS, SPANS, STEPS, WORKERS, conform
 
 MS = 1_000_000
@@ -244,3 +249,54 @@ def test_steps_that_become_longer_and_longer_are_found_with_where_that_begins():
 )
 def test_a_slow_beginning_a_drift_and_what_goes_by_turns_are_no_growth(levels):
     assert _beginning_of_growth(steady(120) * levels) == []
+
+
+def levels_of(period: np.ndarray, steps: int, times: float, begin: int) -> np.ndarray:
+    """[steps] One period after the other: 0 is fast, 1 slow by this factor."""
+    return np.where(np.resize(np.roll(period, -begin), steps), times, 1.0)
+
+
+@pytest.mark.parametrize("slow_steps", [5, 20, 100, 300])
+@pytest.mark.parametrize("fast_steps", [5, 20, 100, 300])
+def test_slow_phases_that_come_and_go_are_no_regression(fast_steps, slow_steps):
+    period = np.repeat([0, 1], [fast_steps, slow_steps])
+    random = np.random.default_rng(fast_steps + slow_steps)
+    called_slower = 0
+    for seed in range(40):
+        steps = 3 * period.size + int(random.integers(period.size))
+        levels = levels_of(period, steps, random.uniform(1.05, 2), int(random.integers(period.size)))
+        called_slower += bool(findings(job(steady(steps, seed=seed) * levels, ranks=1)))
+    assert called_slower == 0
+
+
+def test_a_job_that_lasts_at_a_level_it_only_once_touched_is_slower():
+    times = steady(1000)
+    times[100:120] *= 1.3  # traffic of another job
+    times[500:] *= 1.3
+    (finding,) = findings(job(times))
+    assert abs(int(finding.evidence[0].split()[2]) - 500) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_job_that_stays_slower_is_found_also_in_noise_that_wanders(seed):
+    random = np.random.default_rng(seed)
+    noise = np.zeros(1000)
+    for step in range(1, noise.size):
+        noise[step] = 0.5 * noise[step - 1] + random.normal(0, 0.04)
+    times = 100 * np.exp(noise)
+    times[int(random.integers(200, 800)) :] *= 1.2
+    assert len(findings(job(times, ranks=1))) == 1
+
+
+def test_how_long_a_slow_phase_lasts_by_chance_follows_from_those_before():
+    assert chance_to_last(50, np.array([], np.int64)) == 0
+    assert chance_to_last(100, np.array([100])) == pytest.approx(1 / 2)
+    assert chance_to_last(300, np.array([100, 200])) == pytest.approx(1 / 4)
+
+
+def test_slow_periods_are_those_that_began_and_ended():
+    # A slow beginning; a period of 30 steps; one of 40 that is slow for another reason; the latest of 50.
+    times = np.repeat([110.0, 100.0, 110.0, 100.0, 150.0, 100.0, 110.0], [20, 40, 30, 40, 40, 40, 50])
+    earlier, latest = slow_periods(times, 100.0, 110.0)
+    assert earlier.tolist() == [30]
+    assert abs(latest - 50) <= 1
