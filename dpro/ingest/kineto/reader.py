@@ -196,13 +196,15 @@ def _worker(spans: pl.DataFrame, facts: TraceFacts, distributed: dict[str, Any])
 
 
 def _gpu_name(facts: TraceFacts, spans: pl.DataFrame) -> str:
-    """Model of the device that ran most of the rank's kernels; the trace lists all devices of the host."""
+    """Model of the device that ran most of the rank's kernels; the trace lists all devices of the host.
+
+    Devices that are all of one model need no number: ROCm numbers agents in kernels, and GPUs in the list.
+    """
     used = spans.select("kind", "device").filter(pl.col("kind") == "kernel")["device"].mode().sort()
-    devices = facts.devices if isinstance(facts.devices, list) else []
-    for device in devices:
-        if used.len() and isinstance(device, dict) and device.get("id") == used[0]:
-            return _text(device.get("name"))
-    return ""
+    devices = facts.devices if used.len() and isinstance(facts.devices, list) else []
+    models = {device.get("id"): _text(device.get("name")) for device in devices if isinstance(device, dict)}
+    names = set(models.values())
+    return models.get(used[0], names.pop() if len(names) == 1 else "") if models else ""
 
 
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:

@@ -62,6 +62,7 @@ from dpro.replay.timeline import AFTER_STEPS, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
+from dpro.replay.whatif.edits.training_loop import fetched_ready
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.scope import (
@@ -501,6 +502,8 @@ class Recompute(Edit):
 
 
 GB = 1e9
+SHORT_KERNEL_NS = 10_000  # of kernels below that most hardly fill a GPU: latency takes most of their time
+SHORT_KERNEL_POWER = 0.5  # of the factor by which they grow, between not at all and in proportion
 
 
 @dataclass(frozen=True)
@@ -512,20 +515,21 @@ class Batch(Edit):
     example = "batch:factor=2"
     needs = "work in steps; for the memory check, allocations (`dpro record --memory`) and the memory size"
     assumes = (
-        "forward, backward, batch loading and a step's allocations scale with the batch, and all else "
-        "stays unchanged; all-to-alls, point-to-point messages and reductions in forward move "
-        "activations, all other communication moves gradients or parameters"
+        "forward, backward, loading and a step's allocations scale with the batch, kernels under 10 us with "
+        "its square root, and batches that workers have ready take no longer; all-to-alls, point-to-point "
+        "messages and reductions in forward move activations, all other communication moves gradients or "
+        "parameters"
     )
     source = (
         "ours: duration * factor for GPU work outside the optimizer (on CPUs: for operators), an upper "
-        "bound, since larger kernels use a GPU better; transfers of activations by the cost of their "
-        "bytes"
+        "bound, since larger kernels use a GPU better; short kernels fill it only in part, and take between "
+        "as long and factor times as long; transfers of activations by the cost of their bytes"
     )
     proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
     memory = "takes"
     training = "a larger batch, which may reduce sample efficiency"
-    factor: float = key("multiple of the batch size", 2.0, least=1.0)
+    factor: float = key("multiple of the batch size", 2.0, least=0.01)
     memory_gb: float | None = key("free memory in 1e9 bytes, if not recorded", None, least=0.0)
     doubt: float = 0.3
 
@@ -557,6 +561,10 @@ class Batch(Edit):
             )
         return dataclasses.replace(larger, step_bytes=then)
 
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Short kernels and fetching of batches that take as long as now, and longer by the whole factor."""
+        return tuple(with_larger_batch(graph, self.factor, share) for share in (0.0, 1.0))
+
     def _room(self, graph: Graph) -> tuple[Footprint, int] | None:
         """What steps allocate, and what is free, as given or as the run says; None where it does not."""
         if self.memory_gb is not None:
@@ -585,13 +593,23 @@ class Batch(Edit):
         return f"DataLoader(batch_size={self.factor:g} times as large); check the learning rate"
 
 
-def with_larger_batch(graph: Graph, factor: float) -> Graph:
-    """The graph with all work that depends on the batch taking this many times as long."""
-    kind = graph.nodes.kind
-    on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
-    work = on_device if on_device.any() else kind == NodeKind.CPU
-    reading = NodeSelection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
-    larger = graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
+def with_larger_batch(graph: Graph, factor: float, share: float | None = None) -> Graph:
+    """The graph with all work that depends on the batch taking this many times as long.
+
+    Args:
+        share: power of the factor by which what need not grow in proportion does: `SHORT_KERNEL_NS`, and
+            batches that workers have ready; where None, a half, and none.
+    """
+    nodes = graph.nodes
+    on_device: NDArray[np.bool_] = np.isin(nodes.kind, GPU_KINDS)
+    work = on_device if on_device.any() else nodes.kind == NodeKind.CPU
+    reading = NodeSelection(within=DATA_LOADING).mask(graph) & (nodes.kind != NodeKind.TRANSFER)
+    power = np.ones(graph.num_nodes)
+    power[(nodes.kind == NodeKind.KERNEL) & (nodes.duration < SHORT_KERNEL_NS)] = SHORT_KERNEL_POWER
+    power[reading & fetched_ready(graph)] = 0.0
+    grows = (work & ~optimizing(graph)) | reading
+    power = power[grows] if share is None else np.where(power[grows] < 1, share, 1.0)
+    larger = graph.with_durations(scaled(graph, grows, factor**power))
     return with_more_activations(larger, factor)
 
 

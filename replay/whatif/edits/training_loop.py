@@ -29,6 +29,7 @@ IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
 NO_PAUSES = "no deep window has a garbage collection of 1 ms or more"
 MAX_WORKERS = 16  # of each rank that are worth trying
 MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
+FETCHING_NS = 1_000_000  # to take a batch that is ready out of the workers' queue, at most
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,20 @@ def loading_of(graph: Graph) -> NDArray[np.bool_]:
             "the run has no DataLoader: no span is inside PyTorch's range enumerate(DataLoader)"
         )
     return loading
+
+
+def fetched_ready(graph: Graph) -> NDArray[np.bool_]:
+    """[N] the nodes in which a rank fetches batches that its DataLoader's workers have ready.
+
+    It waits for workers that cannot keep up, longer than fetching takes.
+    """
+    loading = NodeSelection(within=DATA_LOADING).mask(graph)
+    in_process = fitting(graph.names, IN_PROCESS)[graph.nodes.around[loading]]
+    if not loading.any() or in_process.any():
+        return np.zeros(graph.num_nodes, np.bool_)
+    ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
+    waits = _per_step(graph, loading, ranks, steps.size) > max(FETCHING_NS, MIN_WAIT * _mean_step(graph))
+    return loading & ~np.isin(graph.nodes.rank, ranks[waits])
 
 
 def _per_step(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64], num_steps: int) -> Floats:

@@ -192,6 +192,13 @@ def test_the_gpu_of_a_rank_is_the_one_its_kernels_ran_on(tmp_path):
     assert (worker["gpu_name"], worker["host"]) == ("B", "h")
 
 
+@pytest.mark.parametrize(("models", "name"), [(["A", "A"], "A"), (["A"], "A"), (["A", "B"], ""), ([], "")])
+def test_a_gpu_that_is_numbered_otherwise_than_in_the_list_is_of_its_only_model(tmp_path, models, name):
+    devices = [{"id": number, "name": model} for number, model in enumerate(models)]
+    events = [event("kernel", "k", 1, 2, pid=1, tid=7, device=2, stream=7)]
+    assert _only(_read(tmp_path, events, deviceProperties=devices)["workers"])["gpu_name"] == name
+
+
 def test_a_kernel_that_says_what_it_moves_is_believed(tmp_path):
     recorded = {
         "Collective name": "_allgather_base",

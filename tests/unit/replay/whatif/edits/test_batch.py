@@ -12,7 +12,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.cost.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.graph import NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import moves_activations, with_larger_batch
 from dpro.replay.whatif.facts import facts_of
@@ -105,6 +105,48 @@ def test_activations_grow_with_the_batch_and_gradients_do_not(tmp_path, op, forw
     transfers = graph.nodes.kind == NodeKind.TRANSFER
     grown = larger.nodes.duration[transfers] / graph.nodes.duration[transfers]
     assert grown == pytest.approx(np.where(moving[transfers], 3.0, 1.0), rel=1e-3)
+
+
+def loaded(workers: str, waits: float) -> TinyRun:
+    """Steps of 3 ms: a batch comes after this long; then a short kernel, a long one, and the optimizer's."""
+    run = TinyRun()
+    for step in range(3):
+        at = 3000.0 * step
+        run.mark(f"enumerate(DataLoader)#{workers}DataLoaderIter.__next__", at, at + waits)
+        run.mark("Optimizer.step#SGD.step", at + 2800, at + 2900)
+        for number, begin, takes in ((0, 2000, 6), (1, 2100, 400), (2, 2810, 6)):
+            correlation = 10 * step + number
+            run.op("aten::mm", at + begin, at + begin + 10)
+            run.call(at + begin + 1, at + begin + 5, correlation)
+            run.kernel("k", at + begin + 5, at + begin + 5 + takes, correlation)
+        run.step(step, at, at + 3000)
+    return run
+
+
+def kernels_and_fetching(graph: Graph) -> list[float]:
+    """[4] us that the three kernels and a DataLoader's `__next__` take in the first step."""
+    nodes = graph.nodes
+    kernels = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step == 0))
+    loading = [graph.names[around].startswith("enumerate") for around in nodes.around]
+    fetching = nodes.duration[np.array(loading) & (nodes.step == 0)].sum()
+    return [*(nodes.duration[kernels[np.argsort(nodes.measured_start[kernels])]] / US), fetching / US]
+
+
+def test_short_kernels_and_batches_that_are_ready_grow_less_than_the_batch(tmp_path):
+    graph = built(loaded("_MultiProcessing", 500), tmp_path).graph
+    assert kernels_and_fetching(graph) == pytest.approx([6, 400, 6, 500])
+    edit = parse_edit("batch:factor=4")
+    assert kernels_and_fetching(edit.apply(graph)) == pytest.approx([12, 1600, 6, 500])
+    least, most = map(kernels_and_fetching, edit.bounds(graph))
+    assert (least, most) == (pytest.approx([6, 1600, 6, 500]), pytest.approx([24, 1600, 6, 2000]))
+    smaller = kernels_and_fetching(parse_edit("batch:factor=0.25").apply(graph))
+    assert smaller == pytest.approx([3, 100, 6, 500])
+
+
+@pytest.mark.parametrize(("workers", "waits"), [("_SingleProcess", 500), ("_MultiProcessing", 1900)])
+def test_batches_that_a_step_waits_for_take_longer_with_their_size(tmp_path, workers, waits):
+    graph = built(loaded(workers, waits), tmp_path).graph
+    assert kernels_and_fetching(parse_edit("batch:factor=4").apply(graph))[3] == pytest.approx(4 * waits)
 
 
 def test_a_batch_of_todays_size_changes_no_nanosecond(tmp_path):
