@@ -1,13 +1,18 @@
 """How often the verdict is the one that an expert gave of the same trace.
 
-python -m benchmarks.verdicts [--traces FOLDER] [--verdicts FILE] [--list] [--json]
+python -m benchmarks.verdicts [--traces FOLDER …] [--verdicts FILE …] [--list] [--leave-one-out] [--json]
 
-The file holds one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
+A file holds one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
 `faulty_ranks`, `not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options both are
 looked for where DPRO_TRACES and DPRO_VERDICTS say. `--list` prints what differs. `--json` prints one object:
 check → {n, agree_pct, bar, holds}. Checks: the limit is his, or one that he would accept; the ranks are those
 that he names; his first advice is among ours, by kind; the intervals of gains for the same kind of advice
 meet; none of ours is one that he warns of.
+
+`--leave-one-out` asks whether constants fit the traces that they were set on. Each is tried at half to twice
+its value on all traces. For each trace the constant is then what is right for most of the others (the middle
+of these values), and the trace is judged with that. Checks: the limit and the first advice are right then;
+and of each constant, how many traces are right at each of its values.
 """
 
 from __future__ import annotations
@@ -18,11 +23,18 @@ import os
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.errors import DproError
+from dpro.verdict import advice, facts, ledger, limits
 from dpro.verdict.verdict import Explanation, explain
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -42,7 +54,13 @@ WARNINGS = {
     r"(?i)fix .*cudamalloc": ("allocator",),
 }
 
-Differences = dict[str, list[str]]
+FACTORS = (0.5, 0.71, 1.0, 1.41, 2.0)  # of each constant
+LEFT_OUT = ("limit", "first advice")  # checks that constants decide
+WITHIN = 5.0  # %: how far below what is right with all traces it may be with one left out
+DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict
+NOT_FITTED = (
+    "MAX_ADVICE", "MUCH", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
+)  # fmt: skip
 
 
 def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
@@ -50,8 +68,8 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
     accepted = [expert["limit"], *expert.get("limit_also_acceptable", ())]
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for advice in verdict.advice:
-        ours[advice.kind].append((advice.gain_low or 1.0, advice.gain_high or 1.0))
+    for ours_is in verdict.advice:
+        ours[ours_is.kind].append((ours_is.gain_low or 1.0, ours_is.gain_high or 1.0))
     first = expert["advice"][0]["kind"]
     result = {
         "limit": [(limit in accepted, f"{limit}, not {' or '.join(accepted)}")],
@@ -65,12 +83,12 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
         "gains": [],
         "not tempted": [],
     }
-    for advice in expert["advice"]:
-        low, high = advice["gain_low_x"], advice["gain_high_x"]
-        for our_low, our_high in ours.get(advice["kind"], ()):
-            said = f"{advice['kind']}: x{our_low:.2f} to {our_high:.2f}, not x{low:g} to {high:g}"
+    for advised in expert["advice"]:
+        low, high = advised["gain_low_x"], advised["gain_high_x"]
+        for our_low, our_high in ours.get(advised["kind"], ()):
+            said = f"{advised['kind']}: x{our_low:.2f} to {our_high:.2f}, not x{low:g} to {high:g}"
             result["gains"].append((our_low <= high and low <= our_high, said))
-    his = {advice["kind"] for advice in expert["advice"]}
+    his = {advised["kind"] for advised in expert["advice"]}
     for warning in expert.get("not_advice", ()):
         kinds = {kind for words, kinds in WARNINGS.items() if re.search(words, warning) for kind in kinds}
         expects = re.search(r"(?i)^expect (\d+(?:\.\d+)?)x", warning)  # of what is advised all the same
@@ -79,6 +97,89 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
             tempted = {kind for kind in kinds - his if any(high >= least for _, high in ours[kind])}
             result["not tempted"].append((not tempted, f"{', '.join(tempted)}: {warning}"))
     return result
+
+
+def constants() -> dict[str, float]:
+    """The numbers that decide a verdict, by name."""
+    return {
+        name: value
+        for module in DECIDING
+        for name, value in vars(module).items()
+        if name.isupper() and name not in NOT_FITTED and isinstance(value, (int, float))
+    }
+
+
+def scaled(value: float, factor: float) -> float:
+    """A constant times a factor; of a gain what is above 1."""
+    is_gain = isinstance(value, float) and 1 < value < 1.5
+    return 1 + (value - 1) * factor if is_gain else type(value)(value * factor)
+
+
+def right_at(analysis: Analysis, expert: dict[str, Any]) -> Iterator[tuple[str, list[tuple[bool, ...]]]]:
+    """Of each constant, at each factor, whether a trace's limit and its first advice are right then."""
+    for name, value in constants().items():
+        modules, rows = [module for module in DECIDING if hasattr(module, name)], []
+        for factor in FACTORS:
+            for module in modules:
+                setattr(module, name, scaled(value, factor))
+            checks = graded(explain.__wrapped__(analysis), expert)  # type: ignore[attr-defined]
+            rows.append(tuple(checks[check][0][0] for check in LEFT_OUT))
+        for module in modules:
+            setattr(module, name, value)
+        yield name, rows
+
+
+def middle_of_best(count: Sequence[int]) -> int:
+    """The index in the middle of the values that are right most often: of the longest run of them."""
+    best = [number for number, right in enumerate(count) if right == max(count)]
+    runs = [[number] for number in best[:1]]
+    for number in best[1:]:
+        if number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    longest = max(runs, key=len)
+    return longest[len(longest) // 2]
+
+
+def left_out(experts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Judge each trace with constants that are best for the others; by check."""
+    right: dict[str, list[list[tuple[bool, ...]]]] = defaultdict(list)
+    for expert in experts:
+        print(expert["source"], file=sys.stderr)
+        with suppress(DproError):
+            for name, rows in right_at(analyse(expert["source"]), expert):
+                right[name].append(rows)
+    result = {}
+    for number, check in enumerate(LEFT_OUT):
+        table = {
+            name: np.array([[row[number] for row in rows] for rows in of_traces])  # [traces, factors]
+            for name, of_traces in right.items()
+        }
+        agrees = {name: share_left_out(rows) for name, rows in table.items()}
+        worst = min(agrees, key=agrees.__getitem__)
+        now = 100 * float(table[worst][:, FACTORS.index(1.0)].mean())
+        counts = {name: rows.sum(axis=0).tolist() for name, rows in table.items()}
+        result[f"{check} left out"] = {
+            "n": len(table[worst]),
+            "agree_pct": round(agrees[worst], 1),
+            "constant": worst,
+            "none_left_out_pct": round(now, 1),
+            "bar": round(now - WITHIN, 1),
+            "holds": agrees[worst] >= now - WITHIN,
+            "right_at": {name: dict(zip(map(str, FACTORS), count)) for name, count in counts.items()},
+        }
+    return result
+
+
+def share_left_out(right: NDArray[np.bool_]) -> float:
+    """% of traces that are right where a constant is what fits the others best.
+
+    Args:
+        right: [traces, factors].
+    """
+    chosen = [middle_of_best((right.sum(axis=0) - own).tolist()) for own in right]
+    return 100 * float(right[np.arange(len(right)), chosen].mean())
 
 
 def experts_of(file: Path) -> list[dict[str, Any]]:
@@ -91,16 +192,24 @@ def experts_of(file: Path) -> list[dict[str, Any]]:
 def main() -> int:
     """Grade all verdicts of a file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--traces", type=Path, default=TRACES)
-    parser.add_argument("--verdicts", type=Path, default=VERDICTS)
+    parser.add_argument("--traces", type=Path, nargs="+", default=[TRACES], help="a folder for each file")
+    parser.add_argument("--verdicts", type=Path, nargs="+", default=[VERDICTS])
     parser.add_argument("--list", action="store_true", help="print what differs")
+    parser.add_argument("--leave-one-out", action="store_true", help="try constants that fit others")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    experts = experts_of(options.verdicts)
+    experts = [
+        expert | {"source": str(folder / expert["source"])}
+        for folder, file in zip(options.traces, options.verdicts, strict=True)
+        for expert in experts_of(file)
+    ]
+    if options.leave_one_out:
+        print(json.dumps(left_out(experts), indent=None if options.json else 2))
+        return 0
     grades: dict[str, list[bool]] = {check: [] for check in BARS}
     for expert in experts:
         try:
-            results = graded(explain(analyse(str(options.traces / expert["source"]))), expert)
+            results = graded(explain(analyse(expert["source"])), expert)
         except DproError as error:
             results = {check: [(False, str(error))] for check in ("limit", "ranks", "first advice")}
         for check, things in results.items():
