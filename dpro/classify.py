@@ -27,7 +27,7 @@ from typing import Any
 from dpro.errors import InputError
 from dpro.plugins import load, places
 
-VERSION = 2  # raise when a name changes class, so that stored shares of two versions can be distinguished
+VERSION = 3  # raise when a name changes class, so that stored shares of two versions can be distinguished
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -62,6 +62,8 @@ _OPERATIONS = (
     ("recv", "recv"),
 )
 
+_EXPERT_PARALLEL = r"(deep_ep|hybrid_ep|uccl|mori|\bep::|\b(inter|intra)node(_ll)?::)"
+
 # Communication kernels: what a name must hold, in small letters, for the pattern to be tried (names are long,
 # patterns slow, and most kernels compute); the pattern; the operation, where no group `op` of it holds that.
 _COMMUNICATION = (
@@ -69,20 +71,15 @@ _COMMUNICATION = (
     # ncclSymkDevKernel_* on symmetric memory. RCCL's Generic kernels do not say what they do.
     ("nccl", r"nccl(Symk?)?(Dev)?Kernel(Debug)?_?(?P<op>\w+)", ""),
     ("nccl", r"nccl\w*?(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", ""),
+    ("rccl", r"rccl\w*Kernel", ""),
     ("msccl", r"msccl(pp)?(::|_)?\S*?(?P<op>all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", ""),
     ("msccl", r"msccl\w*Kernel", ""),
-    # Expert parallelism: DeepEP, and those that are built like it.
-    (
-        "dispatch",
-        r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?dispatch|EpDispatch\w*Kernel",
-        "dispatch",
-    ),
-    (
-        "combine",
-        r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?combine|EpCombine\w*Kernel",
-        "combine",
-    ),
-    ("deep_ep", r"deep_ep::\S*\bbarrier\b", "barrier"),
+    # Expert parallelism: DeepEP, whatever namespace it is built in, and those that are built like it. What
+    # prepares an exchange on one device (a layout) is none.
+    ("dispatch", rf"{_EXPERT_PARALLEL}\S*?(?<!get_)dispatch(?!_layout)|EpDispatch\w*Kernel", "dispatch"),
+    ("combine", rf"{_EXPERT_PARALLEL}\S*?combine|EpCombine\w*Kernel", "combine"),
+    ("ep::", r"\bep::\S*\b(cached_notify|barrier)\b", "barrier"),
+    ("deep_ep", r"deep_ep::\S*\b(cached_notify|barrier)\b", "barrier"),
     ("moe", r"moe_?a2a_?dispatch", "dispatch"),
     ("moe", r"moe_?a2a_?combine", "combine"),
     ("moe", r"moe_?all_?to_?all", "all_to_all"),
@@ -130,7 +127,9 @@ _COMPUTE = (
     (
         "attention",
         r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|(?<![a-z])rope"
-        r"|compute_dot_do_o|convert_dq_to",
+        r"|compute_dot_do_o|convert_dq_to|(?<![a-z])(mha|gqa|mqa)(?![a-z])|kv_?cache|reshape_and_cache"
+        # What takes its place: state spaces, and attention without a softmax.
+        r"|selective_(scan|state)|chunk_(scan|state|cumsum|gla|fwd|bwd|scaled_dot)|delta_rule|(?<![a-z])wkv",
     ),
     (
         "embedding",
@@ -148,13 +147,14 @@ _COMPUTE = (
     (
         "normalisation",
         r"batch_?norm|layer_?norm|rms_?norm|group_?norm|\bbn_|norm_fwd|norm_bwd|RowwiseMoments"
-        r"|GammaBeta|ComputeInternalGradients|ComputeFusedParams|ComputeBackwardFused|bn_fw|bn_bw",
+        r"|GammaBeta|ComputeInternalGradients|ComputeFusedParams|ComputeBackwardFused|bn_fw|bn_bw"
+        r"|cuComputeGradInput",
     ),
     (
         "gemm",
         r"(?<!fb)gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
         r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
-        r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm",
+        r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm|wvSplitK|marlin|machete|gptq|awq|exllama",
     ),
     (
         "sort",
@@ -163,19 +163,19 @@ _COMPUTE = (
     ),
     (
         "reduction",
-        r"softmax|log_softmax|nll_?loss|NLLCriterion|cross_entropy|NormTwoOps|reduce_kernel"
+        r"softmax|log_softmax|nll_?loss|(?<![a-z])loss|NLLCriterion|cross_entropy|NormTwoOps|reduce_kernel"
         r"|DeviceReduce|Reduce|pool|mean|arg(max|min)",
     ),
     (
         "memory",
         r"CatArray|copy|memcpy|memset|transpose|nchwToNhwc|nhwcToNchw|FillFunctor|fill|pad"
-        r"|roll_cuda|flip|tensorTransform|batched_transpose|amd_rocclr",
+        r"|roll_cuda|flip|tensorTransform|convertTensor|batched_transpose|amd_rocclr",
     ),
     (
         "elementwise",
         r"elementwise|vectorized|unrolled|pointwise|distribution|dropout|CUDAFunctor|Functor"
-        r"|activation|quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu"
-        r"|SubTensorOp|triu|tril",
+        r"|activation|quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu|swiglu"
+        r"|geglu|upsample|SubTensorOp|triu|tril",
     ),
 )
 

@@ -127,6 +127,11 @@ def test_operators_are_known_however_they_are_spelt(name, op):
         ("void deep_ep::intranode::cached_notify_combine<8>(void**)", "combine"),
         ("void deep_ep::internode::combine<true, 8, __nv_bfloat16>", "combine"),
         ("void deep_ep::intranode::barrier<8>(int**, int)", "barrier"),
+        ("void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*, float*)", "dispatch"),
+        ("void dpsk::ep::internode::notify_dispatch<false, 8>(int const*, long*)", "dispatch"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8>(int4*, float*)", "combine"),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int, int)", "barrier"),
+        ("rcclGenericKernel_4", ""),
         ("EpDispatchIntraNodeKernel_bf16", "dispatch"),
         ("moeA2ACombineKernel", "combine"),
         ("void alltoall_on_stream_kernel<float>(int, float*, float const*)", "all_to_all"),
@@ -246,3 +251,24 @@ def test_a_distribution_can_bring_classes(monkeypatch, tmp_path):
     assert classify("zap_kernel") == KernelClass("fused")
     monkeypatch.undo()
     _forget()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*, int*)", "other"),
+        ("void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
+        ("void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128>>", "attention"),
+        ("_chunk_scan_fwd_kernel", "attention"),
+        ("kernel_mha_gqa", "attention"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", "attention"),
+        ("DeviceScanKernel", "sort"),
+        ("void wvSplitK_hf_sml_<__hip_bfloat16, 64, 2, 16, 8, 2, 1>(int, int)", "gemm"),
+        ("void marlin::Marlin<128, 4>(int4 const*)", "gemm"),
+        ("void cuComputeGradInput<float, float, float, false>(float const*)", "normalisation"),
+        ("void cudnn::engines_precompiled::convertTensor_kernel<float, float>", "memory"),
+        ("void cuda::swiglu_forward_backward_with_weight_impl<__nv_bfloat16>", "elementwise"),
+    ],
+)
+def test_kernels_of_newer_models_and_frameworks_have_a_kind(name, kind):
+    assert classify(name).kind == kind
