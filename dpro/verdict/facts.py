@@ -499,14 +499,25 @@ LONGEST = 32
 
 
 _WRAPPERS = re.compile(r"(AUnary|BUnary|Binary|Unary)Functor$")
+_LAUNCHERS = re.compile(r"(?i)^(device_kernel|kernel2?|kentry|enable_\w+)$")  # of another kernel, an argument
+_UNCLEAR = re.compile(r"(?i)^(gemm|\w{0,3})_?kernel$")  # which one it is, its namespace says
+_CLASS = re.compile(r"^[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$")
 
 
 def short_kernel(name: str) -> str:
-    """The function's own name; of a pointwise kernel what it computes of each element."""
+    """The function's own name; of a pointwise kernel what it computes of each element.
+
+    Of a kernel that launches another one, which is an argument of its template, that one's name.
+    """
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).strip()
-    head = re.split(r"[<(]", re.sub(r"^(void|static|auto) ", "", plain), maxsplit=1)[0]
-    function = head.rsplit("::", 1)[-1].strip() or head
+    head, *arguments = re.split(r"[<(,>]", re.sub(r"^(void|static|auto) ", "", plain))
+    for argument in map(str.strip, arguments if "<" in plain else ()):
+        if _LAUNCHERS.match(head.rsplit("::", 1)[-1].strip()) and _CLASS.match(argument):
+            head = argument
+    *outer, function = head.split("::")
+    if outer and _UNCLEAR.match(function):
+        function = f"{outer[-1]}::{function}"
     if "elementwise" in function:
         computed = re.findall(r"\w*Functor\w*|\w+?(?=_kernel_cuda|_kernel_impl)", plain)
         function = next((part for part in reversed(computed) if not _WRAPPERS.match(part)), function)
-    return shortened(function, LONGEST)
+    return shortened(function.strip() or head, LONGEST)

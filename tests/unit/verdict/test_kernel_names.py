@@ -29,6 +29,17 @@ from dpro.verdict.facts import LONGEST, short_kernel
             "at::native::binary_internal::MulFunctor<float> > >(int)",
             "MulFunctor",
         ),
+        (
+            "void cutlass::device_kernel<moe::fp8_grouped::GemmKernel>(moe::fp8_grouped::GemmKernel::Params)",
+            "fp8_grouped::GemmKernel",
+        ),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FwdSm90<flash::C<2> > > >(P)", "FwdSm90"),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_nn>(cutlass_80_simt_sgemm_nn::Params)",
+            "cutlass_80_simt_sgemm_nn",
+        ),
+        ("ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel>", "FmhaFwdKernel"),
+        ("void kernel<int, 4>(int)", "kernel"),
     ],
 )
 def test_a_kernel_is_named_without_types_and_namespaces(name, short):
