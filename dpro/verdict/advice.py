@@ -59,6 +59,8 @@ NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a 
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
+FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # the same of matmuls in FP64 that become FP32
+HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
@@ -459,7 +461,15 @@ def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Use tensor cores for matmuls in FP32."""
+    """Multiply in FP32 rather than FP64, and on tensor cores rather than in FP32."""
+    matmuls = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution"]))["name"].to_list()
+    doubled = [name for name in matmuls if re.search(r"(?i)dgemm|d884|_f64|<double|double>", name)]
+    if facts.share_of(doubled) >= SURE_TO_SHOW:
+        factors = FEW_BITS if re.search(HAS_FP64, facts.gpu or "A100") else FEW_BITS_WITHOUT_FP64
+        low, high = (facts.gain_of_faster(doubled, 1 / factor) for factor in factors)
+        share = facts.share_of(doubled)
+        do = f"matmuls in FP32, not FP64 ({short_kernel(doubled[0])}): {share:.0%} of compute"
+        yield Advice("amp", do, low, high, "a line of code", "the job needs no more than 24 bits")
     names = [
         name
         for name in facts.kernels.filter(pl.col("family") == "gemm")["name"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+import polars as pl
 from msgspec import field
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
 from dpro.analysis.step_time import step_time_document
+from dpro.classify import OTHER
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.detect.host_bound import THE_HOST
@@ -60,6 +62,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
+UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -374,6 +377,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     why = next(iter(trust.reasons), trust.grade)
+    unknown = facts.share_of(facts.kernels.filter(pl.col("family") == OTHER)["name"].to_list())
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
@@ -386,6 +390,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         (taken_out := recording_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
         "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
+        f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
 

@@ -255,6 +255,26 @@ def test_attention_is_its_softmax_and_what_runs_from_one_product_to_the_other(tm
     assert attention.gain_high == pytest.approx(1000 / (1000 - 880 * 0.88), rel=0.02)
 
 
+@pytest.mark.parametrize(("gpu", "least"), [("", 1.0), ("NVIDIA A100-SXM4-80GB", 1.0), ("Tesla T4", 5.0)])
+def test_matmuls_in_fp64_are_advised_to_be_in_fp32_for_sure_where_a_gpu_has_no_units_for_it(
+    tmp_path, gpu, least
+):
+    run = launches_of([("volta_dgemm_128x64_nt", 5, 900), ("mul", 5, 60)] * 4)
+    recorded = run.write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, gpus=[gpu] if gpu else [])
+    first = explain(Analysis(dataclasses.replace(recorded, manifest=manifest))).advice[0]
+    assert (first.kind, "not FP64 (volta_dgemm_128x64_nt)" in first.do) == ("amp", True)
+    assert least <= first.gain_low < first.gain_high
+    assert (least > 1) == (first.gain_low > 1)
+
+
+@pytest.mark.parametrize(("unknown_us", "is_said"), [(900, True), (60, False)])
+def test_that_kernels_of_no_known_kind_compute_is_said_from_half_of_the_time(tmp_path, unknown_us, is_said):
+    run = launches_of([("what_is_this", 5, unknown_us), ("volta_sgemm_128x64_tn", 5, 300)] * 4)
+    unsure = explained(run, tmp_path).unsure
+    assert any("is not known by their names" in line for line in unsure) == is_said
+
+
 def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
     run = launches_of([("ampere_bf16_s16816gemm_bf16_128x64", 5, 900), ("mul", 5, 60)] * 4)
     assert "amp" not in kinds(explained(run, tmp_path))
