@@ -28,7 +28,6 @@ from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
 MAX_MESSAGES = 65536  # messages of a window that are kept
-DEEPEST = 16  # calls of the stack that are kept
 
 
 class Stalls:
@@ -148,7 +147,7 @@ def _main_stack() -> list[str]:
     main = main_thread_ident()
     frames = next((stack.frames for stack in stacks() if stack.ident == main), [])
     calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
-    return [call for call in calls if not call.startswith(OURS)][:DEEPEST]
+    return [call for call in calls if not call.startswith(OURS)]
 
 
 def install(recorder: Recorder) -> None:
