@@ -108,15 +108,19 @@ class Analysis(Cached):
         """What hangs in the run, or ended it, surest first."""
         from dpro.detect.hang.find import find_causes, merge_watched
         from dpro.detect.hang.memory import with_memory
+        from dpro.detect.hang.stacks import needed_for_cpu_time, with_cpu_time
         from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_errors
 
         hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         hangs = with_memory(hangs, self.out_of_memory, self.workers, self.run.manifest.warnings)
         if not hangs:
             return hangs
-        parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))
-        events = pl.concat([COUNTERS.empty(), *(needed_for_errors(part) for part in parts)])
-        tables = self.steps, events, self.workers
+        events, cpu_time = [COUNTERS.empty()], [COUNTERS.empty()]
+        for part in self.run.part_by_part(COUNTERS, list(COUNTERS.columns)):
+            events.append(needed_for_errors(part))
+            cpu_time.append(needed_for_cpu_time(part))
+        hangs = with_cpu_time(hangs, pl.concat(cpu_time), self.workers, self.waiting.now_ns)
+        tables = self.steps, pl.concat(events), self.workers
         return with_broken_links(with_errors(hangs, *tables), *tables)
 
     @cached

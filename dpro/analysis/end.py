@@ -15,8 +15,9 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.detect.findings import Finding, ranks_of
-from dpro.detect.hang.case import INTERRUPTED, has_left, own_call, signal_name
+from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
 from dpro.detect.hang.evidence import LEFT, SKIPPED
+from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import NS_PER_S, format_duration, time_in_words
@@ -215,13 +216,15 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
     when = "" if end.time_ns is None else f", {time_in_words(end.time_ns)}"
     if end.hung:
         since = "" if end.time_ns is None else f" since {time_in_words(end.time_ns)}"
+        busy = works(evidence.hangs[0])  # such a job would have gone on
         if end.how == UNKNOWN:
             return "The job stands still."
         if end.how == RUNNING:
-            return f"The job hangs{where}{since}: no step ends any more."
+            stands = "stands still" if busy else "hangs"
+            return f"The job {stands}{where}{since}: no step ends any more."
         after = _lasted(end, evidence)
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
-        return f"The job hung{where}{since}, and {ended}."
+        return f"The job {'stood still' if busy else 'hung'}{where}{since}, and {ended}."
     if end.how == FAILED:
         cause = end.cause or f"the command ended with {end.by}, and no rank is seen to have failed"
         stood = "" if end.cause else _stood_still(evidence.workers["ended_ns"].max(), evidence)

@@ -44,7 +44,8 @@ class CodePlace(DocumentPart, frozen=True):
     def in_words(self) -> str:
         """A function with its file, without the path; numbered layers of a model are one."""
         if self.file:
-            return f"{self.name} ({self.file.rpartition('/')[2]}:{self.line})"
+            line = f"{self.file.rpartition('/')[2]}:{self.line}"
+            return line if self.name == "<module>" else f"{self.name} ({line})"
         return shortened(re.sub(r"\.\d+\b", ".*", short_name(self.name)).strip("# "), _LONGEST_NAME)
 
 

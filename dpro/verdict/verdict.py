@@ -23,7 +23,7 @@ from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
 from dpro.analysis.step_time import step_time_document
 from dpro.classify import OTHER
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
+from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.detect.words import name_part
 from dpro.documents import Document, DocumentPart, finite
@@ -266,7 +266,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
     )
     hangs = [finding for finding in findings if finding.of_hang]
     if hangs:
-        fault = "; ".join(map(verdict_in_words, hangs[:2]))
+        fault = verdicts_in_words(hangs[:2])
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:

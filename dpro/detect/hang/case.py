@@ -19,6 +19,7 @@ import polars as pl
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.operations import Knowledge, Operation, know, unfinished_operations
 from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
+from dpro.detect.hang.stacks import own_call
 from dpro.detect.hang.waits import Root, WaitGraph
 from dpro.units import NS_PER_S
 
@@ -235,7 +236,7 @@ AT_ONCE_NS = NS_PER_S // 4  # all were killed by one hand, though some had time 
 # What launchers, schedulers and users send to a job that is to end.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals that a process causes itself: where it was then is where it was stopped.
-_OF_ITS_OWN = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+OF_ITS_OWN = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 INTERRUPTED = "KeyboardInterrupt"
 MEMORY_ERROR = "OutOfMemoryError"  # of PyTorch, of a GPU
 # What gloo, NCCL and the job's store say where the process at the other end is gone.
@@ -246,8 +247,8 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _MEANS = {
-    signal.SIGABRT: "a library gave up, as gloo does where a peer sends more than is expected: "
-    "what the rank wrote last says why",
+    signal.SIGABRT: "a library or the program itself gave up, as gloo does where a peer sends more than is "
+    "expected: what the rank wrote last says why",
     signal.SIGKILL: "killed from outside: by the kernel where memory ran out, by a scheduler, or by a user",
     signal.SIGSEGV: "native code touched memory that is not its own",
     signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
@@ -382,7 +383,7 @@ def _how(row: Mapping[str, Any]) -> str:
     number, calls = row["exit_signal"], row["stack"].splitlines()
     if number <= 0:
         return f"exit code {row['exit_code']}"
-    where = f" in {own_call(calls)}" if calls and number in _OF_ITS_OWN else ""
+    where = f" in {own_call(calls)}" if calls and number in OF_ITS_OWN else ""
     return f"signal {number} ({signal_name(number)}){where}"
 
 
@@ -392,11 +393,6 @@ def _means(row: Mapping[str, Any]) -> str:
     if _lost_worker(row["error"]):
         return _LOADER_MEANS
     return "its disk is full, or the quota there is used up" if _FULL.search(row["error"]) else ""
-
-
-def own_call(calls: Sequence[str]) -> str:
-    """Return the innermost call that is in the user's code and in no library, as `file:line function`."""
-    return next((call for call in calls if "-packages/" not in call and "/lib/python" not in call), calls[0])
 
 
 def signal_name(number: int) -> str:

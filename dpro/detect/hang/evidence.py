@@ -6,46 +6,76 @@ or exits that it is derived from. And what a finding means, and what to do about
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen, own_call
+from dpro.detect.hang.case import MIN_WAIT_NS, OF_ITS_OWN, Case, Death, is_frozen
 from dpro.detect.hang.memory import CAUSE, advice_on, filled_by
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
+from dpro.detect.hang.stacks import (
+    BUFFERS,
+    GROUP,
+    MAIN_THREAD,
+    doing_of,
+    doings_of,
+    main_threads,
+    remedy_of,
+    sides_in_words,
+    sides_of,
+    stand_of,
+)
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, in_words, observe
-from dpro.words import one_of
+from dpro.words import counted, one_of
 
 _VERDICTS = {
-    "hang.host": "{who}: its host code is stuck",
+    "hang.host": "{who}: its host code does not come to what its peers wait in",
     "hang.device": "{who}: its GPU does not finish what its peers finished",
     "hang.rank": "{who}: it stopped taking part; the records do not distinguish its host from its device",
     "hang.comm": "{who}: all ranks called and none finishes; the network or the group itself is at fault",
-    "hang.mismatch": "{who}: its calls differ from those of the others; the program is wrong, no hardware",
+    "hang.mismatch": "{who}: {its} calls differ from those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
 }
 _ADVICE = {
-    "hang.host": "see what {who} does: `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` "
-    "(T is stopped, D waits for a disk or a driver){where}",
+    "hang.host": "see what {who} does{in_place}{look}{where}",
     "hang.device": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before it is used "
     "again{where}",
-    "hang.rank": "look at both: what its process does (`py-spy dump --pid PID`, `ps -o stat,wchan -p PID`), "
-    "and errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`); a dump of its calls of the same moment "
-    "as its peers' would distinguish them{where}",
+    "hang.rank": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`), and at what its "
+    "process does{look}; a dump of its calls of the same moment as its peers' would distinguish them{where}",
     "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
     "and try nccl-tests on their hosts",
-    "hang.mismatch": "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL "
-    "names the call that differs",
-    "dead.rank": "read the end of its log; `dmesg` shows what the kernel killed for lack of memory{where}",
+    "hang.mismatch": "{compare}",
+    "dead.rank": "read the end of its log{signalled}{where}",
 }
+_COMPARE = (
+    "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL names the call "
+    "that differs"
+)
+_COMPARE_PLACES = (
+    "make these calls on all ranks and in one order: see what takes {who} elsewhere (a branch on the rank or "
+    "its own data, another number of batches)"
+)
+_ALIVE = (
+    ": `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` (T is stopped, D waits for a disk "
+    "or a driver)"
+)
+_GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
+_KILLED = "; `dmesg` shows what the kernel killed for lack of memory"
+_FAULTED = (
+    ": what gave up says there why (gloo, where its peers' calls differ from its own: `Received data size "
+    "doesn't match`); PYTHONFAULTHANDLER=1 shows where"
+)
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
-MAX_CALLS = 3  # of a stack that are quoted
+FROZEN = "no-thread-runs"  # the kind of observations of processes that are stopped
+MAX_SIDES = 2  # places where peers of the ranks at fault wait
 LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception", "deadlock"  # causes
-STACK = "main-thread"  # the kind of observations of where one is
+GROUPS = "process groups"  # likewise
+SHORT = "a loop that ended early"  # likewise
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
@@ -72,8 +102,16 @@ _SKIPPED_ADVICE = (
     "look for what lets a rank leave collectives out of a step: `no_sync`, a `continue`, a branch on its own "
     "data; from then on it reduced what belongs to another step{where}"
 )
+_SHORT_MEANS = "{who}: its loop ended {short} short; the program is wrong, no hardware"
 _MEANS = {LEFT: _LEFT_MEANS, SKIPPED: _SKIPPED_MEANS, RAISED: _RAISED_MEANS, DEADLOCK: _DEADLOCK_MEANS}
+_MEANS[SHORT] = _SHORT_MEANS
+_MEANS[GROUPS] = (
+    "{who}: made a process group that not all ranks made, or in another order; the program is wrong, no "
+    "hardware"
+)
 _ADVICE |= {LEFT: _LEFT_ADVICE, SKIPPED: _SKIPPED_ADVICE, RAISED: _RAISED_ADVICE, DEADLOCK: _DEADLOCK_ADVICE}
+_ADVICE[SHORT] = _LEFT_ADVICE
+_ADVICE[GROUPS] = remedy_of(GROUP)
 
 
 def name_of(operation: Operation) -> str:
@@ -117,34 +155,90 @@ def attendance(operation: Operation) -> Observation:
 
 
 def verdict_in_words(finding: Finding) -> str:
-    """Return what a finding of a hang means."""
-    who = finding.component
+    """Return what a finding of a hang means, with what each side does, and where."""
+    return verdicts_in_words([finding])
+
+
+def verdicts_in_words(findings: Sequence[Finding]) -> str:
+    """Return what findings of one hang mean together: what their peers do is said once."""
+    sides = [sides_in_words(finding) for finding in findings]
+    meanings = [_meaning(finding, clauses) for finding, (clauses, _) in zip(findings, sides, strict=True)]
+    return "; ".join(dict.fromkeys([*meanings, *(other for _, others in sides for other in others)]))
+
+
+def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
+    """What a finding means, with what the ranks at fault do.
+
+    Args:
+        clauses: that.
+    """
+    who, sure = finding.component, finding.confidence >= MIN_SURE
     if finding.cause in _MEANS:
-        return _MEANS[finding.cause].format(who=who)
-    if finding.cause == CAUSE:
-        return _MEMORY_MEANS.format(who=who, most=filled_by(finding))
-    if finding.class_ == "hang.rank":
-        return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
-    if finding.confidence >= MIN_SURE:
-        return _VERDICTS[finding.class_].format(who=who)
-    if finding.class_ == "hang.mismatch":
-        return f"{who}: their calls differ, and which of them is wrong is not known"
-    if finding.class_ == "hang.comm":
-        return f"{who}: all ranks called and none finishes; the network, or the GPU of one of them"
-    return f"{who}: the others wait for it, and its dump would show why"
+        said = _MEANS[finding.cause].format(who=who, short=_short(finding))
+    elif finding.cause == CAUSE:
+        said = _MEMORY_MEANS.format(who=who, most=filled_by(finding))
+    elif finding.class_ == "hang.rank":
+        said = _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
+    elif finding.class_ == "hang.host" and doing_of(finding):
+        return "; ".join(clauses)
+    elif finding.class_ == "hang.host" and any(one.kind == FROZEN for one in finding.observations):
+        said = f"{who}: its host code is stuck, no thread of it runs"
+    elif sure:
+        said = _VERDICTS[finding.class_].format(who=who, its="their" if len(finding.ranks) > 1 else "its")
+    elif finding.class_ == "hang.mismatch":
+        said = f"{who}: their calls differ, and which of them is wrong is not known"
+    elif finding.class_ == "hang.comm":
+        said = f"{who}: all ranks called and none finishes; the network, or the GPU of one of them"
+    else:
+        said = f"{who}: the others wait for it, and its dump would show why"
+    return "; ".join([said, *clauses])
+
+
+def _short(finding: Finding) -> str:
+    """By how much a loop ended early: `2 updates`, or `2 rounds` of calls; empty where that is not known."""
+    for one in finding.observations:
+        if "short" in one.values:
+            return counted(int(one.values["short"]), "round" if "rounds" in one.values else "update")  # type: ignore[arg-type]
+    return ""
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with host and process of its ranks where they are known."""
-    processes = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    """Return what to do about a hang, with host and process of its ranks where these may be alive."""
+    rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    alive = rows.filter(
+        pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") <= 0
+    )
+    is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
     places = [
         f"rank {rank}: pid {pid} on {host}"
-        for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
+        for rank, pid, host in rows.select("rank", "pid", "host").iter_rows()
     ]
-    where = f" ({'; '.join(places)})" if places else ""
-    of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
-    advice = of_cause or _ADVICE[finding.class_]
-    return advice.format(who=finding.component, where=where)
+    decided = (
+        advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause) or _on_sides(finding)
+    )
+    return (decided or _ADVICE[finding.class_]).format(
+        who=finding.component,
+        where=f" ({'; '.join(places)})" if places else "",
+        in_place=f" in {finding.place.in_words}" if finding.place else "",
+        look=_ALIVE if not is_gone else "" if finding.place else _GONE,
+        compare=(_COMPARE_PLACES if any(sides_of(finding)) else _COMPARE).format(who=finding.component),
+        signalled=_on_signal(finding),
+    )
+
+
+def _on_sides(finding: Finding) -> str:
+    """What to do by what the ranks at fault do; empty where that decides nothing."""
+    if finding.class_ == "hang.host":
+        return remedy_of(doing_of(finding))
+    return remedy_of(BUFFERS) if finding.class_ == "hang.mismatch" and BUFFERS in doings_of(finding) else ""
+
+
+def _on_signal(finding: Finding) -> str:
+    """What else to read of ranks that a signal ended; of unknown ends, what the kernel may have done."""
+    signals = [one.values["exit_signal"] for one in finding.observations if "exit_signal" in one.values]
+    if any(number in OF_ITS_OWN for number in signals):
+        return _FAULTED
+    return _KILLED if not signals or signal.SIGKILL in signals else ""
 
 
 def with_last_call(observation: Observation, rank: int, root: Root, case: Case) -> Observation:
@@ -207,49 +301,39 @@ def heartbeat(rank: int, case: Case) -> list[Observation]:
     if is_frozen(rank, case):
         return [
             observe(
-                "no-thread-runs",
+                FROZEN,
                 "no thread of rank {rank} has run since {since_at_ns}, {silent_ns} before those of its "
                 "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)",
                 rank=rank, since_at_ns=beat_ns, silent_ns=int(last) - beat_ns,  # type: ignore[arg-type]
             )
         ]  # fmt: skip
-    sentence = "other threads of rank {rank} went on until {until_at_ns}: only its main thread is stuck"
+    sentence = "other threads of rank {rank} went on until {until_at_ns}: its process is not stopped"
     return [observe("other-threads-run", sentence, rank=rank, until_at_ns=beat_ns)]
 
 
-def stack(rank: int, case: Case) -> list[Observation]:
-    """Return where a rank's main thread was when its stack was last recorded."""
-    rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
-    if rows.is_empty() or is_frozen(rank, case):
-        return []
-    return [main_thread(rank, rows["stack"][0].splitlines(), "is")]
-
-
-def main_thread(rank: int, calls: Sequence[str], verb: str) -> Observation:
-    """Return where a rank's main thread is, or was.
-
-    Args:
-        calls: of its stack, innermost first, as `file:line function`.
-        verb: `is` or `was`.
-    """
-    sentence = f"the main thread of rank {{rank}} {verb} in {{calls}}"
-    return observe(STACK, sentence, rank=rank, calls=calls_in_words(calls), own_call=own_call(calls))
+def stacks(ranks: Sequence[int], case: Case) -> list[Observation]:
+    """Return where the main threads of some ranks were last recorded, those at one place together."""
+    held: dict[tuple[Value, ...], tuple[list[int], Sequence[str], str]] = {}
+    rows = case.records.ranks.filter(pl.col("rank").is_in([*ranks]))
+    for row in rows.iter_rows(named=True):
+        calls, verb = row["stack"].splitlines(), "is"
+        if not calls:  # an exception ended it before it stood for long
+            calls, verb = row["error"].splitlines()[1:], "was"
+        if calls and not is_frozen(row["rank"], case):
+            held.setdefault(tuple(stand_of(calls).values()), ([], calls, verb))[0].append(row["rank"])
+    most = sorted(held.values(), key=lambda thread: (-len(thread[0]), thread[0]))
+    return [main_threads(*thread) for thread in most]
 
 
 def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodePlace | None:
-    """Return where in its code the main thread of a single rank is; None where that is not observed."""
-    if len(ranks) != 1:
-        return None
-    calls = (one.values["own_call"] for one in observations if one.kind == STACK)
-    return next((CodePlace.of(str(call)) for call in calls), None)
+    """Return where in their code the main threads of ranks are; None where not observed, or not one place."""
+    threads = [one.values for one in observations if one.kind == MAIN_THREAD]
+    calls = {str(values["own_call"]) for values in threads if set(_ranks_in(values)) <= {*ranks}}
+    return CodePlace.of(calls.pop()) if len(calls) == 1 else None
 
 
-def calls_in_words(calls: Sequence[str]) -> str:
-    """The innermost calls of a stack, and that of the user's own code where it is further out."""
-    quoted, called = [*calls[:MAX_CALLS]], own_call(calls)
-    if called not in quoted:
-        quoted += ["…", called] if calls.index(called) > MAX_CALLS else [called]
-    return " < ".join(quoted)
+def _ranks_in(values: Mapping[str, Value]) -> Sequence[int]:
+    return values["ranks"] if "ranks" in values else [values["rank"]]  # type: ignore[return-value,list-item]
 
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
@@ -260,7 +344,7 @@ def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observa
         if root.since_ns >= 0 and waited_ns >= MIN_WAIT_NS:
             sentence = "its peers had waited for rank {rank} for {waited_ns} by then"
             observed.append(observe("waited-for", sentence, rank=death.rank, waited_ns=waited_ns))
-            observed += stack(death.rank, case)
+            observed += stacks([death.rank], case)
     return observed
 
 

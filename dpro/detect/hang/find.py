@@ -5,24 +5,17 @@ as the cause by its own calls and those of its peers; ranks that wait for it are
 missing dump leaves open is reported with the dump that would decide it. The records of a job that was ended
 may have lost what it waited for: a call that fails counts as finished. So a hang in the log that was not over
 before the job ended decides, unless the records are surer.
-
-Of ranks whose call differs from that of their peers in operation, size or element type, at the same place,
-the first such place of each group counts, and the ranks in the minority. What may differ between ranks (the
-sizes of an all-to-all, of a gather) is not compared.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import signal
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from dpro.detect.findings import Finding, ranks_of
@@ -47,8 +40,11 @@ from dpro.detect.hang.case import (
 )
 from dpro.detect.hang.evidence import (
     DEADLOCK,
+    GROUPS,
     LEFT,
+    MAX_SIDES,
     RAISED,
+    SHORT,
     SKIPPED,
     attendance,
     chain,
@@ -57,21 +53,30 @@ from dpro.detect.hang.evidence import (
     fewer_steps,
     heartbeat,
     last_state,
-    main_thread,
     no_dump,
     place_of,
-    stack,
+    stacks,
     stood_still,
     with_last_call,
 )
-from dpro.detect.hang.operations import Operation
-from dpro.detect.hang.records import UNFINISHED, Records
+from dpro.detect.hang.mismatches import (
+    Mismatch,
+    describe,
+    find_mismatches,
+    message_mismatches,
+    odd_calls,
+    unlike_before,
+    unlike_earlier,
+)
+from dpro.detect.hang.records import Records
+from dpro.detect.hang.stacks import GROUP, MAIN_THREAD, WITH_PEERS, doing_of, main_threads, stand_of
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, observe
 from dpro.units import NS_PER_S
 from dpro.words import numbers_in_words
 
 MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
+MIN_STANDING_NS = 10 * NS_PER_S  # without a step or a call, from which on stacks show who waits for which
 MAX_OF_DEADLOCK = 6  # the same of ranks that wait for each other
 
 _MISSED = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier")  # of gloo
@@ -111,13 +116,14 @@ def find_causes(case: Case) -> list[Finding]:
         touched = {rank for mismatch in differences for rank in mismatch.calls}
         findings = [_mismatch_finding(mismatch, case) for mismatch in differences]
         roots = [root for root in roots if not touched & {*root.ranks, *graph.victims_of(root, waits)}]
-    findings += [_root_finding(root, case) for root in roots]
+    findings += _grouping([_root_finding(root, case) for root in roots], roots, case)
     findings = [_with_doubt(finding, findings) for finding in findings]
     findings += _further_suspects(roots, findings, case)
     if not findings:
         findings = (
             _left_findings(case)
             or _missed_findings(case)
+            or _standing_findings(case)
             or [_death_finding(death, case) for death in deaths.values() if death.first]
         )
     return sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks))
@@ -170,10 +176,30 @@ def _root_finding(root: Root, case: Case) -> Finding:
     return _unknown_finding(root, case)
 
 
+def _grouping(findings: Sequence[Finding], roots: Sequence[Root], case: Case) -> list[Finding]:
+    """Merge the findings of ranks that make a process group, which waits for other ranks.
+
+    Where another rank is waited for, they may wait for that one; else their peers do not make these groups.
+    """
+    making = [finding for finding in findings if finding.class_ == "hang.host" and doing_of(finding) == GROUP]
+    others = [finding for finding in findings if finding not in making]
+    if any(finding.class_ in ("hang.host", "hang.rank", "dead.rank") for finding in others):
+        return [*others, *(replace(finding, confidence=_OPEN) for finding in making)]
+    if not making:
+        return list(findings)
+    ranks = sorted(ranks_of(making))
+    operations = {id(one): one for root in roots if {*root.ranks} <= {*ranks} for one in root.operations}
+    merged = Root(graph.CYCLE, tuple(ranks), tuple(operations.values()))
+    sentence = "{ranks} make a process group, while others wait in a collective that all ranks have to call"
+    fact = observe("makes-group", sentence, ranks=ranks)
+    grouped = _finding("hang.mismatch", "rank", merged, case, _LIKELY, [fact])
+    return [*others, replace(grouped, cause=GROUPS)]
+
+
 def _host_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
     idle = observe("nothing-unfinished", "rank {rank} has nothing unfinished of its own", rank=rank)
-    facts = [with_last_call(idle, rank, root, case), *heartbeat(rank, case), *stack(rank, case)]
+    facts = [with_last_call(idle, rank, root, case), *heartbeat(rank, case), *stacks([rank], case)]
     facts += case.records.ras.observations(rank)
     confidence = _LIKELY if without_dump(case) else _SURE
     return _finding("hang.host", "rank", root, case, confidence, facts)
@@ -344,9 +370,29 @@ def _missed_findings(case: Case) -> list[Finding]:
         named = _MISSED.search(death.how) if death.lost_peer else None
         for rank in {int(number) for number in named[1].split(",")} - case.deaths.keys() if named else ():
             root = Root(graph.HOST, (rank,), ())
-            facts = [*stack(rank, case), death_of(death)]
+            facts = [*stacks([rank], case), death_of(death)]
             findings.append(_finding("hang.host", "rank", root, case, _LIKELY, facts))
     return findings
+
+
+def _standing_findings(case: Case) -> list[Finding]:
+    """Return findings of ranks that their peers wait for in calls that are not recorded, as all stacks show.
+
+    Such calls are `monitored_barrier`, and `new_group`, which waits in the job's store.
+    """
+    ranks = case.records.ranks
+    ended = pl.max_horizontal(pl.col("exit_code") + 1, "failed_ns", "left_ns") > 0
+    moved_ns = ranks.select(pl.max_horizontal(pl.col("last_step_ns", "last_call_ns").max())).item() or -1
+    stood = ranks.filter(~ended & (pl.col("stack") != "") & (pl.col("ended_ns") > moved_ns + MIN_STANDING_NS))
+    if moved_ns < 0 or stood.height < case.records.world_size:
+        return []
+    stands = {rank: stand_of(stack.splitlines()) for rank, stack in stood.select("rank", "stack").iter_rows()}
+    waiting = [rank for rank, stand in stands.items() if stand["doing"] in WITH_PEERS]
+    missing = [Root(graph.HOST, (rank,), ()) for rank in sorted(stands.keys() - {*waiting}) if waiting]
+    return [
+        _finding("hang.host", "rank", root, case, _REPORTED, stacks(root.ranks, case), waiting)
+        for root in missing
+    ]
 
 
 def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
@@ -363,12 +409,35 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     if mismatch.skipped > 0 and sure:
         facts.append(_left_out(mismatch).then(" there: that explains all later ones"))
     if mismatch.usual:
-        return _finding("hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts))
+        return _finding(
+            "hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts), mismatch.calls
+        )
+    departing, seen = unlike_earlier(mismatch, case.records)
+    seen += _fewer_updates(mismatch, case)
+    facts += seen
+    if not sure and departing:
+        root, sure, confidence = replace(root, ranks=departing), True, _REPORTED
+    else:
+        confidence = _SURE if sure else _OPEN
     if not sure:
         sentence = f"no call is that of a majority: {_one_of(mismatch.minority)} is wrong"
         facts.append(observe("no-majority", sentence, ranks=list(mismatch.minority)))
-    confidence = _SURE if sure else _OPEN
-    return _finding("hang.mismatch", "rank", root, case, confidence, facts)
+    finding = _finding("hang.mismatch", "rank", root, case, confidence, facts, mismatch.calls)
+    short = [one for one in seen if one.values.get("ranks") == list(root.ranks) and "short" in one.values]
+    return replace(finding, cause=SHORT) if short else finding
+
+
+def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
+    """Return by how many updates ranks that differ from most are behind their peers, where by two or more."""
+    steps = dict(case.records.ranks.select("rank", "last_step").iter_rows())
+    ours = {steps.get(rank, -1) for rank in mismatch.minority}
+    theirs = {steps.get(rank, -1) for rank in mismatch.calls if rank not in mismatch.minority}
+    if min(ours, default=-1) < 0 or not theirs or max(ours) + 1 >= min(theirs):
+        return []
+    sentence = "{ranks} had made {updates} updates, the others {peer_updates}: the loop ended {short} short"
+    made, others = max(ours) + 1, min(theirs) + 1
+    values = {"updates": made, "peer_updates": others, "short": others - made}
+    return [observe("fewer-updates", sentence, ranks=list(mismatch.minority), **values)]
 
 
 def _left_out(mismatch: Mismatch) -> Observation:
@@ -393,8 +462,7 @@ def _by_rounds(
         )
         sentence = "not known: what {ranks} called there, which was not recorded any more"
         unknown = observe("last-call-unknown", sentence, ranks=lost)
-        stacks = [observation for rank in lost for observation in stack(rank, case)]
-        return _REPORTED, [*facts, as_before, *ended, *stacks, unknown]
+        return _REPORTED, [*facts, as_before, *ended, *stacks(lost, case), unknown]
     sentence = "in the rounds before, all ranks called {call} there"
     usual = [observe("rounds-before", sentence, call=mismatch.usual)]
     if mismatch.skipped > 0:
@@ -404,9 +472,19 @@ def _by_rounds(
 
 
 def _finding(
-    class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[Observation]
+    class_: str,
+    kind: str,
+    root: Root,
+    case: Case,
+    confidence: float,
+    facts: Sequence[Observation],
+    peers: Iterable[int] = (),
 ) -> Finding:
-    """A finding with the evidence that all have: operations, the chain, the victims, and the doubts."""
+    """A finding with the evidence that all have: operations, the chain, where each side stood, and doubts.
+
+    Args:
+        peers: ranks of the other side, where the root has no operation.
+    """
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
     most = MAX_OF_DEADLOCK if root.kind == graph.CYCLE else MAX_OPERATIONS
     calls = [attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
@@ -414,6 +492,8 @@ def _finding(
     if more > 0:
         calls[-1] = calls[-1].then("; and {more} more like it", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
+    waiting = {rank for operation in root.operations for rank in operation.unfinished}
+    facts = [*facts, *_sides(class_, root.ranks, waiting or peers, facts, case)]
     blocked = observe("blocked", "blocked by this: {blocked_ranks}", blocked_ranks=victims)
     observations = (
         *facts[:1],
@@ -435,6 +515,16 @@ def _finding(
         place=place_of(root.ranks, observations),
         waited_ns=max(case.waited_ns(root), 0),
     )
+
+
+def _sides(
+    class_: str, ranks: Sequence[int], peers: Iterable[int], facts: Sequence[Observation], case: Case
+) -> list[Observation]:
+    """Where the ranks at fault stood, unless that is among the facts, and where their peers did."""
+    if not class_.startswith("hang."):
+        return []
+    at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(ranks, case)
+    return [*at_fault[:MAX_SIDES], *stacks(sorted({*peers} - {*ranks}), case)[:MAX_SIDES]]
 
 
 def _component(root: Root, kind: str) -> str:
@@ -503,284 +593,8 @@ def _threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
         frames: list[dict[str, Any]] = next((thread["frames"] for thread in answer.get("threads", ())), [])
         if answer.get("rank") in ranks and frames:
             calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
-            yield main_thread(answer["rank"], calls, "was")
+            yield main_threads([answer["rank"]], calls, "was")
     for rank, why in answers.get("why_silent", {}).items():
         if int(rank) in ranks:
             sentence = "rank {rank} did not say where its threads were: {why}"
             yield observe("silent-threads", sentence, rank=int(rank), why=why)
-
-
-_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-# Uneven parts are legal here, as long as the operation finishes.
-_MAY_BE_UNEVEN = ("all_gather", "reduce_scatter")
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Calls of one group and number that differ.
-
-    Attributes:
-        key: the group's name and ranks.
-        sequence: number within the group; of a message among those of the pair, -1 where unknown.
-        calls: what each rank called, in words, by rank.
-        minority: ranks that differ from more than half of the ranks; all ranks without such a majority.
-        skipped: number of calls that the minority left out, if that explains all later differences; -1 if
-            it does not, or that is not known.
-        usual: what all ranks called at this place of the rounds before, in words, where that decides.
-        lost: ranks that a library ended there, and whose last calls are not recorded.
-    """
-
-    group: str
-    key: str
-    sequence: int
-    calls: Mapping[int, str]
-    minority: tuple[int, ...]
-    skipped: int = -1
-    usual: str = ""
-    lost: tuple[int, ...] = ()
-
-
-def find_mismatches(records: Records) -> list[Mismatch]:
-    """Return the first place at which each group's ranks differ, in order of the groups' names."""
-    calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
-    compared = _first_parts(calls.join(_uneven_places(calls), on=["key", "sequence"]))
-    size = pl.when(pl.col("op").is_in(_SAME_SIZE))
-    compared = compared.with_columns(
-        size_in=size.then("bytes_in").otherwise(-1),
-        size_out=size.then("bytes_out").otherwise(-1),
-        open=pl.col("state").is_in(UNFINISHED),
-    )
-    differ = [_differs("op", ""), _differs("dtype", "")]
-    uneven = pl.any_horizontal(_differs("size_in", -1), _differs("size_out", -1))
-    legal = pl.col("op").first().is_in(_MAY_BE_UNEVEN) & ~pl.col("open").any()
-    places = (
-        compared.group_by("key", "sequence")
-        .agg(bad=pl.any_horizontal(*differ) | (uneven & ~legal))
-        .filter("bad")
-        .group_by("key")
-        .agg(pl.col("sequence").min())
-    )
-    rows = compared.join(places, on=["key", "sequence"]).sort("key", "rank")
-    mismatches = []
-    for (key,), part in rows.group_by("key", maintain_order=True):
-        whole = list(part.iter_rows(named=True))
-        words = {
-            row["rank"]: describe(row["op"], row["bytes_in"], row["bytes_out"], row["dtype"]) for row in whole
-        }
-        minority = _minority({row["rank"]: _signature(row) for row in whole})
-        sequence = int(part["sequence"][0])
-        skipped = _skipped(_first_parts(calls.filter(pl.col("key") == str(key))), sequence, minority)
-        mismatches.append(Mismatch(part["group"][0], str(key), sequence, words, minority, skipped))
-    return mismatches
-
-
-def _first_parts(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return one call per rank and number: the first part of a coalesced call."""
-    return calls.sort("order").unique(["key", "sequence", "rank"], keep="first", maintain_order=True)
-
-
-def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return `key` and `sequence` of all places where anything compared differs: few of perhaps millions."""
-    size = pl.when(pl.col("op").is_in(_SAME_SIZE))
-    compared = calls.select(
-        "key",
-        "sequence",
-        pl.col("op", "dtype").cast(pl.Categorical).to_physical(),
-        size_in=size.then("bytes_in").otherwise(-1),
-        size_out=size.then("bytes_out").otherwise(-1),
-    )
-    same = [pl.col(name).min() == pl.col(name).max() for name in ("op", "dtype", "size_in", "size_out")]
-    equal = compared.group_by("key", "sequence").agg(equal=pl.all_horizontal(same))
-    return equal.filter(~pl.col("equal")).select("key", "sequence")
-
-
-def _differs(name: str, unknown: str | int) -> pl.Expr:
-    values = pl.col(name).filter(pl.col(name) != pl.lit(unknown))
-    return values.n_unique() > 1
-
-
-def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what must be the same on all ranks."""
-    sizes = (row["bytes_in"], row["bytes_out"]) if row["op"] in _SAME_SIZE else ()
-    return (row["op"], row["dtype"], *sizes)
-
-
-def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
-    """Return a call in words: `all_gather of 40 to 160 bytes of float32`.
-
-    Args:
-        bytes_in, bytes_out: sizes, -1 unknown.
-        dtype: type of the elements, empty if unknown.
-    """
-    sizes = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
-    size = f" of {' to '.join(sizes)} bytes" if sizes else ""
-    return op + size + (f" of {dtype}" if dtype else "")
-
-
-def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """The ranks whose call is not that of more than half; all ranks where no call has that majority."""
-    (most, count), *_ = Counter(signatures.values()).most_common()
-    if 2 * count <= len(signatures):
-        return tuple(sorted(signatures))
-    return tuple(sorted(rank for rank, what in signatures.items() if what != most))
-
-
-def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int:
-    """Return how many calls, up to 3, the minority left out, if that explains its later calls; else -1."""
-    others = calls.filter(~pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
-    calls_of_minority = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
-    if others.is_empty() or calls_of_minority.is_empty():
-        return -1
-    by_number = [
-        {row[0]: row[1:] for row in part.select("sequence", "op", "bytes_in", "dtype").iter_rows()}
-        for part in (others, calls_of_minority)
-    ]
-    theirs, ours = by_number
-    for count in range(1, 4):
-        compared = [(ours[n], theirs[n + count]) for n in ours if n + count in theirs]
-        if compared and all(call == other for call, other in compared):
-            return count
-    return -1
-
-
-def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, ...]:
-    """Return the ranks whose unfinished collective is of a kind that their group has never completed.
-
-    Returns:
-        Those ranks if others wait in collectives that their group has called before; none otherwise.
-    """
-    odd: set[int] = set()
-    usual: set[int] = set()
-    for operation in operations:
-        if operation.pair:
-            continue
-        earlier = records.calls.filter((pl.col("key") == operation.key) & (pl.col("state") == "completed"))
-        kinds = set(earlier.select("op", "dtype", "bytes_in").iter_rows())
-        for rank, call in operation.unfinished.items():
-            new = call.op in _SAME_SIZE and kinds and (call.op, call.dtype, call.bytes) not in kinds
-            (odd if new else usual).add(rank)
-    return tuple(sorted(odd)) if usual - odd else ()
-
-
-# Calls that are unlike those of the rounds before. Where a member gets more than it expects, gloo ends its
-# process at once, and what it called last is not recorded. A training loop repeats its calls: the rank that
-# departs from them is at fault; where none of those whose calls are known does, it is one that was ended.
-
-ROUNDS = 3  # that have to be equal before a call that differs counts
-MAX_PERIOD = 2000  # calls of a round
-IN_A_CALL = "torch/distributed/"  # part of the paths of a stack that is within a call
-Call = tuple[Any, ...]
-
-
-def unlike_before(records: Records) -> list[Mismatch]:
-    """Return calls of groups of which a library ended a member, where a rank departs from the rounds before.
-
-    Nothing is returned of a group whose calls never repeated, or all of whose known ranks depart equally.
-    """
-    aborted = records.ranks.filter(pl.col("exit_signal") == int(signal.SIGABRT))
-    calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
-    groups = records.members.join(aborted.select("rank"), on="rank", how="semi")["key"].unique().sort()
-    mismatches = (
-        _departing(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records) for key in groups
-    )
-    return list(filter(None, mismatches))
-
-
-def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Records) -> Mismatch | None:
-    members = set(records.members.filter(pl.col("key") == key)["rank"].to_list())
-    gone = members & set(aborted["rank"].to_list())
-    others = members - gone
-    rows = {rank: list(calls.filter(pl.col("rank") == rank).iter_rows(named=True)) for rank in others}
-    rounds = {rank: _round_of(rows[rank]) for rank in others}
-    if not others or not all(rounds.values()):
-        return None
-    departures = {rank: place for rank, (place, _) in rounds.items() if place >= 0}  # type: ignore[misc]
-    last = {rank: rows[rank][departures.get(rank, -1)] for rank in others}
-    group = calls["group"][0]
-    if not departures:
-        return _ended_in_a_call(key, group, gone, last, records)
-    if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(others) > 1:
-        return None  # all called something else, as at the end of an epoch
-    first = min(departures, key=lambda rank: last[rank]["sequence"])
-    place, period = rounds[first]  # type: ignore[misc]
-    usual = rows[first][place - period]
-    left_out = [
-        count
-        for count in range(1, min(4, period))
-        if _signature(rows[first][place - period + count]) == _signature(last[first])
-    ]
-    words = {first: _in_words(last[first])}
-    minority = tuple(sorted(departures))
-    return Mismatch(
-        group, key, last[first]["sequence"], words, minority, next(iter(left_out), -1), _in_words(usual),
-        tuple(sorted(gone)),
-    )  # fmt: skip
-
-
-def _ended_in_a_call(
-    key: str, group: str, gone: set[int], last: Mapping[int, Mapping[str, Any]], records: Records
-) -> Mismatch | None:
-    """The mismatch of ranks that were ended within a call while all others called as in the rounds before."""
-    stacks = dict(
-        records.ranks.filter(pl.col("rank").is_in(sorted(gone))).select("rank", "stack").iter_rows()
-    )
-    within = tuple(
-        rank for rank in sorted(gone) if IN_A_CALL in "".join(stacks.get(rank, "").splitlines()[:4])
-    )
-    if len(within) != 1:
-        return None
-    latest = max(last.values(), key=lambda row: row["sequence"])
-    words = {rank: _in_words(row) for rank, row in sorted(last.items())}
-    return Mismatch(group, key, latest["sequence"], words, within, -1, _in_words(latest), within)
-
-
-def _in_words(row: Mapping[str, Any]) -> str:
-    return describe(row["op"], row["bytes_in"], row["bytes_out"], row["dtype"])
-
-
-def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Where a rank's calls depart from their rounds, and how many calls a round has; None without rounds.
-
-    Args:
-        rows: calls of a rank in one group, by number; only those since the last gap count, and of these
-            half at most come before the rounds: a job begins with other calls.
-
-    Returns:
-        The place of the first call that differs, -1 where none does; it is in the last round.
-    """
-    numbers = [row["sequence"] for row in rows]
-    gaps = [place for place in range(1, len(rows)) if numbers[place] != numbers[place - 1] + 1]
-    begin = gaps[-1] if gaps else 0
-    names: dict[Call, int] = {}
-    calls = np.array([names.setdefault(_signature(row), len(names)) for row in rows[begin:]], np.int64)
-    departs = None
-    for period in range(1, min(len(calls) // ROUNDS, MAX_PERIOD) + 1):
-        differs = np.flatnonzero(calls[period:] != calls[:-period]) + period
-        early, late = np.split(differs, [np.searchsorted(differs, len(calls) - period)])
-        regular = int(early[-1]) + 1 - period if early.size else 0
-        end = int(late[0]) if late.size else len(calls)
-        if 2 * regular > len(calls) or end - regular < ROUNDS * period:
-            continue
-        if not late.size:
-            return -1, period
-        departs = departs or (begin + end, period)
-    return departs
-
-
-def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
-    """Return the messages that both ranks of a pair wait in, where sizes or element types differ."""
-    mismatches = []
-    for operation in operations:
-        if operation.pair is None or len(operation.unfinished) < 2:
-            continue
-        words = {
-            rank: describe(c.op, c.bytes, c.bytes, c.dtype)
-            for rank, c in sorted(operation.unfinished.items())
-        }
-        calls = list(operation.unfinished.values())
-        sizes = {call.bytes for call in calls if call.bytes >= 0}
-        dtypes = {call.dtype for call in calls if call.dtype}
-        if len(sizes) > 1 or len(dtypes) > 1:
-            ranks = tuple(sorted(words))
-            mismatches.append(Mismatch(operation.group, operation.key, operation.sequence, words, ranks))
-    return mismatches

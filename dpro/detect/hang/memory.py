@@ -16,7 +16,8 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.case import MEMORY_ERROR, own_call
+from dpro.detect.hang.case import MEMORY_ERROR
+from dpro.detect.hang.stacks import own_call
 from dpro.detect.observations import Observation, Value, observe
 from dpro.words import counted, few, numbers_in_words
 

@@ -225,4 +225,4 @@ def test_the_verdict_of_reports_begins_with_the_end(tmp_path):
     state, sentence = health_info(*analysis.verdict, None, analysis.end)
     assert state == "bad"
     assert sentence.startswith("The job hung at step 3")
-    assert "Rank 1: its host code is stuck" in sentence
+    assert "Rank 1: its host code does not come to what its peers wait in" in sentence

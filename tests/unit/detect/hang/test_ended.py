@@ -6,7 +6,8 @@ import pytest
 
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.hang.case import lost_peer
-from dpro.detect.hang.evidence import calls_in_words, verdict_in_words
+from dpro.detect.hang.evidence import verdict_in_words
+from dpro.detect.hang.stacks import calls_in_words
 from dpro.units import NS_PER_S
 from tests.unit.detect.hanging import DONE, OPEN, Job
 

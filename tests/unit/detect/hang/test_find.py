@@ -302,7 +302,12 @@ def test_a_rank_that_died_while_others_waited_is_dead(job):
 
 @pytest.mark.parametrize(
     ("number", "means"),
-    [(6, "a library gave up"), (9, "memory ran out"), (7, "/dev/shm"), (4, "(SIGILL), seen")],
+    [
+        (6, "a library or the program itself gave up"),
+        (9, "memory ran out"),
+        (7, "/dev/shm"),
+        (4, "(SIGILL), seen"),
+    ],
 )
 def test_what_usually_ends_a_process_by_such_a_signal_is_said(job, number, means):
     job.call([0, 1, 3], WORLD, OPEN)

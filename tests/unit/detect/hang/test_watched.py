@@ -11,8 +11,8 @@ import polars as pl
 
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
-from dpro.detect.hang.evidence import main_thread
 from dpro.detect.hang.find import merge_watched
+from dpro.detect.hang.stacks import main_threads
 from dpro.detect.observations import observe
 from dpro.schema import STEPS
 from dpro.store import Manifest, Run, open_run, write_manifest
@@ -64,7 +64,7 @@ def test_the_stacks_that_were_kept_are_evidence(tmp_path):
     (finding,) = merge_watched([], run.path, NO_STEPS)
     assert "the main thread of rank 2 was in job.py:7 load < job.py:30 main" in finding.evidence
     assert finding.place == CodePlace("load", "job.py", 7)
-    there = (main_thread(2, ["job.py:7 load", "job.py:30 main"], "is"),)
+    there = (main_threads([2], ["job.py:7 load", "job.py:30 main"], "is"),)
     (finding,) = merge_watched([replace(finding, confidence=1.0, observations=there)], run.path, NO_STEPS)
     assert [one.kind for one in finding.observations] == ["main-thread", "seen-by-watch"]
 

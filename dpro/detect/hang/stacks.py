@@ -1,0 +1,272 @@
+"""What main threads do while a job stands still, and where in the user's code.
+
+In: stacks, as calls `file:line function`, innermost first, and the CPU time that threads took. Out: the call
+of the user's own code, and what a library that it called is known to do; both in words. That a thread is
+stuck is said only where it took no CPU time and no library is known to wait there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.observations import Observation, Value, observe
+from dpro.units import NS_PER_S
+from dpro.words import ranks_in_words
+
+MAIN_THREAD = "main-thread"  # the kind of observations of where one is
+MIN_COMPUTING = 0.05  # of the time: a thread that waits takes none
+MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little of what a thread does
+MAX_CALLS = 3  # of a stack that are quoted
+# Counters of a process: its main thread ran, or would have with a free core; and of its host: it was sampled.
+_CPU_TIME, _SAMPLED = ("main_thread_cpu_s", "main_thread_runqueue_s"), "telemetry_cpu_s"
+
+_INSTALLED = re.compile(r"-packages/|/lib/python")
+_OF_TORCH = re.compile(r"-packages/(torch|triton)/|/lib/python[\d.]+/(?!\w+-packages/)")  # and of Python
+_GENERATED = re.compile(
+    r"<(frozen|eval_with_key|string)\b|/torchinductor_"
+)  # files that people did not write
+_INNER = re.compile(r" <(genexpr|\w+comp)>$")  # a part of the function around it
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a thread does.
+
+    Attributes:
+        calls: pattern of `file function` of the calls of a library that does this.
+        verb: in the plural: `compile`; empty where it is not known.
+        what: the rest of that, with `{call}` for the function of the library that was called.
+        remedy: what to do where other ranks wait for it; empty where the calls of all ranks decide that.
+        works: whether it goes on by itself: the others wait as long as that takes.
+    """
+
+    calls: str
+    verb: str = ""
+    what: str = ""
+    remedy: str = ""
+    works: bool = False
+
+
+COMPILE, GROUP, BUFFERS, COMPUTE, STUCK, UNKNOWN = "compile", "group", "buffers", "compute", "stuck", ""
+WITH_PEERS = (GROUP, BUFFERS, "collective", "fsdp")  # in these a thread waits for other ranks
+_LONGER = "or give `init_process_group` a longer `timeout`"
+_BEFORE = (
+    "do this before the others wait for it (before `init_process_group`, or once, with its result on disk), "
+    f"share it among all ranks, {_LONGER}"
+)
+_FILES = r"(torch/serialization\.py|torch/distributed/checkpoint/\S*|/safetensors/\S*) \w*"
+_IN_LIBRARIES = {  # the first that fits
+    COMPILE: Doing(
+        r"torch/_dynamo/(convert_frame|output_graph)\.py|torch/_inductor/(codegen/|(graph|scheduler)\.py)"
+        r"|torch/_inductor/async_compile\.py|/compile_fx\.py \w*compile|/triton/compiler/", "compile", "",
+        "let all ranks compile at the same time, keep the compiler's cache between jobs "
+        f"(TORCHINDUCTOR_CACHE_DIR), {_LONGER}", works=True),
+    GROUP: Doing(
+        r"torch/distributed/(distributed_c10d|device_mesh)\.py ((new|split)_\w*group\w*|init_\w+)$", "wait",
+        "in {call} for other ranks",
+        "call `new_group` on all ranks and in one order, also on those that are not in the group"),
+    "loader": Doing(
+        r"torch/utils/data/dataloader\.py (_try_get_data|_get_data)$", "wait", "for DataLoader workers",
+        "see what the Dataset waits for in a worker (a file, a lock, the network); with "
+        "`DataLoader(timeout=60)` it raises instead"),
+    "load": Doing(
+        _FILES + "load", "load", "a checkpoint",
+        f"see whether its file system is slow or does not answer; {_BEFORE}", works=True),
+    "save": Doing(
+        _FILES + "save", "save", "a checkpoint",
+        "see whether its file system is slow or full; save in the background "
+        f"(`torch.distributed.checkpoint.async_save`), {_LONGER}", works=True),
+    "process": Doing(
+        r"/(subprocess|multiprocessing/\w+|concurrent/futures/process)\.py ", "wait",
+        "for a process that it started", f"see what that process waits for; {_BEFORE}"),
+    "thread": Doing(r"/(threading|queue|concurrent/futures/\w+)\.py ", "wait", "for another thread"),
+    "network": Doing(
+        r"/(socket|ssl|http/client)\.py ", "wait", "for data from the network",
+        f"see whether the server that it reads from answers; {_BEFORE}"),
+    BUFFERS: Doing(
+        r"torch/nn/parallel/distributed\.py _sync_\w*buffers$", "wait", "in DDP's broadcast of buffers",
+        "use `model.module` where not all ranks evaluate, or evaluate on all ranks"),
+    "collective": Doing(
+        r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py [a-z]\w+$", "wait",
+        "in {call}"),
+    "fsdp": Doing(r"torch/distributed/(fsdp|_composable)/", "wait", "in FSDP"),
+    "backward": Doing(r"torch/autograd/\w+\.py (backward|grad)$", "wait", "in backward"),
+}  # fmt: skip
+_DOINGS = _IN_LIBRARIES | {
+    COMPUTE: Doing("", "compute", "", _BEFORE, works=True),
+    STUCK: Doing("", "be", "stuck"),
+    UNKNOWN: Doing(""),
+}
+
+
+def stand_of(calls: Sequence[str]) -> dict[str, Value]:
+    """Return where a thread stands: `doing`, a key of the table; `call`, of the library; `own_call`.
+
+    What counts is what the user's code called last; of a compiler, which may call that code, any call.
+
+    Args:
+        calls: of its stack, innermost first, at least one.
+    """
+    of_user = own_call(calls)
+    plain = [re.sub(r":\d+ ", " ", call) for call in calls]
+    for name, doing in _IN_LIBRARIES.items():
+        within = plain if name == COMPILE else plain[: calls.index(of_user)]
+        places = [place for place, call in enumerate(within) if re.search(doing.calls, call)]
+        if places:
+            called = plain[places[-1]].rpartition(" ")[2]
+            return {"doing": name, "call": called, "own_call": own_call(calls[places[-1] :])}
+    return {"doing": UNKNOWN, "call": "", "own_call": of_user}
+
+
+def own_call(calls: Sequence[str]) -> str:
+    """Return the innermost call of the user's code, as `file:line function`.
+
+    Where all code is installed, it is the innermost of neither torch nor Python.
+    """
+    written = [call for call in calls if not _GENERATED.search(call)] or list(calls)
+    of_user = [call for call in written if not _INSTALLED.search(call)]
+    among = of_user or [call for call in written if not _OF_TORCH.search(call)] or written
+    return next((call for call in among if not _INNER.search(call)), among[0])
+
+
+def calls_in_words(calls: Sequence[str]) -> str:
+    """Return the innermost calls of a stack, and that of the user's own code where it is further out."""
+    quoted, called = [*calls[:MAX_CALLS]], own_call(calls)
+    if called not in quoted:
+        quoted += ["…", called] if calls.index(called) > MAX_CALLS else [called]
+    return " < ".join(quoted)
+
+
+def main_threads(ranks: Sequence[int], calls: Sequence[str], verb: str) -> Observation:
+    """Return where the main threads of ranks are, or were.
+
+    Args:
+        calls: of one of their stacks, innermost first.
+        verb: `is` or `was`, of one thread.
+    """
+    threads, said = ("thread", verb) if len(ranks) == 1 else ("threads", {"is": "are"}.get(verb, "were"))
+    sentence = f"the main {threads} of {{ranks}} {said} in {{calls}}"
+    return observe(MAIN_THREAD, sentence, ranks=list(ranks), calls=calls_in_words(calls), **stand_of(calls))
+
+
+def sides_of(finding: Finding) -> Iterator[Mapping[str, Value]]:
+    """Yield where main threads stand, as `main_threads` observed it, of ranks at fault and of their peers."""
+    for one in finding.observations:
+        if one.kind == MAIN_THREAD and "doing" in one.values:
+            yield one.values
+
+
+def doing_of(finding: Finding) -> str:
+    """Return what the ranks at fault do; `UNKNOWN` where that is not known, or not the same for all."""
+    doings = doings_of(finding)
+    return doings.pop() if len(doings) == 1 else UNKNOWN
+
+
+def doings_of(finding: Finding) -> set[str]:
+    """Return all that ranks at fault do."""
+    return {doing_on(side) for side in sides_of(finding) if _is_own(side, finding)}
+
+
+def doing_on(side: Mapping[str, Value]) -> str:
+    """Return what threads do: what a library does, else whether they ran."""
+    if side["doing"] or "ran_share" not in side:
+        return str(side["doing"])
+    return COMPUTE if float(side["ran_share"]) >= MIN_COMPUTING else STUCK  # type: ignore[arg-type]
+
+
+def remedy_of(doing: str) -> str:
+    """Return what to do where others wait for ranks that do this; empty where more has to be known."""
+    return _DOINGS[doing].remedy
+
+
+def works(finding: Finding) -> bool:
+    """Whether the ranks at fault are known to go on with work of their own."""
+    return finding.class_ == "hang.host" and _DOINGS[doing_of(finding)].works
+
+
+def _is_own(side: Mapping[str, Value], finding: Finding) -> bool:
+    return set(side["ranks"]) <= {*finding.ranks}  # type: ignore[arg-type]
+
+
+def sides_in_words(finding: Finding) -> tuple[list[str], list[str]]:
+    """Return what the ranks at fault do, and what their peers do, a clause each."""
+    if not finding.class_.startswith("hang."):
+        return [], []
+    clauses: tuple[list[str], list[str]] = [], []
+    for side in sides_of(finding):
+        is_peer = not _is_own(side, finding)
+        clauses[is_peer].append(_clause(side, "wait" if is_peer else "be"))
+    return clauses
+
+
+def _clause(side: Mapping[str, Value], otherwise: str) -> str:
+    """`rank 0 waits in DDP's broadcast of buffers, in validate (job.py:15)`.
+
+    Args:
+        otherwise: the verb, in the plural, where it is not known what they do.
+    """
+    ranks, doing = side["ranks"], _DOINGS.get(doing_on(side), _DOINGS[UNKNOWN])
+    verb = doing.verb or otherwise
+    if len(ranks) == 1:  # type: ignore[arg-type]
+        verb = "is" if verb == "be" else f"{verb}s"
+    verb = "are" if verb == "be" else verb
+    what = doing.what.format(call=side["call"])
+    place = CodePlace.of(str(side["own_call"]))
+    where = f"at {place.in_words}" if place.name == "<module>" else f"in {place.in_words}"
+    said = " ".join(filter(None, [ranks_in_words(ranks), verb, what]))  # type: ignore[arg-type]
+    return f"{said}{',' if what.startswith('in ') or said.endswith(('wait', 'waits')) else ''} {where}"
+
+
+def needed_for_cpu_time(part: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `counters` that say when main threads ran."""
+    return part.filter(pl.col("counter").is_in([*_CPU_TIME, _SAMPLED]))
+
+
+def with_cpu_time(
+    findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, now_ns: int
+) -> list[Finding]:
+    """Add to findings of hosts for which share of the time that their peers waited the main thread ran.
+
+    Args:
+        now_ns: until when they waited; -1 unknown.
+    """
+    hosts = dict(workers.select("rank", "host").iter_rows())
+    explained = []
+    for finding in findings:
+        rank, since_ns = finding.ranks[0] if finding.ranks else -1, now_ns - finding.waited_ns
+        share = ran_share(counters, rank, hosts.get(rank, ""), since_ns) if finding.waited_ns else None
+        if finding.class_ == "hang.host" and share is not None:
+            said = "; it ran for {ran_share} of the time that its peers waited"
+            seen = [
+                one.then(said, ran_share=share) if _is_main_thread_of(one, rank) else one
+                for one in finding.observations
+            ]
+            finding = replace(finding, observations=tuple(seen))
+        explained.append(finding)
+    return explained
+
+
+def _is_main_thread_of(one: Observation, rank: int) -> bool:
+    return one.kind == MAIN_THREAD and one.values.get("ranks") == [rank]
+
+
+def ran_share(counters: pl.DataFrame, rank: int, host: str, since_ns: int) -> float | None:
+    """Return for which share of the time since then a main thread ran, or waited for a core; None unknown.
+
+    Args:
+        counters: as of `needed_for_cpu_time`; a sample that equals the one before was not written.
+    """
+    until_ns = counters.filter(host=host, counter=_SAMPLED)["time_ns"].max()
+    rows = counters.filter(pl.col("counter").is_in(_CPU_TIME), rank=rank).sort("time_ns")
+    if not isinstance(until_ns, int) or until_ns - since_ns < MIN_SAMPLED_NS or rows.is_empty():
+        return None
+    ran_s = 0.0
+    for _, of_counter in rows.group_by("counter"):
+        before = of_counter.filter(pl.col("time_ns") <= since_ns)["value"]
+        ran_s += of_counter["value"][-1] - (before[-1] if before.len() else of_counter["value"][0])
+    return min(ran_s * NS_PER_S / (until_ns - since_ns), 1.0)
