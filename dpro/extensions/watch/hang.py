@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
+from dpro.detect.hang.stacks import COMPILE, doing_of
 from dpro.extensions.watch.evidence import Snapshot, with_gpu_errors
 from dpro.extensions.watch.job import Job, ProcessTail
 
@@ -37,6 +38,7 @@ SHARE = 0.5  # of the time that searches may take
 MIN_PATIENCE_S = 7.5  # without a step before a hang is reported
 STARTING_S = 60.0  # the same before the second step: programs are compiled then, and data loaded
 BUSY_S = 30.0  # added to the patience for a host that works: it may be writing a checkpoint
+COMPILE_S = 1800.0  # the same for one that compiles, as its stack shows
 LONGER = 1.5  # times the longest pause so far: a job that paused for a checkpoint will again
 
 
@@ -120,9 +122,12 @@ def patience_of(step: int, pauses_s: Sequence[float]) -> float:
 
 def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]) -> bool:
     """Return whether a stuck host may only be busy: it works, and has not done so for long."""
-    if finding.class_ != "hang.host" or seen.still_s > seen.patience_s + BUSY_S:
+    if finding.class_ != "hang.host":
         return False
-    return any(is_busy(rank) for rank in finding.ranks)
+    beyond_s = seen.still_s - seen.patience_s
+    if doing_of(finding) == COMPILE:
+        return beyond_s <= COMPILE_S
+    return beyond_s <= BUSY_S and any(is_busy(rank) for rank in finding.ranks)
 
 
 class HangWatch:

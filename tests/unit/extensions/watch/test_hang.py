@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dpro.detect.findings import Finding
+from dpro.detect.hang.stacks import main_threads
 from dpro.extensions.watch.hang import (
     BUSY_S,
+    COMPILE_S,
     LONGER,
     MIN_PATIENCE_S,
     STARTING_S,
@@ -92,3 +96,10 @@ def test_a_host_that_works_is_waited_for_longer_and_others_are_not():
     assert not may_go_on(STUCK, still(PATIENCE_S + 1), {2}.__contains__)
     assert not may_go_on(group, still(PATIENCE_S + 1), {1}.__contains__)
     assert not may_go_on(STUCK, still(PATIENCE_S + BUSY_S + 1), {1}.__contains__)
+
+
+def test_a_cold_compile_of_ten_minutes_is_no_hang_on_any_host():
+    calls = ["/venv/site-packages/torch/_dynamo/convert_frame.py:9 transform", "job.py:12 fit"]
+    compiles = replace(STUCK, observations=(main_threads(STUCK.ranks, calls, "is"),))
+    assert may_go_on(compiles, still(PATIENCE_S + 600), set().__contains__)
+    assert not may_go_on(compiles, still(PATIENCE_S + COMPILE_S + 1), {1}.__contains__)
