@@ -104,6 +104,11 @@ def pass_on(model: torch.nn.Module, inputs: torch.Tensor, stage: int, peer: int,
 def go_wrong(fault: str, rank: int, group: object) -> None:
     if fault == "sleep":
         time.sleep(1000)
+    elif fault == "compute":
+        while True:
+            sum(range(1000))
+    elif fault == "group":  # by one of its members alone
+        dist.new_group([rank, (rank + 1) % dist.get_world_size()])
     elif fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "die":

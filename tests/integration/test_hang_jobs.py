@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dpro.detect.hang.stacks import MIN_COMPUTING
 from tests.hang_jobs import ctrl_c, diagnosed, quickly, scancel, terminate
 from tests.hanging import AT
 
@@ -55,6 +56,30 @@ def test_a_rank_that_is_killed_is_dead(tmp_path, spawn):
 def test_a_rank_that_calls_otherwise_than_its_peers_is_named_and_no_hardware_blamed(tmp_path, fault):
     finding = the_finding(diagnosed(tmp_path, fault))
     assert (finding["class"], finding["ranks"]) == ("hang.mismatch", [2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "runs"), [("compute", True), ("sleep", False)])
+def test_a_rank_that_computes_is_distinguished_from_one_that_is_stuck(tmp_path, fault, runs):
+    finding = the_finding(diagnosed(tmp_path, fault, "--flat", end=terminate))
+    assert (finding["class"], finding["ranks"], finding["place"]["name"]) == ("hang.host", [2], "go_wrong")
+    shares = [one["values"]["ran_share"] for one in finding["observations"] if "ran_share" in one["values"]]
+    assert [share > MIN_COMPUTING for share in shares] == [runs]
+    assert "py-spy" not in finding["remedy"]  # it is gone
+    assert ("init_process_group" in finding["remedy"]) == runs
+
+
+@pytest.mark.slow
+def test_a_rank_that_makes_a_group_without_its_peers_calls_otherwise_than_they_do(tmp_path):
+    finding = the_finding(diagnosed(tmp_path, "group", "--flat", end=terminate))
+    assert (finding["class"], finding["ranks"], finding["place"]["name"]) == (
+        "hang.mismatch",
+        [2],
+        "go_wrong",
+    )
+    assert "call `new_group` on all ranks and in one order" in finding["remedy"]
+    (peers,) = [one["values"] for one in finding["observations"] if one["values"].get("ranks") == [0, 1, 3]]
+    assert (peers["doing"], peers["own_call"].rpartition(" ")[2]) == ("backward", "run")
 
 
 @pytest.mark.slow
