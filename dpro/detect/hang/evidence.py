@@ -7,7 +7,7 @@ or exits that it is derived from. And what a finding means, and what to do about
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -205,20 +205,15 @@ def _short(finding: Finding) -> str:
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     """Return what to do about a hang, with host and process of its ranks where these may be alive."""
     rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
-    alive = rows.filter(
-        pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") <= 0
-    )
+    over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
+    alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
-    places = [
-        f"rank {rank}: pid {pid} on {host}"
-        for rank, pid, host in rows.select("rank", "pid", "host").iter_rows()
-    ]
-    decided = (
-        advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause) or _on_sides(finding)
-    )
-    return (decided or _ADVICE[finding.class_]).format(
+    processes = rows.select("rank", "pid", "host").iter_rows()
+    places = "; ".join(f"rank {rank}: pid {pid} on {host}" for rank, pid, host in processes)
+    of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
+    return (of_cause or _on_sides(finding) or _ADVICE[finding.class_]).format(
         who=finding.component,
-        where=f" ({'; '.join(places)})" if places else "",
+        where=f" ({places})" if places else "",
         in_place=f" in {finding.place.in_words}" if finding.place else "",
         look=_ALIVE if not is_gone else "" if finding.place else _GONE,
         compare=(_COMPARE_PLACES if any(sides_of(finding)) else _COMPARE).format(who=finding.component),
@@ -328,12 +323,8 @@ def stacks(ranks: Sequence[int], case: Case) -> list[Observation]:
 def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodePlace | None:
     """Return where in their code the main threads of ranks are; None where not observed, or not one place."""
     threads = [one.values for one in observations if one.kind == MAIN_THREAD]
-    calls = {str(values["own_call"]) for values in threads if set(_ranks_in(values)) <= {*ranks}}
+    calls = {str(one["own_call"]) for one in threads if set(one.get("ranks", ())) <= {*ranks}}  # type: ignore[arg-type]
     return CodePlace.of(calls.pop()) if len(calls) == 1 else None
-
-
-def _ranks_in(values: Mapping[str, Value]) -> Sequence[int]:
-    return values["ranks"] if "ranks" in values else [values["rank"]]  # type: ignore[return-value,list-item]
 
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
