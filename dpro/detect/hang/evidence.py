@@ -92,7 +92,7 @@ _LEFT_MEANS = (
 )
 _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
-    "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
+    "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`"
 )
 _SKIPPED_MEANS = (
     "{who}: its script ended well after as many steps as its peers made, but with fewer calls: it left calls "
@@ -109,7 +109,12 @@ _MEANS[GROUPS] = (
     "{who}: made a process group that not all ranks made, or in another order; the program is wrong, no "
     "hardware"
 )
-_ADVICE |= {LEFT: _LEFT_ADVICE, SKIPPED: _SKIPPED_ADVICE, RAISED: _RAISED_ADVICE, DEADLOCK: _DEADLOCK_ADVICE}
+_ADVICE |= {
+    LEFT: f"{_LEFT_ADVICE}; read the end of its log{{where}}",
+    SKIPPED: _SKIPPED_ADVICE,
+    RAISED: _RAISED_ADVICE,
+    DEADLOCK: _DEADLOCK_ADVICE,
+}
 _ADVICE[SHORT] = _LEFT_ADVICE
 _ADVICE[GROUPS] = remedy_of(GROUP)
 
