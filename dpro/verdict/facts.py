@@ -33,7 +33,7 @@ from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.replay.step_parts import replayed_breakdown
-from dpro.replay.steps import host_facts, recorded_steps, spans_of_steps
+from dpro.replay.steps import recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
@@ -361,13 +361,6 @@ class JobFacts:
         """Share of the usual step for which something computes, mean of ranks."""
         recorded_ns = float(step_lengths(self.analysis.baseline).mean())
         return min(self.shares["compute_ns"] * recorded_ns / self.step_ns, 1.0)
-
-    @cached_property
-    def compiling_ns(self) -> float:
-        """For how long a rank compiles code in a usual step, the mean; 0 where that was not recorded."""
-        of_steps = host_facts(self.analysis.steps, self.analysis.counters)
-        usual = of_steps.filter(pl.col("step").is_in(self.usual["step"].unique().implode()))
-        return float(usual["compile_ns"].fill_null(0.0).mean() or 0.0)  # type: ignore[arg-type]
 
     def share_of(self, names: Sequence[str]) -> float:
         """Share of computing kernels' time that some take."""

@@ -30,8 +30,10 @@ from dpro.verdict.limits import (
     ALLOCATOR,
     BUBBLE,
     CHANGES,
+    CHECKPOINT,
     COLLECTION,
     COMMUNICATION,
+    COMPILATION,
     COMPUTE,
     COPIES,
     HOST,
@@ -41,14 +43,13 @@ from dpro.verdict.limits import (
     without_bubble,
 )
 
-NO_CORE, RANK, COMPILATION, UNEXPLAINED = "no-core", "rank", "compilation", "unexplained"
-START_UP = "start-up"
+NO_CORE, RANK, START_UP, UNEXPLAINED = "no-core", "rank", "start-up", "unexplained"
 ORDER = (
-    NO_CORE, RANK, START_UP, INPUT, SYNCHRONISATION, ALLOCATOR, COLLECTION, IMBALANCE, BUBBLE, COMMUNICATION,
-    COMPILATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
+    COMPILATION, CHECKPOINT, COLLECTION, NO_CORE, RANK, START_UP, INPUT, SYNCHRONISATION, ALLOCATOR,
+    IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
 # What the limit is called that such an entry is a part of.
-LIMIT_OF = {NO_CORE: HOST, ALLOCATOR: HOST, COMPILATION: HOST, COLLECTION: HOST, RANK: IMBALANCE}
+LIMIT_OF = {NO_CORE: HOST, ALLOCATOR: HOST, RANK: IMBALANCE}
 OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # what is replayed of whole operations
 LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
 
@@ -136,10 +137,6 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
         (COMPUTE, lambda job: job.with_change(FreeWork())),
     )
     for cause in ORDER:
-        if cause == START_UP and facts.compiling_ns:
-            continue  # what steps compiled was measured, and has an entry of its own
-        if cause == COMPILATION and (compiling_ns := facts.compiling_ns):
-            yield Cause(cause, (), _unchanged, "what steps compiled", compiling_ns)
         for finding in (finding for of, finding in by_findings if of == cause):
             healed = partial(_healed, finding.ranks) if cause == RANK else _unchanged
             yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", finding.cost_ns)
@@ -192,8 +189,13 @@ def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:
     return shares
 
 
-def limit_of_entries(entries: Sequence[LedgerRow], of_operations: bool) -> str:
+def limit_of_entries(
+    entries: Sequence[LedgerRow], of_operations: bool, gains: Callable[[str], bool] = bool
+) -> str:
     """What limits a job: what takes most of its step but compute, if that is much, else compute.
+
+    Args:
+        gains: whether a limit's removal gains anything; without that it is none.
 
     Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.
     What a process does once, when it starts, limits nothing.
@@ -205,5 +207,5 @@ def limit_of_entries(entries: Sequence[LedgerRow], of_operations: bool) -> str:
     if max(shares, key=shares.__getitem__, default=UNEXPLAINED) == UNEXPLAINED:
         return ""
     others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}
-    most = max(others, key=others.__getitem__, default=COMPUTE)
+    most = next(filter(gains, sorted(others, key=others.__getitem__, reverse=True)), COMPUTE)
     return most if others.get(most, 0.0) >= (0.0 if of_operations else LARGE) else COMPUTE

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import WarmCalls
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
@@ -29,13 +29,15 @@ from dpro.replay.whatif.edits.heal import Shortened
 from dpro.replay.whatif.edits.host import FreeHost, NoSync, launching_calls
 from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import Garbage, loading_of
+from dpro.replay.whatif.graph_ops.aside import Stretches, compiling, held_ns, saving
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.schema import STEPS
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
-ALLOCATOR, COLLECTION = "allocator", "collection"  # parts of what hosts do
+ALLOCATOR = "allocator"  # a part of what hosts do
+COMPILATION, CHECKPOINT, COLLECTION = "compilation", "checkpoint", "collection"  # what no step needs
 
 ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"  # calls of the runtime
 FREE = 1e6  # times the bandwidth: transfers take no time
@@ -137,6 +139,31 @@ class FreeCalls:
         wanted = np.array([bool(re.search(self.pattern, name)) for name in graph.names])
         chosen = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
         return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))
+
+
+@dataclass(frozen=True)
+class FreeAside:
+    """What hosts do besides their steps takes no time, of one kind.
+
+    Attributes:
+        stretches: when they do, of a graph.
+    """
+
+    stretches: Callable[[Graph], Stretches]
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`.
+
+        Raises:
+            Unanswerable: no work of hosts is in such a stretch, or not in most steps: then it is a pause.
+        """
+        nodes, held = graph.nodes, held_ns(graph, self.stretches(graph))
+        within, steps = (
+            np.unique(nodes.step[(nodes.step >= 0) & chosen]).size for chosen in (held > 0, nodes.rank >= 0)
+        )
+        if within <= steps / 2:
+            raise Unanswerable("hosts do nothing of that kind in most steps")
+        return graph.with_durations(nodes.duration - held)
 
 
 @dataclass(frozen=True)
@@ -331,10 +358,12 @@ def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
 
 # What ends each limit, from specific ones to general ones.
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
+    (COMPILATION, _with(FreeAside(compiling))),
+    (CHECKPOINT, _with(FreeAside(saving))),
+    (COLLECTION, _under(Garbage())),
     (INPUT, _with(ReadyInput())),
     (SYNCHRONISATION, _under(NoSync())),
     (ALLOCATOR, _with(FreeCalls(ALLOCATING))),
-    (COLLECTION, _under(Garbage())),
     (IMBALANCE, _equal_ranks),
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),

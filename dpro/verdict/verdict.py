@@ -342,15 +342,20 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
     """What takes most of the usual step, by its ledger; None where most was not recorded."""
     if facts.lacks_device_work:
         return None
-    kind = limit_of_entries(entries, facts.analysis.outline.of_operations)
+
+    def gain_of(kind: str) -> float:
+        gain = facts.gains_by_limit().get(kind, 1.0)
+        if gain < WORTH:  # a finding shows what no replay does
+            causes = {finding: cause_of_finding(finding) for finding in facts.findings}
+            costs = [one.severity for one, cause in causes.items() if LIMIT_OF.get(cause, cause) == kind]
+            gain = max(gain, 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH)))
+        return gain
+
+    of_operations = facts.analysis.outline.of_operations
+    kind = limit_of_entries(entries, of_operations, lambda kind: of_operations or gain_of(kind) >= WORTH)
     if kind in ("", COMPUTE):
         return Limit(COMPUTE, 1.0, facts.computing) if kind else None
-    gain = facts.gains_by_limit().get(kind, 1.0)
-    if gain < WORTH:  # a finding shows what no replay does
-        causes = {finding: cause_of_finding(finding) for finding in facts.findings}
-        costs = [one.severity for one, cause in causes.items() if LIMIT_OF.get(cause, cause) == kind]
-        gain = max(gain, 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH)))
-    return Limit(kind, gain, shares_of_limits(entries)[kind])
+    return Limit(kind, gain_of(kind), shares_of_limits(entries)[kind])
 
 
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:

@@ -13,7 +13,10 @@ from dpro.units import format_ms
 from dpro.verdict.advice import MUCH, Advice
 from dpro.verdict.limits import (
     BUBBLE,
+    CHECKPOINT,
+    COLLECTION,
     COMMUNICATION,
+    COMPILATION,
     COMPUTE,
     COPIES,
     HOST,
@@ -37,6 +40,9 @@ _LIMITS = {
     SYNCHRONISATION: "synchronisation: the host waits for the GPU, and then the GPU for it",
     COPIES: "copies between host and device",
     BUBBLE: "the pipeline's bubble: stages wait for each other",
+    COMPILATION: "compilation: steps compile code again",
+    CHECKPOINT: "checkpoints: steps wait while one is saved",
+    COLLECTION: "garbage collection, in most steps",
 }
 _WITHOUT = {
     HOST: "With a free host",
@@ -46,6 +52,9 @@ _WITHOUT = {
     SYNCHRONISATION: "Without these waits",
     COPIES: "Without copies",
     BUBBLE: "Without bubble",
+    COMPILATION: "Without compiling",
+    CHECKPOINT: "Without saving",
+    COLLECTION: "Without collecting",
 }
 
 

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import NothingToChange, Unanswerable
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.aside import collecting, held_ns
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.replay.whatif.rankwise import RankwiseEdit
-from dpro.schema import COUNTERS, SPANS
+from dpro.schema import COUNTERS
 from dpro.units import NS_PER_MS, format_duration
 
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
@@ -245,72 +246,17 @@ class Garbage(Edit):
 
 
 def paused_ns(graph: Graph) -> Ints:
-    """[N] ns of each node's time that went to collecting garbage.
-
-    A pause is taken from the thread that was busiest during it.
-    """
-    nodes = graph.nodes
-    paused = np.zeros(graph.num_nodes, np.int64)
+    """[N] ns of each node's time that went to collecting garbage, as noted or as an operation."""
+    nodes, paused = graph.nodes, held_ns(graph, collecting(graph))
     if GARBAGE_COLLECTION in graph.names:
         named = (nodes.name == graph.names.index(GARBAGE_COLLECTION)) & (nodes.kind == NodeKind.KERNEL)
         paused[named] = nodes.duration[named]
-    on_cpu = np.isin(nodes.kind, CPU_KINDS)
-    for rank, begin, end in _pauses(graph):
-        nodes_within = np.flatnonzero(
-            on_cpu & (nodes.rank == rank) & (nodes.measured_end > begin) & (nodes.measured_start < end)
-        )
-        if nodes_within.size == 0:
-            continue
-        overlap = np.minimum(nodes.measured_end[nodes_within], end) - np.maximum(
-            nodes.measured_start[nodes_within], begin
-        )
-        by_lane = np.bincount(nodes.lane[nodes_within], overlap)
-        of_main = nodes.lane[nodes_within] == int(by_lane.argmax())
-        paused[nodes_within[of_main]] += overlap[of_main]
-    return np.minimum(paused, nodes.duration)
-
-
-def _pauses(graph: Graph) -> list[tuple[int, int, int]]:
-    """(rank, begin, end) of noted collections, on the graph's clock."""
-    if graph.run is None:
-        return []
-    noted = graph.run.table(COUNTERS, ["rank", "counter", "time_ns", "value"])
-    noted = noted.filter(pl.col("counter") == "gc_pause_ns").sort("rank", "time_ns")
-    if noted.is_empty():
-        return []
-    shift = clock_shifts(graph)
-    pauses = []
-    for rank, time, length in noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)).iter_rows():
-        if rank in shift:
-            pauses.append((rank, time + shift[rank], time + shift[rank] + length))
-    return pauses
-
-
-def clock_shifts(graph: Graph) -> dict[int, int]:
-    """What to add to a recorded time of each rank to have it on the graph's clock, within its drift, ns."""
-    if graph.run is None:
-        return {}
-    nodes = graph.nodes
-    in_spans = nodes.span >= 0
-    seen = pl.DataFrame(
-        {
-            "rank": nodes.rank[in_spans],
-            "span_id": nodes.span[in_spans],
-            "at": nodes.measured_start[in_spans],
-        }
-    ).group_by("rank", "span_id")
-    spans = graph.run.table(SPANS, ["rank", "span_id", "start_ns"]).with_columns(
-        pl.col("rank").cast(pl.Int64)
-    )
-    matched = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
-    # A span's first own piece begins with it, unless one that it contains begins at the same moment.
-    shifts = matched.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
-    return {int(rank): int(shift) for rank, shift in shifts.iter_rows()}
+    return paused
 
 
 def _longest(graph: Graph, paused: Ints) -> float:
     """The longest collection: noted, or as an operation."""
-    noted = [end - begin for _, begin, end in _pauses(graph)]
+    noted = [end - begin for _, begin, end in collecting(graph)]
     return float(max(noted, default=int(paused.max(initial=0))))
 
 

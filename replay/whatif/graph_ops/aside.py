@@ -1,0 +1,100 @@
+"""What hosts do besides the steps they are in: collect garbage, save checkpoints, compile code.
+
+In: a graph and its run. Out: when each rank did so, on the graph's clock, and which of its work that time is
+in. What runs in the background, beside the thread that trains, is not here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.replay.graph import CPU_KINDS, Graph
+from dpro.replay.intervals import union
+from dpro.schema import CHECKPOINTS, COUNTERS, SPANS
+
+Stretches = list[tuple[int, int, int]]  # rank, begin, end
+COMPILER = r"\(dynamo_timed\)$|^Torch-?Dynamo Compile|^CompileId"  # how PyTorch's compiler names its work
+
+
+def collecting(graph: Graph) -> Stretches:
+    """When garbage was collected, as far as that was noted: 1 ms or more."""
+    if graph.run is None:
+        return []
+    noted = graph.run.table(COUNTERS, ["rank", "counter", "time_ns", "value"])
+    noted = noted.filter(pl.col("counter") == "gc_pause_ns")
+    return _on_clock(graph, noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)))
+
+
+def saving(graph: Graph) -> Stretches:
+    """When saving a checkpoint held up the thread that trains."""
+    if graph.run is None:
+        return []
+    saved = graph.run.table(CHECKPOINTS).filter((pl.col("kind") == "save") & (pl.col("stall_ns") > 0))
+    return _on_clock(graph, saved.select("rank", "start_ns", "stall_ns"))
+
+
+def compiling(graph: Graph) -> Stretches:
+    """When code was compiled, by the ranges of the compiler; those within others are parts of them."""
+    if graph.run is None:
+        return []
+    spans = graph.run.table(SPANS, ["rank", "kind", "name", "start_ns", "duration_ns"])
+    on_host = pl.col("kind").is_in(["cpu_op", "annotation"]) & (pl.col("duration_ns") > 0)
+    named = spans.filter(on_host & pl.col("name").str.contains(COMPILER))
+    return _on_clock(graph, named.select("rank", "start_ns", "duration_ns"))
+
+
+def _on_clock(graph: Graph, rows: pl.DataFrame) -> Stretches:
+    """Rank, start and length of each as stretches without overlap, on the graph's clock."""
+    if rows.is_empty():
+        return []
+    shift, stretches = clock_shifts(graph), Stretches()
+    for (rank,), of_rank in rows.sort(rows.columns).group_by(rows.columns[0], maintain_order=True):
+        if rank in shift:
+            start = of_rank.to_series(1).to_numpy() + shift[rank]
+            both = union(start, start + of_rank.to_series(2).to_numpy()).tolist()
+            stretches += [(int(rank), begin, end) for begin, end in both]
+    return stretches
+
+
+def held_ns(graph: Graph, stretches: Stretches) -> Ints:
+    """[N] ns of each node's time that lie in stretches of its rank.
+
+    Each is taken from the thread that was busiest during it.
+    """
+    nodes = graph.nodes
+    held, on_cpu = np.zeros(graph.num_nodes, np.int64), np.isin(nodes.kind, CPU_KINDS)
+    for rank, begin, end in stretches:
+        within = np.flatnonzero(
+            on_cpu & (nodes.rank == rank) & (nodes.measured_end > begin) & (nodes.measured_start < end)
+        )
+        if within.size == 0:
+            continue
+        overlap = np.minimum(nodes.measured_end[within], end)
+        overlap -= np.maximum(nodes.measured_start[within], begin)
+        of_main = nodes.lane[within] == int(np.bincount(nodes.lane[within], overlap).argmax())
+        held[within[of_main]] += overlap[of_main]
+    return np.minimum(held, nodes.duration)
+
+
+def clock_shifts(graph: Graph) -> dict[int, int]:
+    """What to add to a recorded time of each rank to have it on the graph's clock, within its drift, ns."""
+    if graph.run is None:
+        return {}
+    nodes = graph.nodes
+    in_spans = nodes.span >= 0
+    seen = pl.DataFrame(
+        {
+            "rank": nodes.rank[in_spans],
+            "span_id": nodes.span[in_spans],
+            "at": nodes.measured_start[in_spans],
+        }
+    ).group_by("rank", "span_id")
+    spans = graph.run.table(SPANS, ["rank", "span_id", "start_ns"]).with_columns(
+        pl.col("rank").cast(pl.Int64)
+    )
+    matched = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
+    # A span's first own piece begins with it, unless one that it contains begins at the same moment.
+    shifts = matched.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
+    return {int(rank): int(shift) for rank, shift in shifts.iter_rows()}
