@@ -54,6 +54,8 @@ from dpro.store import Run
 EVALUATE = "autograd::engine::evaluate_function: "
 SIZED = ("torch::autograd::AccumulateGrad", "torch::distributed::reducer::mul_out")
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+UPDATE = "Optimizer.step#"  # how torch names the range of an update
+FILLING = r"distributed\S*::reducer::|ddp\.reducer::|^FSDP::post_backward_reduce"
 TINY_BYTES = 64  # behind backward: a norm, a loss, a flag
 MIN_SHARE = 0.1  # of a group's bytes, in forward: it is one of activations
 PADDING = 0.05  # of a reduction's bytes, that are no gradient's
@@ -132,6 +134,45 @@ def gradient_calls(run: Run) -> pl.DataFrame:
     most = most.sort("bytes", "len", *kind, descending=[True, True, False, False, False])
     calls = calls.join(most.unique("rank", keep="first", maintain_order=True).select(kind), on=kind)
     return _with_last_forward(calls, spans).sort(*PLACE, "at")
+
+
+def spans_in_vain(run: Run) -> pl.DataFrame:
+    """Reductions of gradients that a later backward pass of the same update reduces again: `rank`, `span_id`.
+
+    With spans that fill and empty their buckets. A pass is the backward operators between two forward ones,
+    and what is called from its first on. Those of one update that reduce the same bytes in the same order
+    reduce the same gradients, where not as many modules have buckets of these bytes.
+
+    Raises:
+        Unanswerable: there are no reductions of gradients.
+    """
+    columns = [*PLACE, "span_id", "kind", "name", "start_ns", "duration_ns", *AUTOGRAD]
+    spans = run.table(SPANS, columns).with_columns(at="start_ns").sort("at")
+    updates = spans.filter(pl.col("name").str.starts_with(UPDATE))
+    updates = updates.select("rank", "window", "at", update=pl.int_range(pl.len()).over("rank", "window"))
+    calls, by = gradient_calls(run).sort("at").drop("since"), ["rank", "window"]
+    calls = calls.join_asof(updates, on="at", by=by, check_sortedness=False)
+    backward = spans.filter((pl.col("forward_thread") > 0) | pl.col("name").str.starts_with(EVALUATE))
+    calls = calls.join_asof(backward.select(*by, "at", begun="at"), on="at", by=by, check_sortedness=False)
+    calls = _with_last_forward(calls.with_columns(at="begun"), spans.drop("at"))
+    of_pass = [*by, "step", "since", pl.col("update").fill_null(-1)]
+    passes = calls.group_by(of_pass).agg(pl.struct("op", "group", "bytes").alias("calls"))
+    later = (pl.len() - 1 - pl.int_range(pl.len())).over([*by, "step", "update", "calls"], order_by="since")
+    passes = passes.with_columns(vain=later >= _modules(run, passes["calls"].to_list())).sort("since")
+    fills = spans.filter((pl.col("kind") != "gpu_annotation") & pl.col("name").str.contains(FILLING))
+    fills = fills.join_asof(passes, left_on="at", right_on="since", by=by, check_sortedness=False)
+    called = calls.join(passes, on=[*by, "since"]).select("rank", "vain", span_id="launch_span_id")
+    both = pl.concat([called, fills.select("rank", "vain", "span_id")])
+    return both.filter("vain").select("rank", "span_id").unique().sort("rank", "span_id")
+
+
+def _modules(run: Run, passes: list[list[dict[str, int]]]) -> pl.Series:
+    """[passes] how many modules have buckets of the bytes that each reduces; 1 where that is not known."""
+    buckets = run.table(BUCKETS, ["rank", "module", "bucket", "bytes"])
+    buckets = buckets.filter(pl.col("rank") == pl.col("rank").min())
+    sizes = buckets.group_by("module").agg(pl.col("bytes").sort())["bytes"].to_list()
+    reduces = [sorted(call["bytes"] for call in calls) for calls in passes]
+    return pl.Series([max(sizes.count(num_bytes), 1) for num_bytes in reduces], dtype=pl.Int64)
 
 
 def _reductions(run: Run) -> pl.DataFrame:

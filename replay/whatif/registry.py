@@ -82,6 +82,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "delay": "communication:Delay",
         "no-comm": "communication:NoCommunication",
         "algorithm": "communication:Algorithm",
+        "coalesce": "coalescing:Coalesce",
         "prefetch": "synchronisation:Prefetch",
     },
     "Fabric": {},  # its place in the order: the extension `fabric` brings these
@@ -89,6 +90,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "bucket": "gradients:Bucket",
         "priority": "gradients:Priority",
         "compress": "gradients:Compress",
+        "reduce-last": "synchronisation:ReduceLast",
         "local-updates": "synchronisation:LocalUpdates",
         "overlap": "synchronisation:Overlap",
     },

@@ -15,12 +15,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.errors import Unanswerable
-from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_no_overlap
+from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_no_overlap, spans_in_vain
 from dpro.replay.gradient_passes import Launches, Pass
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gradients import ReductionEdit
+from dpro.replay.whatif.edits.selected_work import without
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
@@ -32,6 +34,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     plain_reductions,
     with_reductions,
 )
+from dpro.replay.whatif.graph_ops.scope import with_descendants
 from dpro.replay.whatif.graph_ops.selected import fitting
 
 GATHER, COPY_OUT = "FSDP::all_gather", "FSDP::all_gather_copy_out"
@@ -317,6 +320,62 @@ class LocalUpdates(ReductionEdit):
             "post_localSGD_hook without gradient all-reduce, and PostLocalSGDOptimizer(optimizer, "
             f"PeriodicModelAverager(period={self.every})); check accuracy"
         )
+
+
+@dataclass(frozen=True)
+class ReduceLast(Edit):
+    """Gradients of an update are added up in each rank, and reduced in its last backward pass only."""
+
+    name = "reduce-last"
+    summary = "reduce gradients only in the last backward pass of each update"
+    example = "reduce-last"
+    needs = "several backward passes in an update, which reduce the same gradients, with autograd spans"
+    assumes = "passes that reduce the same bytes are of one model, and memory holds its whole gradients"
+    source = "ours: the graph without the reductions of earlier passes"
+    of_training = True
+    effort = "line"
+    doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        reduced_in_vain(facts.graph)
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle_without_communication
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take out the reductions of all passes but the last, and their calls."""
+        return without(graph, reduced_in_vain(graph))
+
+    def describe(self) -> str:
+        return "gradients reduced once in each update"
+
+    def how(self) -> str:
+        return "model.no_sync() around all but the last pass of an update (FSDP2: set_requires_gradient_sync)"
+
+
+def reduced_in_vain(graph: Graph) -> Bools:
+    """[N] reductions of gradients that are reduced again before they are applied, with what they call.
+
+    Raises:
+        Unanswerable: there are none.
+    """
+    if graph.run is None:
+        raise Unanswerable("which gradients a rank reduces is not known of a condensed run")
+    run, nodes = graph.run, graph.nodes
+    spans = once(graph, "reduced in vain", (run,), lambda: spans_in_vain(run))
+    if spans.is_empty():
+        raise Unanswerable("gradients are reduced once in each update")
+    of_nodes = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span}).with_row_index("node")
+    vain, launches = np.zeros(graph.num_nodes, np.bool_), Launches(graph)
+    vain[
+        of_nodes.join(spans.cast({"rank": of_nodes.schema["rank"]}), on=["rank", "span_id"])[
+            "node"
+        ].to_numpy()
+    ] = True
+    vain[launches.transfer[vain[launches.source]]] = True
+    return with_descendants(graph, vain)
 
 
 @dataclass(frozen=True)

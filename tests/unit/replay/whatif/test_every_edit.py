@@ -31,9 +31,10 @@ from tests.unit.replay.whatif.edits.gpu.test_kernels import ADD, GEMM, pointwise
 from tests.unit.replay.whatif.edits.gpu.test_precision import FLAT, graph_of, matmuls
 from tests.unit.replay.whatif.edits.parallelism.test_chunked import experts_job, tensor_job
 from tests.unit.replay.whatif.edits.test_batch import remembered
+from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_communication import four_ranks
 from tests.unit.replay.whatif.edits.test_host import collecting, loading
-from tests.unit.replay.whatif.edits.test_synchronisation import fsdp_job
+from tests.unit.replay.whatif.edits.test_synchronisation import accumulated, fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [
@@ -64,8 +65,10 @@ ZERO_ONLY = {
 ONCE = [
     *("remove:kind=kernel", "replace:name=aten::mm,us=30", "drop:rank=1", "no-launch"),
     *("cuda-graph", "free-host", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
+    "reduce-last",
 ]
 NEITHER = {
+    "coalesce": "of a series that is one collective no other is left",
     "gc": "pauses are those of the run as it was recorded",
     "compile": "where there is nothing to fuse, it is refused",
     "overlap": "gradients are called for beside backward as they were, or not at all",
@@ -85,7 +88,7 @@ NEITHER |= dict.fromkeys(FABRIC, "paths are chosen again, from those of the run"
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
     *("no-launch", "free-host", "cuda-graph", "cpu:factor=2", "no-sync", "hide-input", "gc:every=0"),
-    *("compile", "no-comm"),
+    *("compile", "no-comm", "reduce-last", "coalesce"),
     *("network:bandwidth=2", "optimizer:impl=fused", "precision:dtype=fp8,speedup=2", "prefetch:ahead=1"),
     *("algorithm:to=halving", "replace:name=aten::mm,us=1", "bucket:mb=1", "compress:to=bf16"),
     *(
@@ -134,6 +137,8 @@ APART = [
     ("bucket:mb=1", "scale:name=LinearForward,factor=2"),
     ("compress:to=bf16", "scale:name=LinearForward,factor=2"),
     ("local-updates:every=4", "scale:name=LinearForward,factor=2"),
+    ("reduce-last", "scale:name=LinearForward,factor=2"),
+    ("coalesce", "scale:name=aten::add_,factor=2"),
     ("overlap:mode=off", "scale:name=LinearForward,factor=2"),
     ("priority:mb=1", "scale:name=LinearForward,factor=2"),
     ("device:to=H200", "cpu:factor=2"),
@@ -170,6 +175,8 @@ def job(tmp_path_factory) -> Callable[[str], Graph]:
         "fsdp": fsdp_job(),
         "input": loading(per_batch=300),
         "garbage": collecting(),
+        "passes": accumulated(2),
+        "series": series_job(),
         "pointwise": pointwise([(ADD, 90), (ADD, 90), (GEMM, 50)]),
     }
     made = {name: run.build(folder / name).graph for name, run in runs.items()}
@@ -198,6 +205,8 @@ NAMES = (
     "fsdp",
     "input",
     "garbage",
+    "passes",
+    "series",
     "pointwise",
     "rings",
     "pipeline",

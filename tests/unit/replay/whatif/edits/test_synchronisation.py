@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import WORKER, TinyRun, cpu_job
+from tests.ddp import ACCUMULATE, ddp_job
 from tests.edits import step_us
 
 LAYERS, LAYER, GATHER, REDUCE, COPY = 4, 1000.0, 600.0, 500.0, 40.0
@@ -105,6 +108,79 @@ def test_what_is_gathered_ahead_shares_the_link_with_what_is_reduced(graph):
     ahead = step_us(slow, "prefetch:ahead=1,only=backward")
     assert ahead >= forward + moved + 100
     assert ahead < step_us(slow)
+
+
+def accumulated(num_passes: int, updates: bool = False, modules: int = 1) -> TinyRun:
+    """A job with DDP that goes forward and backward several times in each of three steps, reducing each time.
+
+    Args:
+        updates: whether an optimizer updates after each pass, else after the last of a step.
+        modules: which have buckets of the same sizes.
+    """
+    run = ddp_job(num_steps=3 * num_passes)
+    for rank in (0, 1):
+        ends = [row for row in run.rows["steps"] if row["rank"] == rank]
+        run.rows["steps"] = [row for row in run.rows["steps"] if row["rank"] != rank]
+        for step in range(3):
+            first, last = ends[step * num_passes], ends[(step + 1) * num_passes - 1]
+            end_ns = last["start_ns"] + last["duration_ns"]
+            whole = {"step": step, "start_ns": first["start_ns"], "duration_ns": end_ns - first["start_ns"]}
+            run.rows["steps"].append(first | whole)
+    updating = sorted({row["start_ns"] for row in run.rows["spans"] if row["name"].startswith("Optimizer")})
+    kept = updating if updates else updating[num_passes - 1 :: num_passes]
+    spans = run.rows["spans"]
+    run.rows["spans"] = [
+        row for row in spans if not row["name"].startswith("Optimizer") or row["start_ns"] in kept
+    ]
+    run.rows["buckets"] = [
+        row | {"module": module} for row in run.rows["buckets"] for module in range(modules)
+    ]
+    return run
+
+
+def test_gradients_of_an_update_are_reduced_in_its_last_pass(tmp_path: Path):
+    graph = accumulated(3).build(tmp_path / "run").graph
+    gained = step_us(graph) - step_us(graph, "reduce-last")
+    assert gained == pytest.approx(2 * (4096 * 4 + 10), rel=2e-3)
+    assert step_us(graph, "reduce-last", "reduce-last") == pytest.approx(step_us(graph, "reduce-last"))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"num_passes": 1},
+        {"num_passes": 3, "updates": True},
+        {"num_passes": 2, "modules": 2},  # each reduces its own
+    ],
+    ids=str,
+)
+def test_gradients_that_are_reduced_once_are_left_alone(tmp_path: Path, job):
+    with pytest.raises(Unanswerable, match="gradients are reduced once in each update"):
+        reduced_in_vain(accumulated(**job).build(tmp_path / "run").graph)
+
+
+def test_two_modules_that_each_reduce_twice_could_once(tmp_path: Path):
+    graph = accumulated(4, modules=2).build(tmp_path / "run").graph
+    vain = reduced_in_vain(graph) & (graph.nodes.kind == NodeKind.TRANSFER)
+    assert vain.sum() == 2 * 2 * 3  # passes, ranks, steps
+
+
+def test_what_is_reduced_tensor_by_tensor_behind_backward_is_one_pass(tmp_path: Path):
+    run = TinyRun()
+    for step, rank in product(range(3), (0, 1)):
+        at, facts = 5000 * step, {"group": "dp", "group_ranks": "0,1", "bytes_in": 4000, "bytes_out": 4000}
+        run.op("LinearForward", at, at + 1000, rank, sequence_number=step)
+        run.op("LinearBackward", at + 1000, at + 1900, rank, sequence_number=step, forward_thread=1)
+        run.op(ACCUMULATE, at + 1900, at + 1950, rank)
+        for tensor in range(4):
+            call = at + 2000 + 500 * tensor
+            run.gloo((call, call + 10), (call + 10, call + 300), rank, sequence=4 * step + tensor, **facts)
+            run.op(
+                "aten::div_", call + 300, call + 400, rank, sequence_number=step + 1
+            )  # as a forward operator
+        run.step(step, at, at + 5000, rank)
+    with pytest.raises(Unanswerable, match="once in each update"):
+        reduced_in_vain(run.build(tmp_path / "run").graph)
 
 
 def test_a_job_without_fsdp_is_refused(tmp_path: Path):
