@@ -327,7 +327,7 @@ _DOES = {  # of one rank, of several
     IDLE: ("stands still, computing nothing", "stand still, computing nothing"),
     EMPTY_QUEUE: ("keeps GPUs waiting for new work", "keep GPUs waiting for new work"),
 }
-_DO = {
+DO = {
     CHECKPOINT: "save in the background (torch.distributed.checkpoint.async_save), shards on all ranks, or "
     "less often",
     COLLECTION: "gc.freeze() after the first steps; or gc.disable(), and gc.collect() at the same, few steps "
@@ -510,7 +510,7 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more: list[O
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
     share = lost / float(series.times.sum())
-    do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
+    do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else DO[group.kind]
     pauses = _pauses(group, num_ranks)
     observations = (
         pauses.then(", the others wait") if of_one else pauses,

@@ -16,20 +16,24 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
+from dpro.detect import pauses
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
-from dpro.detect.pauses import CLASS as PAUSES
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
-from dpro.replay.graph import NO_SPAN, Graph
+from dpro.replay.graph import NO_SPAN, Graph, NodeKind
+from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
 from dpro.replay.whatif.edit import EFFORTS
+from dpro.replay.whatif.edits.coalescing import series_of
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.edits.pipeline import Pipeline
+from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.edits.training_loop import Workers
+from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
@@ -37,7 +41,10 @@ from dpro.verdict.limits import (
     ALLOCATING,
     ALLOCATOR,
     BUBBLE,
+    CHECKPOINT,
+    COLLECTION,
     COMMUNICATION,
+    COMPILATION,
     COMPUTE,
     COPIES,
     HOST,
@@ -190,19 +197,29 @@ def _merit(advice: Advice) -> float:
 _FIRST = {
     HOST: ("cores", "launch-one", "allocator", "launch", "batch", "optimizer"),
     COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
-    COMMUNICATION: ("record-more", "link", "transfer", "overlap", "balance-experts", "compression"),
+    COMMUNICATION: (
+        "record-more",
+        "link",
+        "reduce-last",
+        "coalesce",
+        "transfer",
+        "overlap",
+        "balance-experts",
+        "compression",
+    ),
     IMBALANCE: ("cores", "heal", "stages", "balance-experts", "balance-input"),
     INPUT: ("cores", "input"),
     SYNCHRONISATION: ("sync",),
     COPIES: ("copies",),
     BUBBLE: ("interleave", "microbatches", "stages"),
+    **{kind: (kind,) for kind in (COMPILATION, CHECKPOINT, COLLECTION)},
 }
 
 
 def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Find out what a rank that a finding names does, and end it."""
     for finding in facts.findings:
-        if finding.class_ == PAUSES or finding.of_job:  # few steps that are replayed do not show these
+        if finding.class_ == pauses.CLASS or finding.of_job:  # few steps that are replayed do not show these
             yield from remedies_of([finding])
             continue
         if finding.component_kind != "rank" or not finding.ranks:
@@ -458,6 +475,80 @@ def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
     work = np.flatnonzero(work_of(graph) & (nodes.duration > 0))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
     return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
+
+
+# What no update needs, by the counter of what each step of a rank spent on it, and how it is ended.
+_BESIDE: Sequence[tuple[str, str, str, str]] = (
+    (COMPILATION, "compile_ns", "compile code once, not in each step", pauses.DO[pauses.COMPILATION]),
+    (CHECKPOINT, "checkpoint_ns", "do not wait for a checkpoint in each step", pauses.DO[pauses.CHECKPOINT]),
+    (COLLECTION, "gc_ns", "collect garbage less often than in each step", pauses.DO[pauses.COLLECTION]),
+)
+
+
+def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """End what hosts do in most steps besides them, by replay, and by what they counted in all steps.
+
+    A host that runs ahead of its GPU may hide it: there the replay says what it costs, where it knows.
+    """
+    counts = host_facts(facts.analysis.steps, facts.analysis.counters)
+    replayed = facts.gains_by_limit()
+    for kind, column, do, how in _BESIDE:
+        spent_ns = pl.col(column).fill_null(0.0)
+        share = (spent_ns / pl.col("duration_ns")).median()
+        ranks = counts.group_by("rank").agg(share=share, took_ns=spent_ns.median())
+        shares, gains = ranks["share"].to_numpy().clip(0.0, 1 - 1 / MUCH), [replayed.get(kind, 1.0)]
+        if shares.size and (facts.kernels.is_empty() or kind not in replayed):
+            gains += [1 / (1 - float(shares.mean())), 1 / (1 - float(shares.max()))]
+        if max(gains) < WORTH:
+            continue
+        took_ns = max([*ranks["took_ns"], 0.0]) or (1 - 1 / gains[0]) * facts.step_ns
+        compiling = facts.spans.filter((kind == COMPILATION) & pl.col("name").str.contains(COMPILER))
+        yield Advice(
+            kind,
+            f"{do} ({how}): {format_duration(took_ns)} a step{place_of(compiling, facts.spans)}",
+            min(gains),
+            max(gains),
+            "a line of code",
+            "ranks that do not do it wait for those that do",
+        )
+
+
+def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Communicate once in an update what is sent several times, or in several pieces."""
+    again = best_of(facts, ["reduce-last"])
+    if again is not None:
+        graph = facts.job.graph
+        vain = np.flatnonzero(reduced_in_vain(graph) & (graph.nodes.kind == NodeKind.TRANSFER))
+        do = "reduce gradients in the last backward pass of an update only (DDP: no_sync; FSDP2: "
+        do += f"set_requires_gradient_sync): {counted(_per_step(graph, vain), 'reduction')} a step "
+        yield by_edit("reduce-last", f"{do}are done again by a later pass", again)
+    joined = best_of(facts, ["coalesce"])
+    if joined is not None and (joined.effect == "faster" or limit == COMMUNICATION):
+        yield by_edit("coalesce", _series_in_words(facts), joined)
+
+
+def _series_in_words(facts: JobFacts) -> str:
+    """Which collectives are called in series, and where."""
+    graph = facts.job.graph
+    nodes, series = graph.nodes, series_of(graph)
+    ops = pl.Series([graph.messages[message].op for message in nodes.message[series["transfer"]]])
+    op = str(ops.mode().sort()[0])
+    of_op = series.filter(ops == op)
+    count = _per_step(graph, np.concatenate([of_op["transfer"], of_op["last"].unique()]))
+    called = of_op.select(pl.col("rank").cast(facts.spans.schema["rank"]), span_id=nodes.span[of_op["call"]])
+    calls = facts.spans.join(called, on=["rank", "span_id"], how="semi")
+    return (
+        f"one {op} for all (torch.cat what they send; of objects, one list): {count:,} of "
+        f"{format_bytes(float(np.median(of_op['bytes'])))} a step in a row, each waited for"
+        f"{place_of(calls, facts.spans)}"
+    )
+
+
+def _per_step(graph: Graph, transfers: Ints) -> int:
+    """How many of some transfers are in a step of a rank that has any."""
+    nodes = graph.nodes
+    steps = np.stack([nodes.rank[transfers], nodes.window[transfers], nodes.step[transfers]])
+    return int(np.rint(transfers.size / max(np.unique(steps, axis=1).shape[1], 1)))
 
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -771,6 +862,8 @@ _OF_KERNELS: Sequence[Source] = (
 _SOURCES: Sequence[Source] = (
     _slow_parts,
     _predicted,
+    _beside,
+    _once,
     _crowded_hosts,
     _hosts,
     _launches,

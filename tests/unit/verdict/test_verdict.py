@@ -19,7 +19,10 @@ from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import entries_of
 from dpro.verdict.limits import (
+    CHECKPOINT,
+    COLLECTION,
     COMMUNICATION,
+    COMPILATION,
     COMPUTE,
     HOST,
     IMBALANCE,
@@ -29,6 +32,8 @@ from dpro.verdict.limits import (
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
 from tests.builders import MAIN, TinyRun
+from tests.unit.replay.whatif.edits.test_coalescing import series_job
+from tests.unit.replay.whatif.edits.test_synchronisation import accumulated
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -690,3 +695,53 @@ def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):
     assert explained(run, tmp_path / "without").limit.kind == HOST
     run.step(1, 0, 5400)  # of a step it is what the step waits for
     assert explained(run, tmp_path / "with").limit.kind == INPUT
+
+
+def pausing(counter: str, per_step_ns: float, in_steps: int = 8) -> TinyRun:
+    """Steps of 1 ms, 400 us of compiler ranges in each, and what hosts counted in some of them."""
+    run = TinyRun()
+    for step in range(8):
+        at = 1000 * step
+        run.op("_compile.compile_inner (dynamo_timed)", at + 10, at + 410)
+        run.op("aten::mm", at + 410, at + 990)
+        run.step(step, at, at + 1000)
+        run.counter(counter, at, per_step_ns if step < in_steps else 0.0)
+    return run
+
+
+def test_compiling_in_each_step_is_the_limit_and_to_be_ended(tmp_path):
+    verdict = explained(pausing("step_compile_ns", 500_000), tmp_path)
+    assert verdict.limit.kind == COMPILATION
+    assert verdict.limit.gain == pytest.approx(1000 / 600, rel=0.03)
+    first = verdict.advice[0]
+    assert first.kind == COMPILATION
+    assert "mark_dynamic" in first.do
+    # By replay 400 us of 1 ms, by what was counted 500.
+    assert (first.gain_low, first.gain_high) == (pytest.approx(1000 / 600, rel=0.03), pytest.approx(2.0))
+
+
+@pytest.mark.parametrize(
+    ("counter", "kind"), [("step_gc_ns", COLLECTION), ("step_checkpoint_ns", CHECKPOINT)]
+)
+def test_what_hosts_count_in_most_steps_is_to_be_ended(tmp_path, counter, kind):
+    facts = facts_of(pausing(counter, 250_000, in_steps=5), tmp_path / "most")
+    assert [(one.kind, one.gain_high) for one in advise(facts, COMPUTE) if one.kind == kind] == [
+        (kind, pytest.approx(1 / 0.75))
+    ]
+    facts = facts_of(pausing(counter, 250_000, in_steps=3), tmp_path / "some")
+    assert kind not in [one.kind for one in advise(facts, COMPUTE)]
+
+
+def test_gradients_that_are_reduced_in_vain_are_to_be_reduced_once(tmp_path):
+    facts = facts_of(accumulated(4), tmp_path)
+    first = advise(facts, COMMUNICATION)[0]
+    assert first.kind == first.edit == "reduce-last"
+    assert "no_sync" in first.do
+    assert "3 reductions a step" in first.do
+
+
+def test_a_series_of_small_collectives_is_to_be_one(tmp_path):
+    facts = facts_of(series_job((4,) * 40), tmp_path)
+    first = advise(facts, COMMUNICATION)[0]
+    assert first.kind == first.edit == "coalesce"
+    assert "40 of 4 B a step in a row" in first.do
