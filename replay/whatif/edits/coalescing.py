@@ -102,9 +102,6 @@ def _find_series(graph: Graph) -> pl.DataFrame:
     in_fsdp = np.array([name.startswith("FSDP::") for name in graph.names] + [False], np.bool_)
     counted = (launches.transfer >= 0) & (nodes.step[launches.source] >= 0)
     call, transfer = launches.source[counted], launches.transfer[counted]
-    is_small = (
-        ns_per_byte(graph)[nodes.message[transfer]] * nodes.bytes[transfer] < nodes.duration[transfer] / 2
-    )
     calls = pl.DataFrame(
         {
             **{name: getattr(nodes, name)[call] for name in PLACE},
@@ -113,17 +110,21 @@ def _find_series(graph: Graph) -> pl.DataFrame:
             "message": nodes.message[transfer],
             "collective": nodes.collective[transfer],
             "bytes": nodes.bytes[transfer].clip(0),
+            "took_ns": nodes.duration[transfer],
+            "moving_ns": ns_per_byte(graph)[nodes.message[transfer]] * nodes.bytes[transfer].clip(0),
             "at": nodes.measured_start[call],
             "ends": nodes.measured_end[transfer],
             "layers": _layers_before(graph, call),
-            "can": is_small & ops[nodes.message[transfer]] & ~in_fsdp[nodes.around[call]],
+            "can": ops[nodes.message[transfer]] & ~in_fsdp[nodes.around[call]],
         }
     ).sort(*PLACE, "at", "call")
     follows = (pl.col("at") >= pl.col("ends").shift(1)) & (pl.col("layers") == pl.col("layers").shift(1))
     follows &= pl.col("can") & pl.col("can").shift(1)
     begins = ~follows.over(PLACE).fill_null(False)
     one = [*PLACE, "series", "message"]
-    calls = calls.with_columns(series=begins.cum_sum()).with_columns(
+    is_small = pl.col("moving_ns") < pl.col("took_ns").median().over("message", "bytes") / 2
+    calls = calls.with_columns(series=begins.cum_sum()).filter("can", is_small)
+    calls = calls.with_columns(
         last=pl.col("transfer").last().over(one), into=pl.col("collective").last().over(one)
     )
     goes = (pl.col("into") != pl.col("collective")) & (pl.col("collective") >= 0)

@@ -74,22 +74,22 @@ def test_one_of_five_is_left_which_moves_what_all_do(tmp_path: Path):
     assert gained == pytest.approx(4 * (CALL + LATENCY), abs=2)  # the work between stays
 
 
+OBJECTS = {"sizes": (8, 47) * 4, "dtypes": ("int64", "uint8")}  # sizes, then what is of that size
+
+
 @pytest.mark.parametrize(
-    ("job", "left"),
+    ("job", "gone", "kept"),
     [
-        ({}, 1),
-        ({"op": "broadcast"}, 1),
-        (
-            {"sizes": (8, 47) * 4, "dtypes": ("int64", "uint8")},
-            2,
-        ),  # objects: sizes, then what is of that size
+        ({}, 4, 1),
+        ({"op": "broadcast"}, 4, 1),
+        ({"sizes": (4, 4, 1_000_000, 4)}, 2, 1),  # the large one between them is none of them
+        (OBJECTS, 6, 2),
     ],
 )
-def test_those_of_one_type_become_one(tmp_path: Path, job, left):
-    graph = series_job(**job).build(tmp_path / "run").graph
-    count = len(job.get("sizes", (4,) * 5))
-    assert series_of(graph).height == (count - left) * 2 * 3
-    assert series_of(graph)["last"].n_unique() == left * 2 * 3
+def test_those_of_one_type_become_one(tmp_path: Path, job, gone, kept):
+    series = series_of(series_job(**job).build(tmp_path / "run").graph)
+    of_all = 2 * 3  # ranks and steps
+    assert (series.height, series["last"].n_unique()) == (gone * of_all, kept * of_all)
 
 
 @pytest.mark.parametrize(
