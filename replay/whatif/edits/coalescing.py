@@ -40,7 +40,7 @@ class Coalesce(Edit):
     needs = "collectives of one operation, group and type in a row, each awaited before the next is called"
     assumes = "nothing that is sent depends on what was just received, and copies into one tensor are free"
     source = "Hockney 1994: time = latency + bytes / bandwidth, with one latency for each series"
-    effort = "line"
+    effort = "code"
     doubt: float = 0.2
 
     @classmethod
@@ -73,7 +73,7 @@ def ns_per_byte(graph: Graph) -> Floats:
     """[messages] ns for a byte more: by the costs of their kind, else as in the fastest transfer at most."""
     nodes, costs = graph.nodes, fit_costs(graph)
     moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
-    fastest = float((nodes.duration[moved] / nodes.bytes[moved]).min(initial=np.inf))
+    fastest = float((nodes.duration[moved] / nodes.bytes[moved]).min()) if moved.any() else 0.0
     lines = [costs.get((message.op, message.group)) for message in graph.messages]
     return np.array([line.ns_per_byte if line and not line.bandwidth_only else fastest for line in lines])
 
@@ -122,7 +122,9 @@ def _find_series(graph: Graph) -> pl.DataFrame:
     follows &= pl.col("can") & pl.col("can").shift(1)
     begins = ~follows.over(PLACE).fill_null(False)
     one = [*PLACE, "series", "message"]
-    is_small = pl.col("moving_ns") < pl.col("took_ns").median().over("message", "bytes") / 2
+    is_small = (pl.col("bytes") > 0) & (
+        pl.col("moving_ns") < pl.col("took_ns").median().over("message", "bytes") / 2
+    )
     calls = calls.with_columns(series=begins.cum_sum()).filter("can", is_small)
     calls = calls.with_columns(
         last=pl.col("transfer").last().over(one), into=pl.col("collective").last().over(one)

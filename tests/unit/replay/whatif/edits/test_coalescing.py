@@ -100,6 +100,7 @@ def test_those_of_one_type_become_one(tmp_path: Path, job, gone, kept):
         {"asked": False},
         {"sizes": (4,)},
         {"sizes": (1_000_000,) * 5},  # they take what their bytes take
+        {"sizes": (-1,) * 5},  # it is not known what they take
         {"op": "all_to_all"},
         {"sizes": (8, 47), "dtypes": ("int64", "uint8")},
         {"around": "FSDP::all_gather (0)"},
