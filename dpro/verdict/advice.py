@@ -53,6 +53,7 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
     before_first_launch,
     host_work_before_slow_launch,
+    outside_operators,
 )
 from dpro.words import counted
 
@@ -195,7 +196,7 @@ def _merit(advice: Advice) -> float:
 
 # What treats each limit itself, before what merely helps.
 _FIRST = {
-    HOST: ("cores", "launch-one", "allocator", "launch", "batch", "optimizer"),
+    HOST: ("cores", "launch-one", "python", "allocator", "launch", "batch", "optimizer"),
     COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
     COMMUNICATION: (
         "record-more",
@@ -364,6 +365,16 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         "a launch of it can cost what others do",
         "record with --stacks",
     )
+
+
+def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Shorten what ranks that compute on their hosts do outside operators."""
+    if limit != HOST or not facts.kernels.is_empty():
+        return
+    gain = facts.gains_by_limit().get(HOST, 1.0)
+    outside = _longest_names(_work_by_name(facts, outside_operators), facts.rank_steps)
+    do = f"shorten what ranks do outside operators{outside}"
+    yield Advice("python", do, partly(gain, 0.5), gain, "new code", check="record with --stacks")
 
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -866,6 +877,7 @@ _SOURCES: Sequence[Source] = (
     _once,
     _crowded_hosts,
     _hosts,
+    _outside_operators,
     _launches,
     _input,
     *_OF_KERNELS,

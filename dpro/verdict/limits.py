@@ -19,7 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import WarmCalls
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -126,6 +126,27 @@ class ReadyInput:
         with suppress(DproError):
             before = before | loading_of(graph)
         return graph.with_durations(np.where(before, 0, graph.nodes.duration))
+
+
+@dataclass(frozen=True)
+class FreeOutsideOperators:
+    """What hosts do outside operators takes no time, in a job that computes on them."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`.
+
+        Raises:
+            Unanswerable: devices compute; what hosts do beside that is a matter of launches.
+        """
+        if is_of(graph.nodes.kind, GPU_KINDS).any():
+            raise Unanswerable("operators compute on devices")
+        return graph.with_durations(np.where(outside_operators(graph), 0, graph.nodes.duration))
+
+
+def outside_operators(graph: Graph) -> Bools:
+    """[N] CPU work of steps in no operator: Python, and what takes no CPU time, as sleeping does."""
+    outside: Bools = is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (graph.nodes.step >= 0)
+    return outside
 
 
 @dataclass(frozen=True)
@@ -368,5 +389,6 @@ CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
     (HOST, _under(FreeHost())),
+    (HOST, _with(FreeOutsideOperators())),
     (COPIES, _with(FreeCopies())),
 )

@@ -162,7 +162,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     step_ms, advice = ms(facts.step_ns), first_of(ranked)
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
-    fault = fault_in_words(faults, analysis.trust.answerable)
+    fault = _after_end(analysis, fault_in_words(faults, analysis.trust.answerable))
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
@@ -271,9 +271,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
         fault, advice = fault_in_words(findings), first_of([*remedies_of(findings)])
-    end = analysis.end
-    first = f"{end.sentence} {capitalised(fault)}"
-    step_ms, said = series.typical_ms if series else None, first if end.early and end.sentence else fault
+    step_ms, said = series.typical_ms if series else None, _after_end(analysis, fault)
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
@@ -290,6 +288,12 @@ def _by_calls(analysis: Analysis) -> Explanation:
             faulty_ranks=_ranks_of(findings),
         ),
     )
+
+
+def _after_end(analysis: Analysis, fault: str) -> str:
+    """What is at fault, after how the job ended where it did not complete."""
+    end = analysis.end
+    return f"{end.sentence} {capitalised(fault)}" if end.early and end.sentence else fault
 
 
 def _job(analysis: Analysis, steps: str, gpu: str = "") -> str:
@@ -439,6 +443,8 @@ def _launching(facts: JobFacts) -> str:
         return f"{format_duration(slow.took_ns)} before {slow.in_words}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
+    if facts.kernels.is_empty():
+        return "what it does outside operators"
     if not launches:
         return ""
     return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"

@@ -32,7 +32,7 @@ MARGIN = 7  # columns of the labels
 SHOWN = 0.005  # share of the step: less is not shown
 
 _LIMITS = {
-    HOST: "the host: GPUs wait for it to launch work",
+    HOST: "the host: devices wait for it",
     COMPUTE: "compute: the devices work {share:.0%} of the step",
     COMMUNICATION: "communication: data move between ranks while nothing computes",
     IMBALANCE: "uneven ranks: the others wait for the slowest",

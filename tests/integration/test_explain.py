@@ -14,6 +14,7 @@ from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.store import open_run
+from dpro.verdict.advice import WORTH
 from dpro.verdict.verdict import explain
 from tests.commands import dpro
 
@@ -76,7 +77,7 @@ def test_no_verdict_contradicts_itself(verdicts):
         assert verdict.limit is not None
         assert len(verdict.advice) <= 3
         gains = [(advice.gain_low, advice.gain_high) for advice in verdict.advice if advice.gain_low]
-        assert all(1 <= low <= high < float("inf") for low, high in gains)
+        assert all(0 < low <= high < float("inf") and high >= WORTH for low, high in gains)
         most = max(verdict.alternatives.values())
         assert verdict.limit.gain <= most + 0.001
         assert sum(verdict.shares.values()) == pytest.approx(1.0, abs=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import polars as pl
@@ -745,3 +746,41 @@ def test_a_series_of_small_collectives_is_to_be_one(tmp_path):
     first = advise(facts, COMMUNICATION)[0]
     assert first.kind == first.edit == "coalesce"
     assert "40 of 4 B a step in a row" in first.do
+
+
+def computing_on_hosts(outside_us: float) -> TinyRun:
+    """Steps of operators that take 100 us, and of nothing recorded for as long as given."""
+    run = TinyRun()
+    for step in range(4):
+        at = step * (100 + outside_us)
+        run.op("aten::addmm", at, at + 60)
+        run.op("aten::addmm", at + 60 + outside_us, at + 100 + outside_us)
+        run.step(step, at, at + 100 + outside_us)
+    return run
+
+
+@pytest.mark.parametrize(("outside_us", "limit"), [(300, HOST), (10, COMPUTE)])
+def test_a_job_on_hosts_that_mostly_runs_no_operator_is_limited_by_what_else_they_do(
+    tmp_path, outside_us, limit
+):
+    verdict = explained(computing_on_hosts(outside_us), tmp_path)
+    assert verdict.limit.kind == limit
+    if limit == HOST:
+        assert verdict.limit.gain == pytest.approx(4.0, rel=0.05)
+        assert "outside operators" in verdict.advice[0].do
+
+
+def test_a_job_that_was_ended_is_said_to_be_before_what_is_at_fault(tmp_path):
+    run = launches_of([("mul", 5, 60)] * 4)
+    ended = {
+        "source": "dpro recorder",
+        "exit_code": -1,
+        "exit_signal": 15,
+        "ended_ns": run.rows["steps"][-1]["start_ns"],
+    }
+    run.rows["workers"].append({"rank": 0, "host": "a", **ended})
+    recorded = run.write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, exit_status=1)
+    verdict = explain(Analysis(dataclasses.replace(recorded, manifest=manifest)))
+    assert re.match(r"The job was ended .*SIGTERM.*\. No rank or part stands out\.$", verdict.fault)
+    assert verdict.account.fault == verdict.fault
