@@ -244,9 +244,20 @@ class JobFacts:
 
     @cached_property
     def stretches(self) -> pl.DataFrame:
-        """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
+        """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`.
+
+        As in a replay a step lasts from the end of the one before it, also where it was marked only in part.
+        """
         steps = self.usual.select("window", "step")
-        stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
+        stretches = recorded_steps(self.analysis.spans, self.analysis.steps).sort("rank", "window", "step")
+        before = stretches.select(
+            pl.col("end_ns").shift(1).over("rank", "window"),
+            last=pl.col("step").shift(1).over("rank", "window"),
+        )
+        follows = (before["last"] + 1 == stretches["step"]) & (before["end_ns"] < stretches["start_ns"])
+        stretches = stretches.with_columns(
+            start_ns=pl.when(follows.fill_null(False)).then(before["end_ns"]).otherwise("start_ns")
+        )
         steps = steps.cast({name: stretches.schema[name] for name in steps.columns})
         usual = stretches.join(steps, on=["window", "step"], how="semi")
         return usual if usual.height else stretches

@@ -784,3 +784,13 @@ def test_a_job_that_was_ended_is_said_to_be_before_what_is_at_fault(tmp_path):
     verdict = explain(Analysis(dataclasses.replace(recorded, manifest=manifest)))
     assert re.match(r"The job was ended .*SIGTERM.*\. No rank or part stands out\.$", verdict.fault)
     assert verdict.account.fault == verdict.fault
+
+
+def test_work_between_steps_that_are_marked_in_part_belongs_to_the_next(tmp_path):
+    run = launches_of([("mul", 50, 5)] * 8, steps=11)
+    for row in run.rows["steps"]:
+        row["duration_ns"] //= 4  # the marks end after the second of eight launches
+    facts = facts_of(run, tmp_path)
+    # Of the first step in a window only what is marked is known to be of it.
+    for counted in (facts.launches.height, facts.kernels["count"].sum()):
+        assert 7 < counted / facts.rank_steps <= 8
