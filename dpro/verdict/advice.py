@@ -369,7 +369,7 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Shorten what ranks that compute on their hosts do outside operators."""
-    if limit != HOST or not facts.kernels.is_empty():
+    if limit != HOST or not facts.computes_on_hosts:
         return
     gain = facts.gains_by_limit().get(HOST, 1.0)
     outside = _longest_names(_work_by_name(facts, outside_operators), facts.rank_steps)

@@ -33,7 +33,7 @@ from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.replay.step_parts import replayed_breakdown
-from dpro.replay.steps import recorded_steps, spans_of_steps
+from dpro.replay.steps import IS_GPU, recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
@@ -271,6 +271,11 @@ class JobFacts:
     def spans(self) -> pl.DataFrame:
         """Table `spans`, as far as they began in usual steps."""
         return spans_of_steps(self.analysis.spans, self.stretches)
+
+    @cached_property
+    def computes_on_hosts(self) -> bool:
+        """Whether no work of devices was recorded."""
+        return self.analysis.spans.filter(IS_GPU).is_empty()
 
     @cached_property
     def kernels(self) -> pl.DataFrame:

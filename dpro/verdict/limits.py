@@ -243,28 +243,36 @@ def _most_of_half(*by: str, of: str = "work_ns") -> pl.Expr:
 def before_first_launch(graph: Graph) -> Bools:
     """[N] CPU work of a step that comes before its rank first launches work of the GPU in it.
 
-    None where no steps are known: what comes before the first launch of all is the start of the program.
+    None where no steps are known: what comes before the first launch of all is the start of the program. What
+    the operator that launches a first kernel does before that is a part of launching it.
     """
     nodes, edges = graph.nodes, graph.edges
-    launches = edges.source[edges.kind == EdgeKind.LAUNCH]
-    launches = launches[(nodes.step[launches] >= 0) & (nodes.kind[launches] == NodeKind.RUNTIME)]
-    if not launches.size or not _has_steps(graph):
-        return np.zeros(graph.num_nodes, np.bool_)
+    calls = edges.kind == EdgeKind.LAUNCH
+    calls &= (nodes.step[edges.source] >= 0) & (nodes.kind[edges.source] == NodeKind.RUNTIME)
+    before = np.zeros(graph.num_nodes, np.bool_)
+    if not calls.any() or not _has_steps(graph):
+        return before
+    place = ("rank", "step", "window")
+    launch, is_kernel = edges.source[calls], nodes.kind[edges.target[calls]] == NodeKind.KERNEL
     first = (
-        pl.DataFrame(
-            {"rank": nodes.rank[launches], "step": nodes.step[launches], "window": nodes.window[launches]}
-        )
-        .with_columns(first_ns=pl.Series(nodes.measured_start[launches]))
-        .group_by("rank", "step", "window")
-        .agg(pl.col("first_ns").min())
+        pl.DataFrame({name: getattr(nodes, name)[launch] for name in place})
+        .with_columns(first_ns=pl.Series(nodes.measured_start[launch]), is_kernel=pl.Series(is_kernel))
+        .sort("first_ns")
+        .group_by(place, maintain_order=True)
+        .first()
     )
     on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
-    work = pl.DataFrame(
-        {"rank": nodes.rank[on_cpu], "step": nodes.step[on_cpu], "window": nodes.window[on_cpu]}
-    )
-    until = work.join(first, on=["rank", "step", "window"], how="left", maintain_order="left")["first_ns"]
-    before = np.zeros(graph.num_nodes, np.bool_)
-    before[on_cpu] = nodes.measured_end[on_cpu] <= until.fill_null(-1).to_numpy()
+    work = pl.DataFrame({name: getattr(nodes, name)[on_cpu] for name in (*place, "span", "measured_start")})
+    work = work.with_columns(
+        ends=pl.Series(nodes.measured_end[on_cpu]),
+        of_operator=pl.Series((nodes.kind[on_cpu] == NodeKind.CPU) & (nodes.span[on_cpu] >= 0)),
+    ).join(first, on=place, how="left", maintain_order="left")
+    goes_on = (
+        pl.col("of_operator") & pl.col("is_kernel") & (pl.col("measured_start") > pl.col("first_ns"))
+    ).any()
+    dispatches = pl.col("of_operator") & goes_on.over("rank", "window", "span")
+    found = work.select((pl.col("ends") <= pl.col("first_ns")) & ~dispatches).to_series()
+    before[on_cpu] = found.fill_null(False).to_numpy()
     return before
 
 

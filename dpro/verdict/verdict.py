@@ -443,7 +443,7 @@ def _launching(facts: JobFacts) -> str:
         return f"{format_duration(slow.took_ns)} before {slow.in_words}"
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
-    if facts.kernels.is_empty():
+    if facts.computes_on_hosts:
         return "what it does outside operators"
     if not launches:
         return ""

@@ -106,3 +106,21 @@ def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
     before = before_first_launch(graph)
     assert graph.nodes.duration[before].sum() == pytest.approx(3 * 600 * US, rel=0.05)
     assert gains_of(with_preparation(), tmp_path)[INPUT] == pytest.approx(1000 / 400, rel=0.1)
+
+
+@pytest.mark.parametrize("launched", ["kernel", "copy"])
+def test_what_an_operator_does_before_it_launches_is_no_input_unless_it_copies_it(tmp_path, launched):
+    run = TinyRun()
+    for step in range(3):
+        at = 1000.0 * step
+        run.mark("tokenize", at, at + 100)
+        run.op("aten::mul", at + 100, at + 500)  # 350 before its call, and 40 after
+        run.call(at + 450, at + 460, step)
+        if launched == "kernel":
+            run.kernel("mul", at + 465, at + 800, step)
+        else:
+            run.span("memcpy", "Memcpy HtoD", at + 465, at + 800, 0, stream=7, device=0, correlation=step)
+        run.step(step, at, at + 1000)
+    graph = run.build(tmp_path / "run").graph
+    input_us = graph.nodes.duration[before_first_launch(graph)].sum() / US / 3
+    assert input_us == pytest.approx(100 if launched == "kernel" else 450, abs=12)
