@@ -7,6 +7,7 @@ is held back for as long as a panic may come, and dropped if one came.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
@@ -68,6 +69,9 @@ class _HeldBack:
             self._stderr = os.dup(_STDERR)
             undo.callback(os.close, self._stderr)
             kept = os.fdopen(os.memfd_create("dpro-stderr"), "w+b")
+            # Linux does not lock the position of such a file: of two threads that write at once one overwrote
+            # what the other wrote.
+            fcntl.fcntl(kept, fcntl.F_SETFL, os.O_APPEND)
             os.dup2(kept.fileno(), _STDERR)
             self._kept = kept
             undo.pop_all()

@@ -96,7 +96,8 @@ def files_of(source: Path) -> list[Path]:
 def changed(source: Path, folder: Path, change: Callable[[Trace], None]) -> Path:
     """The same file or folder after a change."""
     for file in files_of(source):
-        trace = json.loads(gzip.decompress(file.read_bytes()))
+        read = json.loads(gzip.decompress(file.read_bytes()))
+        trace = read if isinstance(read, dict) else {"traceEvents": read}
         change(trace)
         target = folder / file.name if source.is_file() else folder / source.name / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
