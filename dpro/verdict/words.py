@@ -129,7 +129,9 @@ def limit_of_run(analysis: Analysis) -> str:
 
 
 def times(low: float, high: float) -> str:
-    """A gain as an interval: `x1.2 to 1.5`."""
+    """A gain as an interval: `x1.2 to 1.5`; without an end that says nothing: `x1.2 or more`."""
+    if high > MUCH:
+        return f"{_factor(min(low, MUCH))} or more"
     shown_low, shown_high = _factor(low), _factor(high)
     return shown_low if shown_low == shown_high else f"{shown_low} to {shown_high.removeprefix('x')}"
 

@@ -25,7 +25,8 @@ def verdict(**more) -> Explanation:
         (1.1, 1.25, "x1.10 to 1.25"),
         (1.2, 1.2, "x1.20"),
         (2.0, 12.3, "x2.0 to 12.3"),
-        (5.0, 655.5, "x5.0 to 20+"),
+        (5.0, 655.5, "x5.0 or more"),
+        (30.0, 655.5, "x20.0 or more"),
     ],
 )
 def test_a_gain_is_a_range_of_few_digits_and_never_boundless(low, high, words):
