@@ -58,6 +58,7 @@ from dpro.verdict.limits import (
 from dpro.words import counted
 
 MAX_ADVICE = 3
+OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that calls and kernels show by their own times
 NO_FAULT = ("warm-up", "imbalance.data")  # classes of findings that are of what was recorded, or of the data
 MUCH = 20.0  # times: more counts as this
 NOTHING_LEFT = 1_000.0  # times: a gain where nothing may be left of the step
@@ -110,7 +111,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """All that is worth doing, what treats the limit first, then the most certain gain for the least effort.
 
     Where the replay does not fit, no gain follows from it: left is what findings themselves say to do, and
-    what the times of kernels show where devices compute most of the step.
+    what treats a limit that spans show: that devices idle may then have another reason than their hosts.
 
     Args:
         limit: what limits the job, one of `limits`.
@@ -119,9 +120,11 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
     else:
         wanted = [*remedies_of(facts.findings)]
-        sources = _OF_KERNELS if limit == COMPUTE else ()
-        shown = (advice for source in sources for advice in source(facts, limit))
-        wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
+        treating = _FIRST[limit] if limit in OBSERVED else ()
+        for source in _SOURCES:
+            with suppress(DproError):
+                shown = [advice for advice in source(facts, limit) if advice.kind in treating]
+                wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
@@ -864,12 +867,6 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 Source = Callable[[JobFacts, str], Iterator[Advice]]  # of advice, given what limits the job
-_OF_KERNELS: Sequence[Source] = (
-    _matmuls,
-    _attention,
-    _pointwise,
-    _dominant_kernel,
-)
 _SOURCES: Sequence[Source] = (
     _slow_parts,
     _predicted,
@@ -880,7 +877,10 @@ _SOURCES: Sequence[Source] = (
     _outside_operators,
     _launches,
     _input,
-    *_OF_KERNELS,
+    _matmuls,
+    _attention,
+    _pointwise,
+    _dominant_kernel,
     _transfers,
     _experts,
     _stages,

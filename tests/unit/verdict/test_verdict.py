@@ -369,6 +369,33 @@ def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_p
     assert (verdict.advice, verdict.then) == ([], None)
 
 
+def test_waits_are_advised_against_without_a_gain_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    analysis = Analysis(waiting_host().write(tmp_path / "run"))
+    assert explain(analysis).limit.kind == SYNCHRONISATION
+    analysis = Analysis(analysis.run)
+    poor = dataclasses.replace(analysis.trust, answerable=False, reasons=("the replayed steps are off",))
+    monkeypatch.setattr(Analysis, "trust", poor)
+    (advice,) = explain(analysis).advice
+    assert (advice.kind, advice.gain_low, advice.gain_high, advice.edit) == ("sync", None, None, "")
+
+
+def waiting_host(steps: int = 4) -> TinyRun:
+    """Steps in each of which the host waits five times for a kernel of 100 us before it launches another."""
+    run, at = TinyRun(), 0.0
+    for step in range(steps):
+        begin = at
+        for number in range(5):
+            correlation = 100 * step + 10 * number
+            run.op("aten::mul", at, at + 70)
+            run.call(at + 60, at + 65, correlation)
+            run.kernel("mul", at + 67, at + 167, correlation)
+            run.op("aten::item", at + 71, at + 175)
+            run.call(at + 72, at + 170, correlation + 1, name="cudaStreamSynchronize")
+            at += 180
+        run.step(step, begin, at)
+    return run
+
+
 def test_kernels_are_advised_without_a_gain_where_the_replay_does_not_fit(tmp_path, monkeypatch):
     run = launches_of([("volta_sgemm_128x64_tn", 5, 900), ("mul", 5, 60)] * 4)
     analysis = Analysis(run.write(tmp_path / "run"))
