@@ -575,18 +575,14 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
         share = facts.share_of(doubled)
         do = f"matmuls in FP32, not FP64 ({short_kernel(doubled[0])}): {share:.0%} of compute"
         yield Advice("amp", do, low, high, "a line of code", "the job needs no more than 24 bits")
-    names = [
-        name
-        for name in facts.kernels.filter(pl.col("family") == "gemm")["name"]
-        if without_tensor_cores(name)
-    ]
+    names = [name for name in matmuls if without_tensor_cores(name)]
     share = facts.share_of(names)
     if share < SURE_TO_SHOW or not _has_tensor_cores(facts.gpu, names):
         return
     low, high = (facts.gain_of_faster(names, 1 / factor) for factor in TENSOR_CORES)
     yield Advice(
         "amp",
-        f"matmuls on tensor cores (TF32 or bf16 autocast): {short_kernel(names[0])} and others are FP32, "
+        f"matmuls on tensor cores (TF32, or autocast): {short_kernel(names[0])} and others are FP32, "
         f"{share:.0%} of compute",
         low,
         high,
@@ -596,8 +592,9 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def without_tensor_cores(kernel: str) -> bool:
-    """Whether a matmul's name says that it multiplies FP32 as such."""
-    return bool(re.search(r"(?i)sgemm|_f32f32_f32f32|simt", kernel)) and not re.search(
+    """Whether the name of a matmul or convolution says that it multiplies FP32 as such."""
+    fp32 = r"(?i)sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
+    return bool(re.search(fp32, kernel)) and not re.search(
         r"(?i)tensorop|tf32|s1688|s884|s16816|hmma|h884|bf16|half", kernel
     )
 

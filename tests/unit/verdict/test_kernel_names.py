@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dpro.verdict.advice import without_tensor_cores
 from dpro.verdict.facts import LONGEST, short_kernel
 
 
@@ -45,3 +46,21 @@ from dpro.verdict.facts import LONGEST, short_kernel
 def test_a_kernel_is_named_without_types_and_namespaces(name, short):
     assert short_kernel(name) == short
     assert len(short) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fp32"),
+    [
+        ("volta_sgemm_128x64_tn", True),
+        ("cudnn_volta_scudnn_128x64_relu_xregs_large_nn_v1", True),
+        ("void cudnn::cnn::wgrad_alg1_engine<float, float, 512, 6, 5, 3>(int, float const*)", True),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(P)", True),
+        ("void explicit_convolve_sgemm<float, int, 128, 5, 5, 3>(int)", True),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<__half, __half>(P)", False),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw", False),
+        ("turing_fp16_s1688cudnn_fp16_128x128_ldg8_relu_f2f_exp_medium", False),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", False),
+    ],
+)
+def test_matmuls_and_convolutions_in_fp32_are_known_by_their_names(name, is_fp32):
+    assert without_tensor_cores(name) == is_fp32
