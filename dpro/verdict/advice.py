@@ -576,10 +576,11 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
         do = f"matmuls in FP32, not FP64 ({short_kernel(doubled[0])}): {share:.0%} of compute"
         yield Advice("amp", do, low, high, "a line of code", "the job needs no more than 24 bits")
     names = [name for name in matmuls if without_tensor_cores(name)]
-    share = facts.share_of(names)
-    if share < SURE_TO_SHOW or not _has_tensor_cores(facts.gpu, names):
+    share, times = facts.share_of(names), _times_of_tensor_cores(facts.gpu, names)
+    if share < SURE_TO_SHOW or times < TENSOR_CORES[0]:
         return
-    low, high = (facts.gain_of_faster(names, 1 / factor) for factor in TENSOR_CORES)
+    most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
+    low, high = (facts.gain_of_faster(names, 1 / factor) for factor in most)
     yield Advice(
         "amp",
         f"matmuls on tensor cores (TF32, or autocast): {short_kernel(names[0])} and others are FP32, "
@@ -599,11 +600,13 @@ def without_tensor_cores(kernel: str) -> bool:
     )
 
 
-def _has_tensor_cores(gpu: str, names: Sequence[str]) -> bool:
-    if gpu:
-        peaks = GPUS[gpu].tflops if gpu in GPUS else {}
-        return not peaks or max(peaks.values()) > 2 * peaks.get("fp32", 0.0)
-    return any(re.search(r"volta|turing|ampere|sm[789]\d|sm1\d\d", name) for name in names)
+def _times_of_tensor_cores(gpu: str, names: Sequence[str]) -> float:
+    """How many times as fast as FP32 a GPU multiplies at most; infinite where only kernels' names say so."""
+    if gpu in GPUS and GPUS[gpu].tflops:
+        peaks = GPUS[gpu].tflops
+        return max(peaks.values()) / peaks["fp32"] if "fp32" in peaks else math.inf
+    has = gpu or any(re.search(r"volta|turing|ampere|sm[789]\d|sm1\d\d", name) for name in names)
+    return math.inf if has else 1.0
 
 
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:

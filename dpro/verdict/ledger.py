@@ -74,11 +74,15 @@ class LedgerRow(NamedTuple):
 
 @dataclass(frozen=True)
 class FreeWork:
-    """Kernels, and what hosts do, take no time."""
+    """Kernels take no time; where there are none, neither does what hosts do."""
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph without that work; waits, transfers and copies stay."""
-        works = is_of(graph.nodes.kind, (NodeKind.KERNEL, *CPU_KINDS))
+        """The graph without that work; waits, transfers and copies stay.
+
+        Beside kernels, work of hosts that is left belongs to no step, as of a rank whose steps are not known.
+        """
+        works = graph.nodes.kind == NodeKind.KERNEL
+        works = works if works.any() else is_of(graph.nodes.kind, CPU_KINDS)
         return graph.with_durations(np.where(works, 0, graph.nodes.duration))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import WarmCalls
@@ -185,6 +186,17 @@ class FreeAside:
         if within <= steps / 2:
             raise Unanswerable("hosts do nothing of that kind in most steps")
         return graph.with_durations(nodes.duration - held)
+
+
+@dataclass(frozen=True)
+class FreeExchanges:
+    """Kernels that communicate, and are matched with no other rank's, take no time: waiting or moving."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        communicates = np.array([*map(is_communication, graph.names), False], np.bool_)
+        chosen = (graph.nodes.kind == NodeKind.KERNEL) & communicates[graph.nodes.name]
+        return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))
 
 
 @dataclass(frozen=True)
@@ -396,6 +408,7 @@ CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (IMBALANCE, _equal_ranks),
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
+    (COMMUNICATION, _with(FreeExchanges())),
     (HOST, _under(FreeHost())),
     (HOST, _with(FreeOutsideOperators())),
     (COPIES, _with(FreeCopies())),

@@ -61,7 +61,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
-NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
+NOT_RECORDED = "devices idle for a reason that was not recorded"
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
 SHORT_NAMES = {
@@ -158,6 +158,9 @@ def _by_replay(facts: JobFacts) -> Explanation:
     entries = entries_of(facts)
     limit = limit_of(facts, entries)
     ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
+    if not limit and not ranked:
+        do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
+        ranked = [Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
     step_ms, advice = ms(facts.step_ns), first_of(ranked)
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"

@@ -13,12 +13,13 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
+from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
-from dpro.verdict.ledger import entries_of
+from dpro.verdict.ledger import FreeWork, LedgerRow, entries_of
 from dpro.verdict.limits import (
     CHECKPOINT,
     COLLECTION,
@@ -272,6 +273,16 @@ def test_matmuls_in_fp64_are_advised_to_be_in_fp32_for_sure_where_a_gpu_has_no_u
     assert (first.kind, "not FP64 (volta_dgemm_128x64_nt)" in first.do) == ("amp", True)
     assert least <= first.gain_low < first.gain_high
     assert (least > 1) == (first.gain_low > 1)
+
+
+def test_a_gpu_whose_tensor_cores_are_twice_as_fast_is_advised_to_use_them_for_no_more(tmp_path):
+    recorded = launches_of([("ampere_sgemm_128x64_tn", 5, 900), ("mul", 5, 60)] * 4).write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, gpus=["NVIDIA GeForce RTX 3070 Ti"])
+    first = explain(Analysis(dataclasses.replace(recorded, manifest=manifest))).advice[0]
+    assert first.kind == "amp"
+    # Of 960 us 900 take a half at least.
+    assert first.gain_high == pytest.approx(960 / 510, rel=0.05)
+    assert 1.3 < first.gain_low < first.gain_high
 
 
 @pytest.mark.parametrize(("unknown_us", "is_said"), [(900, True), (60, False)])
@@ -821,3 +832,22 @@ def test_work_between_steps_that_are_marked_in_part_belongs_to_the_next(tmp_path
     # Of the first step in a window only what is marked is known to be of it.
     for counted in (facts.launches.height, facts.kernels["count"].sum()):
         assert 7 < counted / facts.rank_steps <= 8
+
+
+def test_where_devices_wait_for_what_was_not_recorded_that_is_to_be_recorded(tmp_path, monkeypatch):
+    unexplained = [LedgerRow("unexplained", (), 1e6, "what is left")]
+    monkeypatch.setattr("dpro.verdict.verdict.entries_of", lambda facts: unexplained)
+    verdict = explained(launches_of([("mul", 60, 10)] * 10), tmp_path)
+    assert verdict.limit is None
+    assert kinds(verdict) == ["record-more"]
+    assert "devices idle for a reason that was not recorded" in verdict.unsure
+
+
+def test_what_hosts_do_is_no_compute_beside_kernels(tmp_path):
+    on_gpu = facts_of(launches_of([("mul", 60, 10)] * 10), tmp_path / "gpu").job.graph
+    on_host = facts_of(computing_on_hosts(10), tmp_path / "host").job.graph
+    kernels = on_gpu.nodes.kind == NodeKind.KERNEL
+    freed = FreeWork().apply(on_gpu).nodes.duration
+    assert not freed[kernels].any()
+    assert (freed[~kernels] == on_gpu.nodes.duration[~kernels]).all()
+    assert not FreeWork().apply(on_host).nodes.duration.any()
