@@ -283,8 +283,8 @@ def before_first_launch(graph: Graph) -> Bools:
         pl.col("of_operator") & pl.col("is_kernel") & (pl.col("measured_start") > pl.col("first_ns"))
     ).any()
     dispatches = pl.col("of_operator") & goes_on.over("rank", "window", "span")
-    found = work.select((pl.col("ends") <= pl.col("first_ns")) & ~dispatches).to_series()
-    before[on_cpu] = found.fill_null(False).to_numpy()
+    earlier = work.select((pl.col("ends") <= pl.col("first_ns")) & ~dispatches).to_series()
+    before[on_cpu] = earlier.fill_null(False).to_numpy()
     return before
 
 
