@@ -153,10 +153,22 @@ def record_more(facts: JobFacts) -> list[Advice]:
     return [Advice("record-more", do, None, None, "a setting")]
 
 
-def first_of(ranked: Sequence[Advice]) -> list[Advice]:
-    """What is shown of `advise`: a rank at fault always, whatever limits the job."""
-    healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
-    return [*ranked[: MAX_ADVICE - len(healing)], *healing]
+def record_steps(facts: JobFacts) -> list[Advice]:
+    """To record several steps, where none is marked and none repeats: what is once may never be again."""
+    do = "record several steps, and mark them (prof.step() of torch.profiler, or dpro record)"
+    return [Advice("record-more", do, None, None, "a setting")] if facts.analysis.steps.is_empty() else []
+
+
+def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advice]:
+    """What is shown of `advise`: a rank at fault always, whatever limits the job.
+
+    Args:
+        last: what is shown besides, behind that, unless advice of its kind is there.
+    """
+    last = [advice for advice in last if advice.kind not in {shown.kind for shown in ranked[:MAX_ADVICE]}]
+    most = MAX_ADVICE - len(last)
+    healing = [advice for advice in ranked[most:] if advice.kind == "heal"][:1]
+    return [*ranked[: most - len(healing)], *healing, *last]
 
 
 def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | None:

@@ -40,6 +40,7 @@ from dpro.verdict.advice import (
     advise,
     first_of,
     record_more,
+    record_steps,
     remedies_of,
     worth_after,
 )
@@ -162,7 +163,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
         ranked = [Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
-    step_ms, advice = ms(facts.step_ns), first_of(ranked)
+    step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
     steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     fault = _after_end(analysis, fault_in_words(faults, analysis.trust.answerable))

@@ -851,3 +851,14 @@ def test_what_hosts_do_is_no_compute_beside_kernels(tmp_path):
     assert not freed[kernels].any()
     assert (freed[~kernels] == on_gpu.nodes.duration[~kernels]).all()
     assert not FreeWork().apply(on_host).nodes.duration.any()
+
+
+def test_where_no_step_is_marked_or_repeats_steps_are_to_be_recorded_besides(tmp_path):
+    run = launches_of([(f"kernel{number}", 60, 10) for number in range(40)], steps=1)
+    del run.rows["steps"]
+    verdict = explained(run, tmp_path)
+    assert verdict.advice[-1].kind == "record-more"
+    assert "mark them" in verdict.advice[-1].do
+    assert len(verdict.advice) <= 3
+    marked = explained(launches_of([("mul", 60, 10)] * 40), tmp_path / "marked")
+    assert "record-more" not in kinds(marked)
