@@ -15,7 +15,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,9 +116,20 @@ def _first_line(words: list[str]) -> str:
         keeping = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with keeping.open(line.split()[0]) as answer:  # it listens, and takes the token for a cookie
             assert "token" not in answer.url
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            assert _interrupted(process) == 0
+        finally:
+            process.kill()  # else leaving the block would wait for it for ever
     return line
+
+
+def _interrupted(process: subprocess.Popen[str]) -> int:
+    """Press Ctrl-C, and again where Python lost it in a callback of a library, as people do."""
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(20)
+    return process.wait(1)
 
 
 def main() -> None:
