@@ -68,8 +68,8 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
     accepted = [expert["limit"], *expert.get("limit_also_acceptable", ())]
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for ours_is in verdict.advice:
-        ours[ours_is.kind].append((ours_is.gain_low or 1.0, ours_is.gain_high or 1.0))
+    for given in verdict.advice:
+        ours[given.kind].append((given.gain_low or 1.0, given.gain_high or 1.0))
     first = expert["advice"][0]["kind"]
     result = {
         "limit": [(limit in accepted, f"{limit}, not {' or '.join(accepted)}")],
@@ -198,12 +198,16 @@ def main() -> int:
     parser.add_argument("--leave-one-out", action="store_true", help="try constants that fit others")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if len(options.traces) != len(options.verdicts):
+        parser.error("--traces takes a folder for each file of --verdicts")
     experts = [
         expert | {"source": str(folder / expert["source"])}
-        for folder, file in zip(options.traces, options.verdicts, strict=True)
+        for folder, file in zip(options.traces, options.verdicts)
         for expert in experts_of(file)
     ]
     if options.leave_one_out:
+        if not experts:
+            parser.error(f"no graded trace in {', '.join(map(str, options.verdicts))}")
         print(json.dumps(left_out(experts), indent=None if options.json else 2))
         return 0
     grades: dict[str, list[bool]] = {check: [] for check in BARS}

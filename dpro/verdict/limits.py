@@ -134,7 +134,7 @@ class FreeOutsideOperators:
     """What hosts do outside operators takes no time, in a job that computes on them."""
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`.
+        """The graph in which nothing that hosts do outside operators takes time.
 
         Raises:
             Unanswerable: devices compute; what hosts do beside that is a matter of launches.
@@ -174,7 +174,7 @@ class FreeAside:
     stretches: Callable[[Graph], Stretches]
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`.
+        """The graph in which none of these stretches takes time.
 
         Raises:
             Unanswerable: no work of hosts is in such a stretch, or not in most steps: then it is a pause.
@@ -193,7 +193,7 @@ class FreeExchanges:
     """Kernels that communicate, and are matched with no other rank's, take no time: waiting or moving."""
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph in which no kernel that communicates takes time."""
         communicates = np.array([*map(is_communication, graph.names), False], np.bool_)
         chosen = (graph.nodes.kind == NodeKind.KERNEL) & communicates[graph.nodes.name]
         return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))

@@ -94,7 +94,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def changed(source: Path, folder: Path, change: Callable[[Trace], None]) -> Path:
-    """The same file or folder after a change."""
+    """Write the files of a trace after a change, and return where."""
     for file in files_of(source):
         read = json.loads(gzip.decompress(file.read_bytes()))
         trace = read if isinstance(read, dict) else {"traceEvents": read}

@@ -14,7 +14,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import replayed, step_times
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
@@ -161,7 +161,7 @@ def _per_step(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64]
 
 
 def _mean_step(graph: Graph) -> float:
-    timeline = replay(graph)
+    timeline = replayed(graph)
     return float(step_times(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean())
 
 
