@@ -528,7 +528,7 @@ class Batch(Edit):
     proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
     memory = "takes"
-    training = "a larger batch, which may reduce sample efficiency"
+    training = "another batch size, which may change sample efficiency"
     factor: float = key("multiple of the batch size", 2.0, least=0.01)
     memory_gb: float | None = key("free memory in 1e9 bytes, if not recorded", None, least=0.0)
     doubt: float = 0.3
