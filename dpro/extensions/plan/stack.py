@@ -263,9 +263,9 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     work, names = work_of(timeline, rank)
     steps = np.unique(work.step)
     parts = [work.part(work.step == step) for step in steps.tolist()]
-    first = parts[min(1, len(parts) - 1)]
+    second = int(steps[min(1, steps.size - 1)])
     attention = [token for token, name in enumerate(names) if re.search(ATTENTION, name)]
-    patterns = [_pattern(first, backward, attention) for backward in (False, True)]
+    patterns = [_pattern(work, second, backward, attention) for backward in (False, True)]
     passes = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
     counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in passes)
     (ahead, back), _ = counts.most_common(1)[0]
@@ -306,13 +306,21 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
     return heads[of_pass], took[of_pass]
 
 
-def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
-    rows, weight = _tokens(part, backward)
-    pattern = find_pattern(part.token[rows], weight, attention)
+def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]) -> Ints:
+    """Tokens of one layer, as a step has them, each as heavy as its product usually is.
+
+    Of all steps, as in one of them a product of microseconds may wait milliseconds for its core.
+    """
+    rows, took = _tokens(work, backward)
+    products = pl.DataFrame({"token": work.token[rows], "took": took})
+    usual = products.select(pl.col("took").quantile(0.5, "lower").over("token"))["took"].to_numpy()
+    of_step = work.step[rows] == step
+    tokens, weight = work.token[rows][of_step], usual[of_step]
+    pattern = find_pattern(tokens, weight, attention)
     way = "backward" if backward else "forward"
     if not pattern.size:
         raise Unanswerable(NO_STACK.format(f"its products repeat in no stretch, {way}"))
-    begins = occurrences(part.token[rows], pattern)
+    begins = occurrences(tokens, pattern)
     covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in begins.tolist())
     if covered < MIN_SHARE * weight.sum():
         share = covered / max(float(weight.sum()), 1.0)

@@ -12,9 +12,11 @@ import pytest
 from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.plan.layout import in_words, schedule_of
 from dpro.extensions.plan.recorded_job import GivenJob, RecordedJob, is_own, own_layout, ranked, recorded_job
+from dpro.extensions.plan.stack import stack_of, work_of
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
+from dpro.replay.timeline import replay
 from dpro.store import Run
 from tests.gpu_layers import TENSOR, stack_trace
 from tests.layers import BATCH, HEADS, LAYERS, LENGTH, VOCABULARY, WIDE, WIDTH
@@ -50,6 +52,15 @@ def test_the_run_s_own_layout_comes_out_at_its_measured_step(job: RecordedJob) -
     rows = ranked(job, 1, job.global_batch)
     assert rows.filter(is_own(job))["step_ms"].to_list() == pytest.approx([job.step_ms], rel=1e-6)
     assert own["low_ms"][0] < job.step_ms < own["high_ms"][0]
+
+
+def test_a_product_that_waited_for_a_core_hides_no_layers(graph: Graph) -> None:
+    work, _ = work_of(replay(graph), 0)
+    outputs = np.flatnonzero((work.token >= 0) & work.backward & (work.step == np.unique(work.step)[1]))
+    slow = graph.nodes.duration.copy()
+    slow[work.node[outputs[0]]] += 50_000_000
+    stack = stack_of(replay(replace(graph, nodes=replace(graph.nodes, duration=slow))), 0)
+    assert stack.layers == LAYERS
 
 
 def test_half_the_sequences_at_a_time_take_no_longer(job: RecordedJob) -> None:
