@@ -15,7 +15,7 @@ class StepEntry(DocumentPart, frozen=True):
     """What of the usual step goes into one cause; all of them add up to the step.
 
     Attributes:
-        cause: compilation, checkpoint, collection, no-core, rank, start-up, input, synchronisation,
+        cause: compilation, checkpoint, collection, no-core, rank, input, synchronisation,
             allocator, imbalance, pipeline-bubble, communication, host, memory-copies, compute or unexplained,
             in this order: each is what its removal saves on top of those before it.
         ranks: that it is of, where it is of some.

@@ -1,14 +1,13 @@
 """Calls that take far longer than such calls do, since they are the first of a process: cold ones.
 
 In: a `Graph`. Out: which of its nodes are such calls, and how long these take without that. A launch loads
-its kernel's code when that is first launched; a library is loaded, code compiled. Later steps do none of it.
-What a first call allocates or copies looks like what others do, and stays.
+its kernel's code when that is first launched; a library is loaded, code compiled. Later steps do none of it:
+it is no part of the job as it runs. What a first call allocates or copies is like that of others: it stays.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -26,14 +25,11 @@ FEW = 4  # calls of a name, from which on it is known how long one usually takes
 IDLE = 0.5  # of a call's time that its device waits for it: else other work hides what it takes
 
 
-@dataclass(frozen=True)
-class WarmCalls:
-    """First calls take what such calls usually do."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph in which first calls take what such calls usually do."""
-        usual_ns = usual_of_first(graph)
-        return graph.with_durations(np.where(usual_ns >= 0, usual_ns, graph.nodes.duration))
+def with_warm_calls(graph: Graph) -> Graph:
+    """The graph in which first calls take no longer than such calls usually do."""
+    usual_ns, duration = usual_of_first(graph), graph.nodes.duration
+    cold = (usual_ns >= 0) & (usual_ns < duration)
+    return graph.with_durations(np.where(cold, usual_ns, duration)) if cold.any() else graph
 
 
 def usual_of_first(graph: Graph) -> Ints:

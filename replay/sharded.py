@@ -56,6 +56,7 @@ from dpro.replay.construction.recording_cost import (
     host_paces_of,
     observed,
 )
+from dpro.replay.first_calls import with_warm_calls
 from dpro.replay.graph import (
     GPU_KINDS,
     NO_SPAN,
@@ -458,7 +459,7 @@ def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
 
 
 def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
-    """A rank's graph, with lags, phases, and times from the run's origin; without what recording cost it."""
+    """A rank's graph, with lags, phases, and times from the run's origin; as it runs, where that is known."""
     graph = bare.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
     for calls in bare.calls:
@@ -475,7 +476,7 @@ def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
         return whole
     work = cpu_work(whole, of_all.has_shapes)
     scales = np.array([of_all.scales.get(window, 0.0) for _, window in work.cells])
-    return whole.with_durations(work.without(whole, scales))
+    return with_warm_calls(whole.with_durations(work.without(whole, scales)))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
 LARGER = ("batch:factor=2", "batch:factor=4")
 MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batch costs little
+_DONE_ONCE = ("launch-one", "allocator")  # what treats what a process that has just started does once
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
@@ -125,6 +126,8 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
             with suppress(DproError):
                 shown = [advice for advice in source(facts, limit) if advice.kind in treating]
                 wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
+    if facts.first_call:
+        wanted = [advice for advice in wanted if advice.kind not in _DONE_ONCE]
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     first = _FIRST.get(limit, ())

@@ -20,7 +20,6 @@ from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import DproError
-from dpro.replay.first_calls import WarmCalls
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
@@ -43,9 +42,9 @@ from dpro.verdict.limits import (
     without_bubble,
 )
 
-NO_CORE, RANK, START_UP, UNEXPLAINED = "no-core", "rank", "start-up", "unexplained"
+NO_CORE, RANK, UNEXPLAINED = "no-core", "rank", "unexplained"
 ORDER = (
-    COMPILATION, CHECKPOINT, COLLECTION, NO_CORE, RANK, START_UP, INPUT, SYNCHRONISATION, ALLOCATOR,
+    COMPILATION, CHECKPOINT, COLLECTION, NO_CORE, RANK, INPUT, SYNCHRONISATION, ALLOCATOR,
     IMBALANCE, BUBBLE, COMMUNICATION, HOST, COPIES, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
 # What the limit is called that such an entry is a part of.
@@ -136,7 +135,6 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
         by_findings = [(cause, finding) for cause, finding in by_findings if cause != NO_CORE]
     of_operations = facts.analysis.outline.of_operations
     general = (
-        (START_UP, lambda job: job.with_change(WarmCalls())),
         *CHANGES,
         (COMPUTE, lambda job: job.with_change(FreeWork())),
     )
@@ -202,12 +200,11 @@ def limit_of_entries(
         gains: whether a limit's removal gains anything; without that it is none.
 
     Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.
-    What a process does once, when it starts, limits nothing.
 
     Returns:
         Empty where most is unexplained.
     """
-    shares = shares_of_limits([entry for entry in entries if entry.cause != START_UP])
+    shares = shares_of_limits(entries)
     if max(shares, key=shares.__getitem__, default=UNEXPLAINED) == UNEXPLAINED:
         return ""
     others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}

@@ -19,7 +19,6 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.first_calls import WarmCalls
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
@@ -326,7 +325,7 @@ def _next_launches(graph: Graph) -> Ints:
 
 
 def host_before_launches(graph: Graph) -> pl.DataFrame:
-    """What the host does after one launch until the next, on all threads of a rank; first calls are warm.
+    """What the host does after one launch until the next, on all threads of a rank.
 
     Returns:
         `launch` (its node), `kernel` that it launches, `window`, `step`, `is_first` of the rank's in that
@@ -335,8 +334,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
     nodes, edges = graph.nodes, graph.edges
     following = next_launches(graph)
     counted = np.flatnonzero(following >= 0)
-    warm = WarmCalls().apply(graph).nodes.duration
-    took_ns = np.bincount(following[counted], warm[counted], graph.num_nodes)
+    took_ns = np.bincount(following[counted], nodes.duration[counted], graph.num_nodes)
     by = edges.kind == EdgeKind.LAUNCH
     launch, first_edge = np.unique(edges.source[by], return_index=True)
     kernel = nodes.name[edges.target[by][first_edge]]

@@ -28,7 +28,7 @@ from dpro.detect.host_bound import THE_HOST
 from dpro.detect.words import name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
-from dpro.replay.fidelity.accuracy import deep_and_usual, recording_in_words, without_spans
+from dpro.replay.fidelity.accuracy import deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
@@ -400,7 +400,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
         "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
-        (taken_out := recording_in_words(trust)): bool(taken_out),
+        (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
         "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,

@@ -35,6 +35,7 @@ from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.construction.recording_cost import RecordingCost
+from dpro.replay.first_calls import with_warm_calls
 from dpro.replay.graph import (
     NO_SPAN,
     OF_RENDEZVOUS,
@@ -98,14 +99,16 @@ class Built:
     def predictive(self) -> Graph:
         """The graph of the job as it runs, from which all is predicted and judged.
 
-        What recording cost is taken out; where launches are not recorded, waits that only look like them.
+        What recording cost is taken out, and what calls took since they were the first of their process;
+        where launches are not recorded, waits that only look like them.
         """
         if self.of_operations:
             return with_typical_delays(self.graph)
-        if self.recording is None or self.recording.duration is None:
-            return self.graph
-        nodes = dataclasses.replace(self.graph.nodes, duration=self.recording.duration)
-        return with_own_known(dataclasses.replace(self.graph, nodes=nodes))
+        graph = self.graph
+        if self.recording is not None and self.recording.duration is not None:
+            graph = graph.with_durations(self.recording.duration)
+        warm = with_warm_calls(graph)
+        return warm if warm is self.graph else with_own_known(warm)
 
 
 def build_graph(run: Run, report: Progress = ignore) -> Built:

@@ -399,7 +399,8 @@ class Trust:
         rendezvous: collectives with ranks that are missing; None where there are none.
         figures: all that predictions stand or fall with, each with its bars, worst first.
         doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
-        taken_out: how many times as long usual steps take as recorded as once recording's cost is taken out.
+        taken_out: how many times as long usual steps take as recorded as in the job as it runs.
+        cold: share of the usual steps, as recorded, in first calls of a process; these are taken out, too.
         hosts: how many times as long hosts took since they were recorded: likely, at least, at most; all 1
             where nothing is known of it.
         host_factors: by `rank` the `factor` by which CPU work may be shorter, and longer, than it is taken to
@@ -421,6 +422,7 @@ class Trust:
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
     taken_out: float = 1.0
+    cold: float = 0.0
     hosts: tuple[float, float, float] = (1.0, 1.0, 1.0)
     host_factors: tuple[pl.DataFrame, ...] = ()
 
@@ -462,7 +464,8 @@ class Trust:
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     """Compare a replay of the unchanged graph with the trace."""
     derived = replay(built.predictive) if built.of_operations else timeline
-    as_it_runs = timeline if built.recording is None else replayed(built.predictive)
+    as_recorded = built.of_operations or built.predictive is built.graph
+    as_it_runs = timeline if as_recorded else replayed(built.predictive)
     facts = facts_of(timeline, derived, has_gpu_work(built.graph))
     return judge(built, timeline, facts, manifest, as_it_runs)
 
@@ -473,7 +476,7 @@ def judge(
     """How far to trust a replay, by what its ranks show.
 
     Args:
-        as_it_runs: the replay of the job without what recording cost it.
+        as_it_runs: the replay of the job without what recording cost it, and without first calls.
     """
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
@@ -490,6 +493,7 @@ def judge(
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
     windows = windows_to_usual(table, taken_out)
     usual = usual_steps(step_ends(timeline.graph, timeline.start, timeline.end))
+    cold = cold_share(usual)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
@@ -517,10 +521,11 @@ def judge(
             doubtful,
             windows,
             _impossible(built),
-            cold_share(usual),
+            cold,
             warm_up(usual, built.steps_known),
         ),
         taken_out=taken_out,
+        cold=cold,
         hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,
         host_factors=() if built.recording is None else built.recording.host_factors,
     )
@@ -532,13 +537,18 @@ def _step_of(timeline: Timeline) -> float:
     return max(float(lengths.mean()), 1.0) if lengths.size else 1.0
 
 
-def recording_in_words(trust: Trust) -> str:
-    """What was taken out of the job since recording it cost that; empty where that is little."""
+def taken_out_in_words(trust: Trust) -> str:
+    """What of the recorded job is no part of it as it runs; empty where that is little."""
     likely, least, most = trust.hosts
-    if max(likely, most) < NOTABLE:
-        return ""
-    step = f", and steps x{trust.taken_out:.2f}" if trust.taken_out >= NOTABLE else ""
-    return f"recording slowed hosts x{likely:.2f} ({least:.2f} to {most:.2f}){step}: that is taken out"
+    without_cold = trust.taken_out * (1 - trust.cold)
+    parts = []
+    if max(likely, most) >= NOTABLE:
+        step = f", and steps x{without_cold:.2f}" if without_cold >= NOTABLE else ""
+        parts.append(f"recording slowed hosts x{likely:.2f} ({least:.2f} to {most:.2f}){step}")
+    if trust.cold >= NOTABLE - 1:
+        parts.append(f"first calls of a process make up {trust.cold:.0%} of the recorded steps")
+    taken = "that is taken out" if len(parts) == 1 else "both are taken out"
+    return f"{'; '.join(parts)}: {taken}" if parts else ""
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from dpro.processes import process_pool
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
-from dpro.replay.fidelity.accuracy import Trust, TrustDocument, recording_in_words, trust_document
+from dpro.replay.fidelity.accuracy import Trust, TrustDocument, taken_out_in_words, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import series_outside
@@ -547,7 +547,7 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
 
 def recording_lines(analysis: Analysis) -> list[str]:
     """What was taken out since recording cost it, and that other steps take another time, a line each."""
-    taken_out, outside_ms = recording_in_words(analysis.trust), _step_outside_windows_ms(analysis)
+    taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
     differs = outside_ms is not None and abs(usual_ms - outside_ms) > ANOTHER_TIME * outside_ms

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.first_calls import COLD_NS, WarmCalls, first_calls
+from dpro.replay.first_calls import COLD_NS, first_calls, with_warm_calls
 from dpro.replay.timeline import cold_share, step_ends, usual_steps, warm_up
 from tests.builders import US, TinyRun
 from tests.unit.replay.whatif.test_baseline import ends_of
@@ -100,7 +100,7 @@ def test_what_precedes_a_step_that_nothing_marks_is_the_start_of_a_process(tmp_p
 @given(st.lists(st.sampled_from([10.0, 150.0, 600.0, 30_000.0]), min_size=4, max_size=4))
 def test_calls_that_are_warm_take_no_longer_than_first_ones_and_others_the_same(tmp_path_factory, took):
     graph = _steps(dict(enumerate(took))).build(tmp_path_factory.mktemp("run")).graph
-    before, after = graph.nodes.duration, WarmCalls().apply(graph).nodes.duration
+    before, after = graph.nodes.duration, with_warm_calls(graph).nodes.duration
     assert (after <= before).all()
     assert (before[after != before] >= COLD_NS).all()
     assert np.sum(after != before) == sum(us * US >= COLD_NS for us in took)

@@ -13,7 +13,6 @@ from dpro.verdict.ledger import (
     NO_CORE,
     ORDER,
     RANK,
-    START_UP,
     UNEXPLAINED,
     LedgerRow,
     entries_of,
@@ -139,11 +138,6 @@ def test_stages_of_a_pipeline_are_never_limited_by_compute():
     assert limit_of_entries(entries(pipeline_bubble=0.05, compute=0.95), True) == BUBBLE
 
 
-def test_what_a_process_does_once_is_no_limit_and_no_part_of_what_others_are_a_share_of():
-    assert limit_of_entries(entries(start_up=0.9, host=0.01, compute=0.09), False) == COMPUTE
-    assert limit_of_entries(entries(start_up=0.9, host=0.03, compute=0.07), False) == HOST
-
-
 def test_no_limit_is_named_where_most_is_unexplained():
     assert limit_of_entries(entries(host=0.3, compute=0.1, unexplained=0.6), False) == ""
     assert limit_of_entries([], False) == ""
@@ -156,8 +150,8 @@ CAUSES = st.sampled_from([cause for cause in ORDER if cause not in (COMPUTE, UNE
 def test_the_limit_is_compute_or_takes_a_fifth_of_the_step(parts, compute):
     listed = [*(LedgerRow(cause, (), ns, "") for cause, ns in parts), LedgerRow(COMPUTE, (), compute, "")]
     limit = limit_of_entries(listed, False)
-    assert sum(shares_of_limits(listed).values()) == pytest.approx(1.0)
-    shares = shares_of_limits([entry for entry in listed if entry.cause != START_UP])  # what is done once
+    shares = shares_of_limits(listed)
+    assert sum(shares.values()) == pytest.approx(1.0)
     assert limit == COMPUTE or shares[limit] >= LARGE
     assert limit != COMMUNICATION or shares[limit] == max(
         share for name, share in shares.items() if name != COMPUTE

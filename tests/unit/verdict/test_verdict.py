@@ -128,6 +128,23 @@ def test_a_first_call_that_sets_up_the_device_is_no_input_and_asks_for_later_ste
     assert "input" not in kinds(verdict)
 
 
+@pytest.mark.parametrize("cold_us", [10, 900])
+def test_what_a_process_allocates_as_it_starts_is_not_what_each_step_does(tmp_path, cold_us):
+    run, at = TinyRun(), 0
+    for number in range(20):
+        took = cold_us if number == 10 else 10
+        run.op("aten::empty", at, at + 120)
+        run.call(at, at + 100, -1, name="cudaMalloc")
+        run.call(at + 120, at + 120 + took, number)
+        run.kernel("reduce" if number == 10 else "add", at + took + 130, at + took + 140, number)
+        at += 150 + took
+    run.step(0, 0, at)
+    advised = kinds(explained(run, tmp_path))
+    assert ("allocator" in advised, "record-more" in advised) == (
+        (False, True) if cold_us > 10 else (True, False)
+    )
+
+
 def test_a_launch_that_loads_code_limits_nothing_and_predictions_from_it_are_not_good(tmp_path):
     run = TinyRun()
     for number in range(10):
@@ -140,7 +157,9 @@ def test_a_launch_that_loads_code_limits_nothing_and_predictions_from_it_are_not
     verdict = explained(run, tmp_path)
     assert verdict.limit.kind == COMPUTE
     assert verdict.advice[0].kind == "record-more"
-    assert {entry.cause for entry in verdict.account.entries} >= {"start-up", "compute"}
+    assert verdict.account.recorded_step_ms == pytest.approx(1.73)
+    assert verdict.account.step_ms == pytest.approx(1.14, abs=0.01)  # a later launch takes 10 us, not 600
+    assert "first calls of a process make up 34% of the recorded steps: that is taken out" in verdict.unsure
     assert facts_of(run, tmp_path / "again").analysis.trust.grade == "fair"
 
 
