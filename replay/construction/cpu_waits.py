@@ -23,6 +23,8 @@ from dpro.replay.graph import EdgeKind
 AUTOGRAD = r"^autograd::engine::evaluate_function|^\w+Backward\d*$"  # old engines have no spans
 BACKWARD = r"^dpro::backward$"
 QUIET = (KIND["annotation"], KIND["python"])
+LONG_TURNS = 8.0  # times as many calls in a row as when two threads call at random: one waits for the other
+MEANWHILE = 0.95  # of those calls: the other thread calls nothing during them
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,13 @@ class Threads:
     Attributes:
         segments: what each thread was doing, by thread.
         annotations: which annotation was around it.
-        backward: threads that run backward for the main thread.
+        helpers: threads that work while the main thread waits for them: those that run backward.
         background: number of spans on all other threads.
     """
 
     segments: dict[int, ThreadSegments]
     annotations: dict[int, ThreadSegments]
-    backward: list[int]
+    helpers: list[int]
     background: int
 
 
@@ -70,7 +72,25 @@ def threads_of(view: RankView, names: Names) -> Threads:
         annotation = spans[view.kind[spans] == KIND["annotation"]]
         segments[tid], annotations[tid] = (_segments(view, of, finish) for of in (spans, annotation))
     background = int((~np.isin(view.tid[cpu], list(active))).sum())
-    return Threads(segments, annotations, sorted(runs_backward - {view.main_tid}), background)
+    main = segments.get(view.main_tid)
+    in_turn = {tid for tid in segments if main is not None and _launches_in_turn(view, main, tid)}
+    return Threads(segments, annotations, sorted((runs_backward | in_turn) - {view.main_tid}), background)
+
+
+def _launches_in_turn(view: RankView, main: ThreadSegments, tid: int) -> bool:
+    """Whether a thread and the main one launch work in turns, and the main one calls nothing meanwhile.
+
+    So do threads that run backward where no operators are recorded, whose names would say it.
+    """
+    calls = view.calls[np.isin(view.tid[view.calls], (view.main_tid, tid))]
+    is_helper = view.tid[calls] == tid
+    count = np.count_nonzero(is_helper)
+    at_random = 1 + 2 * count * (1 - count / max(calls.size, 1))
+    if LONG_TURNS * (1 + np.count_nonzero(np.diff(is_helper))) > at_random:
+        return False
+    during = main.span[main.at(view.start[calls[is_helper]])]
+    quiet = (during < 0) | np.isin(view.kind[during], QUIET)
+    return float(quiet.mean()) >= MEANWHILE
 
 
 def _segments(view: RankView, spans: Ints, finish: int) -> ThreadSegments:

@@ -84,7 +84,7 @@ def build_rank_graph(
     pairs = as_spans(view, needs)
     handed = between_threads(view, [*threads.segments], *pairs)
     waits = [
-        *(hand_over(view, threads, tid, handed) for tid in threads.backward),
+        *(hand_over(view, threads, tid, handed) for tid in threads.helpers),
         waits_for_collectives(view, threads, names),
         _waits_in_calls(view, blocked),
     ]
@@ -294,7 +294,7 @@ def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, la
     piece = numbering.pieces[tid]
     around = threads.annotations[tid]
     anchored = np.zeros(piece.start.size, np.int64)
-    anchored[0] = tid not in threads.backward  # those start when they are handed work
+    anchored[0] = tid not in threads.helpers  # those start when they are handed work
     lanes.append((view.rank, "main thread" if tid == view.main_tid else f"thread {tid}"))
     return {
         "kind": KIND_OF_PIECE[np.where(piece.span >= 0, view.kind[np.maximum(piece.span, 0)], -1)],

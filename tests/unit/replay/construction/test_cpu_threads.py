@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
+from dpro.replay.timeline import replay
 from tests.builders import BACKWARD, COMPUTE, MAIN, US, Seen, TinyRun
 
 
@@ -74,6 +76,47 @@ def test_backward_beside_a_busy_main_thread_delays_backward_only(tmp_path):
     assert seen.lasting("autograd::engine::evaluate_function: MmBackward0", 200).end("more") == 500
     handover = seen.graph.edges.kind == EdgeKind.HANDOVER
     assert seen.graph.edges.inferred[handover].tolist() == [True]
+
+
+def _calls_without_operators(at_us: dict[int, list[tuple[int, int]]]) -> TinyRun:
+    """Launches of 5 us each, of some threads.
+
+    Args:
+        at_us: by thread stretches in which it launches every 10 us.
+    """
+    run, number = TinyRun(), 0
+    run.step(0, 0, 1_000)
+    for tid, stretches in at_us.items():
+        for begin, end in stretches:
+            for at in range(begin, end, 10):
+                run.call(at, at + 5, number, tid=tid)
+                run.kernel(f"of {tid}", at + 6, at + 8, number)
+                number += 1
+    return run
+
+
+def test_threads_that_launch_in_long_turns_wait_for_each_other_whatever_their_names(tmp_path):
+    turns = {MAIN: [(0, 300), (605, 900)], BACKWARD: [(305, 600)]}
+    seen = Seen(_calls_without_operators(turns).build(tmp_path / "r").graph)
+    assert len(seen.edges(EdgeKind.HANDOVER)) == 2
+    graph = seen.graph
+    slow = graph.nodes.duration.copy()
+    (first,) = np.flatnonzero(graph.nodes.measured_start == 305 * US)[:1]
+    slow[first] += 400 * US
+    assert replay(graph.with_durations(slow)).end.max() == replay(graph).end.max() + 400 * US
+
+
+def test_threads_that_launch_at_the_same_time_wait_for_nothing(tmp_path):
+    beside = {MAIN: [(0, 900)], BACKWARD: [(305, 600)]}
+    seen = Seen(_calls_without_operators(beside).build(tmp_path / "r").graph)
+    assert not len(seen.edges(EdgeKind.HANDOVER))
+
+
+def test_a_thread_that_launches_while_the_main_one_waits_for_a_device_is_not_what_it_waits_for(tmp_path):
+    run = _calls_without_operators({MAIN: [(0, 300), (605, 900)], BACKWARD: [(310, 590)]})
+    run.call(301, 604, -1, name="cudaDeviceSynchronize")
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert not len(seen.edges(EdgeKind.HANDOVER))
 
 
 def test_time_in_no_span_is_kept_as_work_of_its_own(tmp_path):
