@@ -22,7 +22,7 @@ from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
-from dpro.replay.cost.kernels.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
@@ -30,6 +30,7 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.coalescing import series_of
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
+from dpro.replay.whatif.edits.kernels import is_pointwise
 from dpro.replay.whatif.edits.pipeline import Pipeline
 from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.edits.training_loop import Workers
@@ -67,6 +68,8 @@ WORTH_AFTER = 1.05  # the same of the middle of what only comes second
 NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a kernel's, in attention
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
+CASTING = 0.75  # of their time that pointwise kernels take at most on half the bytes: others cast meanwhile
+BATCH_NORM = r"(?i)batch_?norm|\bbn_"
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # times as fast as FP64 that matmuls in FP32 are
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
@@ -587,25 +590,38 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if facts.share_of(doubled) >= SURE_TO_SHOW:
         may_have_fp64 = not facts.gpu or re.search(HAS_FP64, facts.gpu)
         factors = FEW_BITS if may_have_fp64 else FEW_BITS_WITHOUT_FP64
-        low, high = (facts.gain_of_faster(doubled, 1 / factor) for factor in factors)
+        low, high = (facts.gain_of_faster(dict.fromkeys(doubled, 1 / factor)) for factor in factors)
         share = facts.share_of(doubled)
         do = f"matmuls in FP32, not FP64 ({short_kernel(doubled[0])}): {share:.0%} of compute"
         yield Advice("amp", do, low, high, "a line of code", "the job needs no more than 24 bits")
     names = [name for name in matmuls if without_tensor_cores(name)]
-    share, times = facts.share_of(names), _times_of_tensor_cores(facts.gpu, names)
-    if share < SURE_TO_SHOW or times < TENSOR_CORES[0]:
+    on_tensor_cores = [name for name in matmuls if name not in names and stored_as(name) == "tf32"]
+    times = _times_of_tensor_cores(facts.gpu, [*names, *on_tensor_cores])
+    if times < TENSOR_CORES[0]:
         return
-    most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
-    low, high = (facts.gain_of_faster(names, 1 / factor) for factor in most)
-    yield Advice(
-        "amp",
-        f"matmuls on tensor cores (TF32, or autocast): {short_kernel(names[0])} and others are FP32, "
-        f"{share:.0%} of compute",
-        low,
-        high,
-        "a line of code",
-        "the model trains as well with fewer bits",
-    )
+    floats = [name for name in facts.computing_kernels["name"] if _halved_by_autocast(name)]
+    least, most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
+    autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
+    if facts.share_of(names) >= SURE_TO_SHOW:
+        do = f"matmuls on tensor cores (TF32, or autocast): {short_kernel(names[0])} and others are FP32, "
+        do += f"{facts.share_of(names):.0%} of compute"
+        at_least = dict.fromkeys(names, 1 / least)
+    elif facts.share_of(on_tensor_cores) >= SURE_TO_SHOW:
+        do = (
+            f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, pointwise kernels "
+        )
+        do += f"FP32, together {facts.share_of([*on_tensor_cores, *floats]):.0%} of compute"
+        at_least = dict.fromkeys(floats, CASTING)
+    else:
+        return
+    low, high = (facts.gain_of_faster(factors) for factors in (at_least, autocast))
+    assumes = "the model trains as well with fewer bits; at most, pointwise kernels move half the bytes, too"
+    yield Advice("amp", do, low, high, "a line of code", assumes)
+
+
+def _halved_by_autocast(kernel: str) -> bool:
+    """Whether a kernel does what autocast has done in 16 bits: pointwise work, batch normalisation."""
+    return stored_as(kernel) == "fp32" and (is_pointwise(kernel) or bool(re.search(BATCH_NORM, kernel)))
 
 
 def without_tensor_cores(kernel: str) -> bool:
@@ -634,7 +650,7 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     softmax = facts.share_of(unfused)
     if softmax >= SURE_TO_SHOW:
         names = [*unfused, *_around_softmax(facts, unfused)]
-        low, high = (facts.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
+        low, high = (facts.gain_of_faster(dict.fromkeys(names, factor)) for factor in FUSED_ATTENTION)
         yield Advice(
             "attention",
             f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
@@ -650,7 +666,7 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
         if re.search(r"flash_(fwd|bwd)\w*kernel", name) and "sm90" not in name
     ]
     if facts.share_of(older) >= SURE_TO_SHOW and _is_hopper(facts):
-        low, high = (facts.gain_of_faster(older, factor) for factor in NEWER_ATTENTION)
+        low, high = (facts.gain_of_faster(dict.fromkeys(older, factor)) for factor in NEWER_ATTENTION)
         yield Advice(
             "attention",
             f"FlashAttention 3: {short_kernel(older[0])} is of version 2, "
@@ -725,7 +741,7 @@ def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "tune-kernel",
             f"tune {short_kernel(name)}: {share:.0%} of compute",
             1.0,
-            facts.gain_of_faster([name], 0.5),
+            facts.gain_of_faster({name: 0.5}),
             "new code",
             _ROUGH,
         )

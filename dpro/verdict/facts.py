@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -435,9 +435,9 @@ class JobFacts:
     def _shown(self) -> RunFacts:
         return run_facts(self.job.graph, self.ends, self.analysis.suspects)
 
-    def gain_of_faster(self, names: Collection[str], factor: float) -> float:
-        """How many times as long a usual step takes as with kernels that take a share of their time."""
-        return self.typical_gain_of(self.job.with_change(FasterKernels(frozenset(names), factor)))
+    def gain_of_faster(self, factors: Mapping[str, float]) -> float:
+        """How many times as long a usual step takes as when kernels, by name, take a share of their time."""
+        return self.typical_gain_of(self.job.with_change(FasterKernels(factors)))
 
     def without(self, limit: str) -> list[ReplayedJob]:
         """The job in which a limit costs nothing, in each way in which that is to be had of this run."""

@@ -304,6 +304,29 @@ def test_a_gpu_whose_tensor_cores_are_twice_as_fast_is_advised_to_use_them_for_n
     assert 1.3 < first.gain_low < first.gain_high
 
 
+def test_autocast_is_advised_where_matmuls_are_tf32_and_what_is_between_them_fp32(tmp_path):
+    matmul = "sm86_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw"
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    norm = "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>"
+    run = launches_of([(matmul, 5, 500), (pointwise, 5, 300), (norm, 5, 200)] * 4)
+    (first, *_) = explained(run, tmp_path).advice
+    assert (first.kind, "100% of compute" in first.do) == ("amp", True)
+    # At least: half of 1,000 us takes three quarters; at most all of it takes half.
+    assert first.gain_low == pytest.approx(1_000 / 875, rel=0.02)
+    assert first.gain_high == pytest.approx(2.0, rel=0.02)
+
+
+def test_pointwise_kernels_on_floats_halve_only_beside_matmuls_with_more_than_16_bits(tmp_path):
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    run = launches_of([("ampere_sgemm_128x64_tn", 5, 600), (pointwise, 5, 600)] * 4)
+    advice = explained(run, tmp_path).advice[0]
+    # At least: matmuls in TF32, twice as fast; at most a sixth of 600 us and half of 600.
+    assert (advice.kind, advice.gain_low) == ("amp", pytest.approx(1_200 / 900, rel=0.02))
+    assert advice.gain_high == pytest.approx(1_200 / 400, rel=0.02)
+    run = launches_of([("ampere_bf16_s16816gemm_bf16_128x64", 5, 600), (pointwise, 5, 600)] * 4)
+    assert "amp" not in kinds(explained(run, tmp_path / "again"))
+
+
 @pytest.mark.parametrize(("unknown_us", "is_said"), [(900, True), (60, False)])
 def test_that_kernels_of_no_known_kind_compute_is_said_from_half_of_the_time(tmp_path, unknown_us, is_said):
     run = launches_of([("what_is_this", 5, unknown_us), ("volta_sgemm_128x64_tn", 5, 300)] * 4)
