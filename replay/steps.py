@@ -495,6 +495,7 @@ def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Let windows without steps begin when work of a GPU is first launched, or input loaded before that.
 
     What the program does before it is its start, which no step has: it imports, compiles, sets its device up.
+    Where a device works long before, it was given that before the window: then this is no start.
 
     Args:
         windows: `rank`, `window`, `start_ns`, `end_ns`.
@@ -509,10 +510,14 @@ def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     begins = launched.join(loaded, on=OF_WINDOW, how="left").select(
         *OF_WINDOW, begin_ns=pl.min_horizontal("at", "at_right")
     )
-    placed = windows.join(begins, on=OF_WINDOW, how="left", maintain_order="left")
-    is_late = (pl.col("begin_ns") - pl.col("start_ns") >= START_NS).fill_null(False)
+    works = spans.filter(IS_GPU).group_by(OF_WINDOW).agg(works_ns=pl.col("start_ns").min())
+    placed = windows
+    for part in (begins, works):
+        placed = placed.join(part, on=OF_WINDOW, how="left", maintain_order="left")
+    nothing_before = pl.col("begin_ns") - pl.col("start_ns") >= START_NS
+    is_late = (nothing_before & (pl.col("begin_ns") - pl.col("works_ns") < START_NS)).fill_null(False)
     return placed.with_columns(start_ns=pl.when(is_late).then("begin_ns").otherwise("start_ns")).drop(
-        "begin_ns"
+        "begin_ns", "works_ns"
     )
 
 

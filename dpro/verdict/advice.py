@@ -69,6 +69,7 @@ NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a 
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 CASTING = 0.75  # of their time that pointwise kernels take at most on half the bytes: others cast meanwhile
+INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 BATCH_NORM = r"(?i)batch_?norm|\bbn_"
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # times as fast as FP64 that matmuls in FP32 are
@@ -375,9 +376,11 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     before = _work_by_name(facts, partial(host_work_before_slow_launch, slow.kernel))
     most = min(1 / (1 - min(slow.per_step * slow.took_ns / facts.step_ns, 0.95)), host)
+    copies_input = re.search(INTO_DEVICE, slow.kernel)
+    way = "prepare the input beside the step: " if copies_input else "shorten "
     yield Advice(
-        "launch-one",
-        f"shorten what the host does for {format_duration(slow.took_ns)} before {slow.in_words}"
+        "input" if copies_input else "launch-one",
+        f"{way}what the host does for {format_duration(slow.took_ns)} before {slow.in_words}"
         f"{place_of(launches.filter(pl.col('launched') == slow.kernel), facts.spans)}"
         f"{_longest_names(before, facts.rank_steps)}",
         partly(most, 0.5),

@@ -327,7 +327,8 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
 
     Returns:
         `launch` (its node), `kernel` that it launches, `window`, `step`, `is_first` of the rank's in that
-        step, and `took_ns`; in order of time.
+        step, and `took_ns`; in order of time. Where no steps are known, the first behind work that was
+        launched before the window is not the first of a step.
     """
     nodes, edges = graph.nodes, graph.edges
     following = next_launches(graph)
@@ -347,7 +348,16 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
     )
     calls = rows.filter(pl.Series(np.isin(launch, following[counted]))).sort("start_ns")
     is_first = pl.int_range(pl.len()).over("rank", "window", "step") == 0
-    return calls.with_columns(is_first=is_first).drop("start_ns", "rank")
+    if not _has_steps(graph):
+        older = is_of(nodes.kind, GPU_KINDS)
+        older[edges.target[by]] = False
+        began = pl.DataFrame(
+            {name: getattr(nodes, name)[older] for name in ("rank", "window", "measured_start")}
+        )
+        began = began.group_by("rank", "window").agg(pl.col("measured_start").min())
+        calls = calls.join(began, on=["rank", "window"], how="left", maintain_order="left")
+        is_first &= (pl.col("start_ns") <= pl.col("measured_start")).fill_null(True)
+    return calls.with_columns(is_first=is_first).drop("start_ns", "rank", "measured_start", strict=False)
 
 
 def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:

@@ -106,7 +106,8 @@ class Built:
             return with_typical_delays(self.graph)
         graph = self.graph
         if self.recording is not None and self.recording.duration is not None:
-            graph = graph.with_durations(self.recording.duration)
+            nodes = dataclasses.replace(graph.nodes, duration=self.recording.duration)  # that very array
+            graph = dataclasses.replace(graph, nodes=nodes)
         warm = with_warm_calls(graph)
         return warm if warm is self.graph else with_own_known(warm)
 

@@ -175,23 +175,24 @@ def make_rank_view(
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
-        steps_end=_steps_end(step_end, stepped, launch[on_gpu], spans),
+        steps_end=_steps_end(step_end, stepped, launch[on_gpu], spans, start[on_gpu]),
         begin=begin,
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},
     )
 
 
-def _steps_end(step_end: Ints, stepped: bool, launch: Ints, spans: pl.DataFrame) -> int:
+def _steps_end(step_end: Ints, stepped: bool, launch: Ints, spans: pl.DataFrame, works: Ints) -> int:
     """When the last step ends; of a run without steps, when its work begins; else -1.
 
     Args:
         stepped: as of `make_rank_view`.
         launch: of work of the GPU, the place of the call that launched it.
+        works: when it began, ns.
     """
     if step_end.size:
         return int(step_end.max())
-    return -1 if stepped else _begin_of_work(launch, spans)
+    return -1 if stepped else _begin_of_work(launch, spans, works)
 
 
 def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
@@ -233,11 +234,12 @@ def _asked_and_over(
     return is_asked, np.where(after >= 0, start + after, closed), end
 
 
-def _begin_of_work(launches: Ints, spans: pl.DataFrame) -> int:
+def _begin_of_work(launches: Ints, spans: pl.DataFrame, works: Ints) -> int:
     """When a window without steps begins to be one, as of `dpro.replay.steps.begins_of_work`; 0: at once.
 
     Args:
         launches: indices of spans that launched work of a GPU, -1 for none.
+        works: when that began, ns.
     """
     begins = spans["start_ns"].to_numpy()
     loads = np.flatnonzero(spans["loads"].to_numpy())
@@ -245,7 +247,8 @@ def _begin_of_work(launches: Ints, spans: pl.DataFrame) -> int:
     if not launches.size:
         return 0
     begin = int(begins[np.concatenate([launches, loads])].min())
-    return begin if begin - int(begins[0]) >= START_NS else 0
+    nothing_before = begin - int(begins[0]) >= START_NS and begin - int(works.min()) < START_NS
+    return begin if nothing_before else 0
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:
