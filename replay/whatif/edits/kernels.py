@@ -22,7 +22,7 @@ from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.whatif.choices import DOWN_TO, choose_precisions, precision_lines
-from dpro.replay.whatif.edit import Edit, kind_of_job
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
@@ -172,7 +172,7 @@ class Compile(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        _require_uncompiled(facts.graph)
+        _require_kernels(facts.graph)
         return [cls(NodeSelection())]
 
     def bound(self, facts: RunFacts) -> float:
@@ -182,15 +182,17 @@ class Compile(RankwiseEdit):
 
     def apply(self, graph: Graph) -> Graph:
         """Give the first of each run the time of all, and take the others with what launched them."""
-        _require_uncompiled(graph)
+        _require_kernels(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
-            raise NothingToChange("there are no adjacent pointwise kernels or reductions: nothing to fuse")
+            raise NothingToChange(
+                "nothing to fuse: no pointwise kernels or reductions, which are not fused yet, are adjacent"
+            )
         return fused
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Where reductions stay kernels of their own."""
-        return (_with_fused(graph, _runs(graph, self.selection.chosen(graph), is_pointwise)),)
+        return (_with_fused(graph, _runs(graph, self.selection.chosen(graph), _is_fused_alone)),)
 
     def describe(self) -> str:
         return "pointwise kernels and reductions are fused"
@@ -203,13 +205,6 @@ def _require_kernels(graph: Graph) -> None:
     """Refuse a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
         raise NothingToChange("the run has no GPU kernels: fusion on CPUs is not modelled")
-
-
-def _require_uncompiled(graph: Graph) -> None:
-    """As `_require_kernels`; refuse a job whose kernels torch.compile has fused, too."""
-    _require_kernels(graph)
-    if kind_of_job(graph).compiled:
-        raise NothingToChange("the job already uses kernels fused by torch.compile")
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:
@@ -268,7 +263,12 @@ def is_fused(name: str) -> bool:
     hold pointwise operators before and after sums and norms; products and attention are kernels of libraries.
     What it has compiled already is as fused as can be.
     """
-    return is_pointwise(name) or (classify(name).kind in REDUCES and not name.startswith("triton_"))
+    return not name.startswith("triton_") and (is_pointwise(name) or classify(name).kind in REDUCES)
+
+
+def _is_fused_alone(name: str) -> bool:
+    """As `is_fused`, without reductions."""
+    return is_fused(name) and is_pointwise(name)
 
 
 def _firsts(run: Ints) -> Ints:
