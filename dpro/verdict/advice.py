@@ -589,7 +589,7 @@ def _per_step(graph: Graph, transfers: Ints) -> int:
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Multiply in FP32 rather than FP64, and on tensor cores rather than in FP32."""
     matmuls = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution"]))["name"].to_list()
-    doubled = [name for name in matmuls if re.search(r"(?i)dgemm|d884|_f64|<double|double>", name)]
+    doubled = [name for name in matmuls if re.search(r"(?i)(?<![a-z])dgemm|d884|_f64|<double|double>", name)]
     if facts.share_of(doubled) >= SURE_TO_SHOW:
         may_have_fp64 = not facts.gpu or re.search(HAS_FP64, facts.gpu)
         factors = FEW_BITS if may_have_fp64 else FEW_BITS_WITHOUT_FP64

@@ -62,6 +62,7 @@ STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of mi
 USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
 FEW = 4  # calls of a name, from which on it is known how long one usually takes
+COMES_AGAIN = 0.5  # of the launches of a kernel: fewer slow ones may be pauses, where no steps are known
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
@@ -116,15 +117,20 @@ class SlowLaunches(NamedTuple):
         return f"it launches {short_kernel(self.kernel)}, {times} a step"
 
 
-def slow_launches_of(launches: pl.DataFrame, rank_steps: int, step_ns: float) -> SlowLaunches | None:
+def slow_launches_of(
+    launches: pl.DataFrame, rank_steps: int, step_ns: float, stepped: bool = True
+) -> SlowLaunches | None:
     """The kernel before whose launches the host spends much of the step; None where it does before none.
 
     Args:
         launches: of usual steps, as of `host_before_launches`; before a step's first it prepares the input.
         rank_steps: how many steps of ranks these are.
+        stepped: whether steps are known. Where they are not, nothing shows that a rare one comes again.
     """
+    is_slow = pl.col("took_ns") >= SLOW_LAUNCH_NS
+    comes_again = pl.lit(stepped) | (is_slow.mean().over("kernel") >= COMES_AGAIN)
     slow = (
-        launches.filter((pl.col("took_ns") >= SLOW_LAUNCH_NS) & ~pl.col("is_first"))
+        launches.filter(is_slow & ~pl.col("is_first") & comes_again)
         .group_by("kernel")
         .agg(
             count=pl.len() / rank_steps,
@@ -327,7 +333,8 @@ class JobFacts:
         """The kernel before whose launches the host spends much of the step; None where there is none."""
         launches = pl.concat(self.job.map_ranks(host_before_launches))
         usual = launches.join(self.usual, on=["window", "step"], how="semi")
-        return slow_launches_of(usual, self.rank_steps, self.step_ns)
+        stepped = not self.analysis.steps.is_empty()
+        return slow_launches_of(usual, self.rank_steps, self.step_ns, stepped)
 
     @cached_property
     def launches(self) -> pl.DataFrame:

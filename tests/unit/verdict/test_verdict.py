@@ -105,6 +105,26 @@ def test_what_lies_between_two_windows_is_no_work_of_the_host_before_a_launch(tm
     assert facts_of(run, tmp_path).slow_launches is None
 
 
+@pytest.mark.parametrize(
+    ("often", "is_known", "is_slow"), [(30, True, True), (30, False, False), (2, False, True)]
+)
+def test_a_few_slow_launches_are_of_the_job_where_steps_show_that_they_come_again(
+    tmp_path, often, is_known, is_slow
+):
+    run, at = TinyRun(), 0
+    for step in range(3):
+        begin = at
+        for number in range(often):
+            took = 3_000 if number == often - 1 else 60
+            run.op("aten::mul", at, at + took)
+            run.call(at + took - 10, at + took - 2, 100 * step + number)
+            run.kernel("mul", at + took, at + took + 10, 100 * step + number)
+            at += took
+        if is_known:
+            run.step(step, begin, at)
+    assert (facts_of(run, tmp_path).slow_launches is not None) == is_slow
+
+
 def test_many_cheap_launches_are_no_dear_ones(tmp_path):
     run = launches_of([("mul", 60, 10)] * 50)
     assert facts_of(run, tmp_path).slow_launches is None
@@ -292,6 +312,11 @@ def test_matmuls_in_fp64_are_advised_to_be_in_fp32_for_sure_where_a_gpu_has_no_u
     assert (first.kind, "not FP64 (volta_dgemm_128x64_nt)" in first.do) == ("amp", True)
     assert least <= first.gain_low < first.gain_high
     assert (least > 1) == (first.gain_low > 1)
+
+
+def test_a_matmul_of_scaled_blocks_is_none_in_fp64(tmp_path):
+    kernel = "kernel_cutlass_mxfp8_gmmSm100GroupedBlockScaledGemmKernel_object"
+    assert "amp" not in kinds(explained(launches_of([(kernel, 5, 900), ("mul", 5, 60)] * 4), tmp_path))
 
 
 def test_a_gpu_whose_tensor_cores_are_twice_as_fast_is_advised_to_use_them_for_no_more(tmp_path):
