@@ -113,7 +113,7 @@ class Advice(DocumentPart, frozen=True):
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
-    """All that is worth doing, what treats the limit first, then the most certain gain for the least effort.
+    """All that is worth doing, what treats the limit first, then what gains most for the least effort.
 
     Where the replay does not fit, no gain follows from it: left is what findings themselves say to do, and
     what treats a limit that spans show: that devices idle may then have another reason than their hosts.
@@ -136,12 +136,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [_of_a_moment(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
-
-    def place(advice: Advice) -> tuple[bool, bool, float]:
-        treats = advice.kind in first
-        return not treats, not treats and (advice.gain_low or 1.0) < 1, -_merit(advice)
-
-    return sorted(worth, key=place)
+    return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
 
 
 def record_more(facts: JobFacts) -> list[Advice]:
