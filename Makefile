@@ -62,7 +62,7 @@ gpu:  ## what only a GPU can say: costs, fit, predictions and faults there, in s
 	! $(GPU_PYTHON) -c 'import pytest' 2>/dev/null || $(GPU_PYTHON) -m pytest -m "" tests/gpu
 
 # For machines with a GPU and without a network, whose Python lacks what dpro needs.
-GPU_WHEELS := click isal markdown-it-py mdurl msgspec polars polars-runtime-32 pygments rich
+GPU_WHEELS := click isal itanium-demangler markdown-it-py mdurl msgspec polars polars-runtime-32 pygments rich
 gpu-wheels: $(VENV)/dev.stamp  ## what dpro needs for Python 3.12 on x86-64, into build/wheels
 	rm -rf build/wheels
 	$(BIN)/python -m pip download -q --disable-pip-version-check -c constraints.txt --no-deps \

@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
     *ranks.CHECKS,
 )
 WHEELS = ROOT / "build" / "wheels"
-NEEDED = ("click", "isal", "msgspec", "numpy", "polars", "pyarrow", "rich")
+NEEDED = ("click", "isal", "itanium_demangler", "msgspec", "numpy", "polars", "pyarrow", "rich")
 FOLDER = os.environ.get("OUT") or "build/gpu"
 LIMIT_S = 530.0
 

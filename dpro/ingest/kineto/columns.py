@@ -33,6 +33,7 @@ from dpro.ingest.kineto.events import (
     unbound,
     whole_numbers,
 )
+from dpro.ingest.reading.symbols import demangled
 
 Array = npt.NDArray[Any]
 
@@ -246,7 +247,7 @@ class Columns:
         if name == "kind":
             return pl.Series(name, KINDS, dtype=pl.Enum(KINDS)).gather(series)
         if name == "name":
-            return pl.Series(name, list(self.names), dtype=pl.String).gather(series)
+            return pl.Series(name, [*map(demangled, self.names)], dtype=pl.String).gather(series)
         if name == "shapes":
             return pl.Series(name, [*map(_dense, self.shapes), ""], dtype=pl.String).gather(series)
         return series

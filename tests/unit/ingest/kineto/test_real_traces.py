@@ -12,6 +12,7 @@ import pytest
 
 from dpro.ingest.derived import repetitions
 from dpro.ingest.kineto import read_trace
+from dpro.ingest.reading.symbols import demangled
 from dpro.ingest.trace import RankTrace
 
 
@@ -86,7 +87,7 @@ def test_a_plain_reading_finds_the_same_work(read):
         assert mine.height == len(plain), kind
         total_us = sum(float(event["dur"]) for event in plain)
         assert mine["duration_ns"].sum() / 1000 == pytest.approx(total_us, abs=CLOSE_US * max(1, len(plain)))
-        assert sorted(mine["name"]) == sorted(event["name"] for event in plain)
+        assert sorted(mine["name"]) == sorted(demangled(event["name"]) for event in plain)
     memory = [event["args"] for event in everything if event.get("name") == "[memory]"]
     untold = sum("Total Allocated" not in args for args in memory)
     assert trace.skipped == ({"memory events without totals": untold} if untold else {})
