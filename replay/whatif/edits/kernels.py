@@ -172,7 +172,7 @@ class Compile(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        _require_kernels(facts.graph)
+        _require_uncompiled(facts.graph)
         return [cls(NodeSelection())]
 
     def bound(self, facts: RunFacts) -> float:
@@ -182,7 +182,7 @@ class Compile(RankwiseEdit):
 
     def apply(self, graph: Graph) -> Graph:
         """Give the first of each run the time of all, and take the others with what launched them."""
-        _require_kernels(graph)
+        _require_uncompiled(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
             raise NothingToChange(
@@ -205,6 +205,20 @@ def _require_kernels(graph: Graph) -> None:
     """Refuse a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
         raise NothingToChange("the run has no GPU kernels: fusion on CPUs is not modelled")
+
+
+def _require_uncompiled(graph: Graph) -> None:
+    """As `_require_kernels`; refuse a job most of whose pointwise work torch.compile has fused, too."""
+    _require_kernels(graph)
+    nodes = graph.nodes
+    of_name = np.bincount(nodes.name, np.where(nodes.kind == NodeKind.KERNEL, nodes.duration, 0))
+    took = dict(zip(graph.names, of_name.tolist()))
+    compiled_ns, left_ns = (
+        sum(ns for name, ns in took.items() if fits(name))
+        for fits in (lambda name: name.startswith(COMPILED), is_fused)
+    )
+    if compiled_ns > left_ns:
+        raise NothingToChange("the job already uses kernels fused by torch.compile")
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:
@@ -247,6 +261,9 @@ def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
     return run
 
 
+COMPILED = "triton_"  # how the names of kernels begin that torch.compile has made
+
+
 def is_pointwise(name: str) -> bool:
     """Whether a kernel reads and writes element by element: also those that copy or cast so."""
     kind = classify(name).kind
@@ -263,7 +280,7 @@ def is_fused(name: str) -> bool:
     hold pointwise operators before and after sums and norms; products and attention are kernels of libraries.
     What it has compiled already is as fused as can be.
     """
-    return not name.startswith("triton_") and (is_pointwise(name) or classify(name).kind in REDUCES)
+    return not name.startswith(COMPILED) and (is_pointwise(name) or classify(name).kind in REDUCES)
 
 
 def _is_fused_alone(name: str) -> bool:

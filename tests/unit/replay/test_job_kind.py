@@ -131,7 +131,6 @@ def test_kinds_of_real_jobs(traces, source, kind):
     ("source", "edit", "why"),
     [
         ("multirank/lightllm_h200_8r_deepep_cudagraph", "accumulate:steps=2", "no backward pass"),
-        ("single_hta/trace_diff__test__test.json.gz", "compile", "fused by torch.compile"),
         ("multirank/nanogpt_h100_8r_rs_ag", "bucket:mb=1", "no DistributedDataParallel"),
         ("multirank/nanogpt_h100_8r_rs_ag", "compile", "fused by torch.compile"),
     ],
