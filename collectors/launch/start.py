@@ -158,10 +158,20 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
         make_raw(recording)
         marker = prepare(recording, request)
     _fork_sidecar(recording, marker, sidecar, request.beside)
+    _say_where(run)
     environment = job_environment(recording, request.options) | request.environment
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)
+
+
+def _say_where(run: Path) -> None:
+    """Name the run, and what to do with it, on a terminal: what goes into a file is the job's alone."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        name = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+        print(
+            f"dpro: recording into {name}; once the job has ended: dpro {name}", file=sys.stderr, flush=True
+        )
 
 
 def _occupy_standard_streams() -> None:

@@ -96,16 +96,21 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant: `explain` for a path; of one that does not exist, what comes nearest."""
+        """The command that is meant: `explain` for a path, `--help` for `help`; else what comes nearest."""
         listed = all_commands()
-        if args and args[0] not in listed and os.path.exists(args[0]):
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+        if args and args[0] not in listed and _is_path(args[0]):
             args = ["explain", *args]
         if args and args[0] not in listed and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], listed, n=1)
+            near = get_close_matches(args[0], [*listed, *os.listdir()], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {args[0]!r}.{meant}")
+            ctx.fail(f"No such command, file or folder: {args[0]!r}.{meant}")
         if not ctx.resilient_parsing:
             for complaint in installed().complaints:
                 warn(complaint)
@@ -127,6 +132,11 @@ class LazyGroup(click.Group):
             rows = [(name.ljust(width), of.help) for name, of in listed.items() if of.section == section]
             with formatter.section(section):
                 formatter.write_dl(rows)
+
+
+def _is_path(word: str) -> bool:
+    """Whether a word names a file or folder, or looks like one that is not there."""
+    return os.path.exists(word) or os.sep in word or word.startswith((".", "~"))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -139,7 +139,9 @@ def paged() -> Iterator[None]:
         if text.count("\n") < shutil.get_terminal_size().lines:
             _own_stream(terminal).write(text)
         else:
-            click.echo_via_pager(text.removesuffix("\n"), color=True)
+            # As git does. A user's own options may not say -R: then `less` would show bold text as ESC[1m.
+            options = os.environ.setdefault("LESS", "FRX")
+            click.echo_via_pager(text.removesuffix("\n"), color="r" in options.lower())
 
 
 @contextmanager

@@ -35,6 +35,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, bytes in all), as they are on disk."""
 
 STAGING_SUFFIX = ".importing"
+NSIGHT = "reports of Nsight Systems"
+NSIGHT_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+NSIGHT_TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # as its Parquet folders have them
 LINKS = "links to folders, which are not followed"
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting processes would
 
@@ -156,6 +159,9 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             traces.passed_over["tables of dpro runs"] += 1
             runs.add(path.parent.parent)
             continue
+        if path.suffix in NSIGHT_REPORTS or path.name.startswith(NSIGHT_TABLES):
+            traces.passed_over[NSIGHT] += 1
+            continue
         try:
             for source, head in heads(path):
                 importer = formats.find(head)
@@ -174,6 +180,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
         if traces.passed_over[REQUEST_LOGS]:
             given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
+        if traces.passed_over[NSIGHT]:
+            given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
         given = f"name one of the runs in it, such as {min(runs)}" if runs else given
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)

@@ -63,6 +63,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded"
+NOT_DIAGNOSED = "not diagnosed."
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
 SHORT_NAMES = {
@@ -260,8 +261,11 @@ def _by_calls(analysis: Analysis) -> Explanation:
     """What is known of a job without its graph: what hangs, or what steps and calls show."""
     try:
         findings, unknown = analysis.verdict
+        diagnosed = True
     except DproError as error:
-        findings, unknown = [], [_without_label(analysis, error)]
+        if analysis.run.manifest.unrecorded and not analysis.run.manifest.ranks:
+            raise  # nothing of the job was recorded
+        findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
     series = step_time_document(analysis.steps)
     steps = (
         f"{counted(series.steps, 'step')} of {format_duration(series.typical_ms * NS_PER_MS)}"
@@ -274,7 +278,8 @@ def _by_calls(analysis: Analysis) -> Explanation:
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
-        fault, advice = fault_in_words(findings), first_of([*remedies_of(findings)])
+        fault = fault_in_words(findings) if diagnosed else NOT_DIAGNOSED
+        advice = first_of([*remedies_of(findings)])
     step_ms, said = series.typical_ms if series else None, _after_end(analysis, fault)
     return Explanation(
         run=analysis.run.label,

@@ -211,6 +211,16 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["report.nsys-rep", "report_pqtdir/CUPTI_ACTIVITY_KIND_KERNEL.parquet"])
+def test_what_nsight_systems_alone_reads_is_answered_with_how_to_export_it(tmp_path, name):
+    file = tmp_path / "in" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"QDSS\0\1")
+    line = refused(dpro(tmp_path / "in"), 1)
+    assert "1 reports of Nsight Systems" in line
+    assert "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads" in line
+
+
 def test_an_output_that_exists_is_refused_and_untouched(tmp_path):
     write_rank(tmp_path / "in", 0)
     (tmp_path / "run").mkdir()

@@ -1,8 +1,11 @@
 """`dpro record` on real jobs: gloo, one or two ranks, through the real command."""
 
+import os
+import pty
 import socket
 import sys
 import textwrap
+from contextlib import suppress
 
 import polars as pl
 import pytest
@@ -275,6 +278,25 @@ def test_job_without_torch_is_a_run_that_says_so(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"hello\n", b"")
     assert (run.manifest.world_size, run.manifest.ranks) == (0, [])
     assert "no process of the job was seen to import torch" in run.manifest.warnings[0]
+    for ask in ([], ["explain", "--json"], ["diagnose"]):
+        said = dpro(*ask, run.path)
+        assert (said.returncode, said.stdout) == (1, "")
+        assert "no process of the job was seen to import torch" in said.stderr
+
+
+def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
+    child, end = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        job = [sys.executable, "-c", "print(1)"]
+        os.execv(sys.executable, [sys.executable, "-m", "dpro", "record", "-o", "run", "--", *job])
+    text = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(end, 1 << 16):
+            text += part
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(end)
+    assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
 
 
 def test_updates_of_several_optimizers_are_one_step(tmp_path):

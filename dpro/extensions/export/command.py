@@ -31,6 +31,9 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.command()
 @run_argument
 @layout_option
+@click.option(
+    "-o", "--output", type=_FILE, metavar="FILE", help="Write FILE: Chrome trace JSON for .json and .json.gz."
+)
 @click.option("--chrome", type=_FILE, metavar="FILE", help="Write Chrome trace JSON; compressed for FILE.gz.")
 @click.option(
     "--perfetto",
@@ -46,6 +49,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @json_option
 def export(
     run: str,
+    output: Path | None,
     chrome: Path | None,
     perfetto: Path | None,
     otlp: str,
@@ -62,9 +66,9 @@ def export(
     a collective to the others, and the spans of the critical path. Telemetry becomes counters.
 
     \b
-    dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
-    dpro export RUN --chrome run.json.gz        also for chrome://tracing
-    dpro export RUN --perfetto run.pftrace --steps 3-8 --ranks 0,2-3
+    dpro export RUN -o run.pftrace              open it in https://ui.perfetto.dev
+    dpro export RUN -o run.json.gz              also for chrome://tracing
+    dpro export RUN -o run.pftrace --steps 3-8 --ranks 0,2-3
     dpro export RUN --otlp http://collector:4318
 
     --steps and --ranks restrict the export to the slices of these steps and ranks, the arrows between them,
@@ -73,15 +77,20 @@ def export(
     --otlp sends one span for the run, with findings as its events, and one span per step and rank;
     OTEL_EXPORTER_OTLP_HEADERS sets headers, for example for authentication.
     """
+    if output is not None:
+        if chrome or perfetto:
+            raise UsageError("-o excludes --perfetto and --chrome, which name a file each")
+        is_chrome = output.name.endswith((".json", ".json.gz"))
+        chrome, perfetto = (output, None) if is_chrome else (None, output)
     if otlp:
         if chrome or perfetto:
-            raise UsageError("--otlp excludes --perfetto and --chrome: use two commands")
+            raise UsageError("--otlp excludes -o, --perfetto and --chrome: use two commands")
         _send(run, otlp, steps, ranks, as_json)
         return
     files = {"chrome": chrome, "perfetto": perfetto}
     wanted = {form: path for form, path in files.items() if path is not None}
     if not wanted:
-        raise UsageError("name a file to write with --perfetto FILE or --chrome FILE, or --otlp URL")
+        raise UsageError("name a file to write with -o FILE, or --otlp URL")
     for path in wanted.values():
         ensure_writable(path)
     from dpro.analysis.selected import selection_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from dpro.cli import all_commands, cli
 from dpro.cli.completion import SHELLS, VARIABLE
+from dpro.errors import InputError
 from dpro.extensions.trial.changes import CHANGES
 from dpro.replay.whatif.registry import EDITS
 
@@ -85,7 +87,27 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest():
     done = CliRunner().invoke(cli, ["diagnos", "RUN"])
     assert done.exit_code == 2
     assert "Did you mean 'diagnose'?" in done.output
-    assert "No such command 'xyzzy'.\n" in CliRunner().invoke(cli, ["xyzzy"]).output
+    said = CliRunner().invoke(cli, ["xyzzy"]).output
+    assert "No such command, file or folder: 'xyzzy'.\n" in said
+
+
+def test_a_run_whose_name_is_mistyped_is_answered_with_the_nearest(tmp_path, monkeypatch):
+    (tmp_path / "slow_rank").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean 'slow_rank'?" in CliRunner().invoke(cli, ["slow_rnk"]).output
+
+
+@pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope", "some/nope"])
+def test_a_path_that_is_not_there_is_a_missing_file_and_no_missing_command(path):
+    error = CliRunner().invoke(cli, [path]).exception
+    assert isinstance(error, InputError)
+    assert f"{Path(path)}: no such file or folder" in str(error)
+
+
+def test_help_is_a_command_too():
+    assert CliRunner().invoke(cli, ["help"]).output == CliRunner().invoke(cli, ["--help"]).output
+    of_command = CliRunner().invoke(cli, ["help", "whatif"]).output
+    assert of_command == CliRunner().invoke(cli, ["whatif", "--help"]).output
 
 
 @pytest.mark.parametrize("command", ["report", "whatif", "export", "diff"])

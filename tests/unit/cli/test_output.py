@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -246,15 +247,16 @@ def test_lines_wrap_on_a_terminal_alone(tmp_path):
     assert " ".join(" ".join(lines).split()) == " ".join(piped.split())
 
 
-def shown_on_a_terminal(rows: int, *arguments: str) -> list[str]:
+def shown_on_a_terminal(rows: int, *arguments: str, keys: bytes = b"", **environment: str) -> list[str]:
     """What a command shows on a terminal of some rows, whose pager puts `:` before each line."""
     child, end = pty.fork()
     if child == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         os.execve(
             sys.executable, [sys.executable, "-m", "dpro", *arguments],
-            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/", "LINES": str(rows)},
+            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/", "LINES": str(rows)} | environment,
         )  # fmt: skip
+    os.write(end, keys)
     text = b""
     with suppress(OSError):  # the other end is closed
         while part := os.read(end, 1 << 16):
@@ -269,6 +271,17 @@ def test_what_is_longer_than_the_terminal_goes_through_the_pager():
     assert len(plain) > 5
     assert not any(line.startswith(":") for line in plain)
     assert shown_on_a_terminal(5, "recipe", "slurm") == [f":{line}" for line in plain]
+
+
+@pytest.mark.skipif(shutil.which("less") is None, reason="there is no less")
+@pytest.mark.parametrize("options", ["", "-S", "-RS"])
+def test_less_never_shows_codes_of_bold_text(options):
+    run = str(ROOT / "sample_traces" / "slow_rank")
+    given = {"LESS": options} if options else {}
+    read = {"PAGER": "less", "LESSSECURE": "1", **given}
+    text = "\n".join(shown_on_a_terminal(12, "report", run, keys=b" " * 40 + b"q", **read))
+    assert "ESC[" not in click.unstyle(text)  # which less writes in reverse
+    assert text
 
 
 def test_json_never_goes_through_a_pager():

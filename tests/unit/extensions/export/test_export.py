@@ -501,3 +501,18 @@ def test_a_span_of_unknown_time_is_at_the_begin_of_a_perfetto_file(tmp_path):
     run.write(tmp_path / "run")
     done = dpro("export", tmp_path / "run", "--perfetto", tmp_path / "run.pftrace")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("run.json", "chrome"), ("run.json.gz", "chrome"), ("run.pftrace", "perfetto")]
+)
+def test_the_name_of_a_file_says_its_form(tmp_path, name, form):
+    run = cpu_job().write(tmp_path / "run")
+    done = dpro("export", run.path, "-o", tmp_path / name, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == [{"format": form, "path": str(tmp_path / name)}]
+
+
+def test_one_file_is_not_named_in_two_ways(tmp_path):
+    done = dpro("export", tmp_path, "-o", tmp_path / "a.json", "--chrome", tmp_path / "b.json")
+    assert (done.returncode, "-o excludes --perfetto and --chrome" in done.stderr) == (2, True)
