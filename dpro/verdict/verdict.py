@@ -63,9 +63,11 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 NOT_RECORDED = "devices idle for a reason that was not recorded"
+LONGEST_KERNELS = 20  # among which those are looked for that take most of a step
 NOT_DIAGNOSED = "not diagnosed."
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
+FAR = 3.0  # times as long: windows slow such short steps down by more than can be taken out
 SHORT_NAMES = {
     "waiting for others": "waiting",
     "communication, wait not known": "communication",
@@ -424,6 +426,7 @@ def unlike_the_others(analysis: Analysis) -> str:
     return (
         f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(usual_ns)}: "
         "what limits those is not known"
+        + ("; record for longer, with fewer windows (--skip, --every)" if deep_ns >= FAR * usual_ns else "")
     )
 
 
@@ -439,8 +442,12 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             "they do not get a core"
         )
     if limit == COMPUTE:
-        longest = facts.computing_kernels["name"].head(2)
-        return ", ".join(f"{short_kernel(name)} {facts.share_of([name]):.0%}" for name in longest)
+        of_short: dict[str, list[str]] = {}  # of kernels that differ in what their short names leave out
+        for name in facts.computing_kernels["name"].head(LONGEST_KERNELS):
+            of_short.setdefault(short_kernel(name), []).append(name)
+        shares = {short: facts.share_of(names) for short, names in of_short.items()}
+        longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
+        return ", ".join(f"{short} {shares[short]:.0%}" for short in longest)
     if limit == COMMUNICATION:
         return ", ".join(map(short_kernel, facts.communication_kernels["name"].head(1)))
     return ""

@@ -352,6 +352,14 @@ def test_pointwise_kernels_on_floats_halve_only_beside_matmuls_with_more_than_16
     assert "amp" not in kinds(explained(run, tmp_path / "again"))
 
 
+def test_kernels_with_one_short_name_are_named_once(tmp_path):
+    kernels = [f"multi_tensor_apply_kernel<TensorListMetadata<{depth}>>" for depth in (1, 2)]
+    run = launches_of([(kernels[0], 5, 300), (kernels[1], 5, 250), ("volta_sgemm_128x64_tn", 5, 400)] * 4)
+    limit = explained(run, tmp_path).limit
+    assert limit is not None
+    assert limit.cause == "multi_tensor_apply_kernel 58%, volta_sgemm_128x64_tn 42%"
+
+
 @pytest.mark.parametrize(("unknown_us", "is_said"), [(900, True), (60, False)])
 def test_that_kernels_of_no_known_kind_compute_is_said_from_half_of_the_time(tmp_path, unknown_us, is_said):
     run = launches_of([("what_is_this", 5, unknown_us), ("volta_sgemm_128x64_tn", 5, 300)] * 4)
@@ -718,7 +726,7 @@ def test_what_limits_a_run_is_a_sentence_unless_devices_compute(tmp_path):
     assert limit_of_run(compute) == ""
 
 
-@pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (3.0, True), (0.3, True)])
+@pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (2.0, True), (4.0, True), (0.3, True)])
 def test_a_limit_is_that_of_the_deep_steps_alone_where_the_others_take_another_time(tmp_path, times, is_said):
     run = launches_of([("mul", 60, 10)] * 50)
     rows = run.rows["steps"]
@@ -729,7 +737,9 @@ def test_a_limit_is_that_of_the_deep_steps_alone_where_the_others_take_another_t
         begin_ns += times_ns["duration_ns"]
     analysis = Analysis(run.write(tmp_path / "run"))
     assert ("the steps of its deep windows is" in limit_of_run(analysis)) == is_said
-    assert any("what limits those is not known" in reason for reason in explain(analysis).unsure) == is_said
+    said = " ".join(explain(analysis).unsure)
+    assert ("what limits those is not known" in said) == is_said
+    assert ("record for longer, with fewer windows" in said) == (times > 3)
 
 
 def test_the_kernels_that_compute_longest_are_named_behind_compute_and_transfers_behind_communication(
