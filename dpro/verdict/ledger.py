@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import DproError
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import changed_steps_ns, slowdowns_of
 from dpro.replay.whatif.registry import parse_edit
@@ -39,7 +37,9 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
+    Free,
     without_bubble,
+    work_of_devices,
 )
 
 NO_CORE, RANK, UNEXPLAINED = "no-core", "rank", "unexplained"
@@ -69,20 +69,6 @@ class LedgerRow(NamedTuple):
     ranks: tuple[int, ...]
     ns: float
     evidence: str
-
-
-@dataclass(frozen=True)
-class FreeWork:
-    """Kernels take no time; where there are none, neither does what hosts do."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph without that work; waits, transfers and copies stay.
-
-        Beside kernels, work of hosts that is left belongs to no step, as of a rank whose steps are not known.
-        """
-        works = graph.nodes.kind == NodeKind.KERNEL
-        works = works if works.any() else is_of(graph.nodes.kind, CPU_KINDS)
-        return graph.with_durations(np.where(works, 0, graph.nodes.duration))
 
 
 def entries_of(facts: JobFacts) -> list[LedgerRow]:
@@ -136,7 +122,7 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
     of_operations = facts.analysis.outline.of_operations
     general = (
         *CHANGES,
-        (COMPUTE, lambda job: job.with_change(FreeWork())),
+        (COMPUTE, lambda job: job.with_change(Free(work_of_devices))),
     )
     for cause in ORDER:
         for finding in (finding for of, finding in by_findings if of == cause):

@@ -107,40 +107,32 @@ def lengths_of(ends: pl.DataFrame) -> Floats:
 
 
 @dataclass(frozen=True)
-class FreeCopies:
-    """Copies take no time."""
+class Free:
+    """Some nodes take no time.
+
+    Attributes:
+        chosen: [N] which ones of a graph; may raise a `DproError` where the graph cannot say.
+    """
+
+    chosen: Callable[[Graph], Bools]
 
     def apply(self, graph: Graph) -> Graph:
         """As of `RankChange`."""
-        copies = graph.nodes.kind == NodeKind.COPY
-        return graph.with_durations(np.where(copies, 0, graph.nodes.duration))
+        return graph.with_durations(np.where(self.chosen(graph), 0, graph.nodes.duration))
 
 
-@dataclass(frozen=True)
-class ReadyInput:
-    """What the host does in a step before it first launches anything is done when the step begins."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
-        before = before_first_launch(graph)
-        with suppress(DproError):
-            before = before | loading_of(graph)
-        return graph.with_durations(np.where(before, 0, graph.nodes.duration))
+def copies_of(graph: Graph) -> Bools:
+    """[N] copies of devices."""
+    copies: Bools = graph.nodes.kind == NodeKind.COPY
+    return copies
 
 
-@dataclass(frozen=True)
-class FreeOutsideOperators:
-    """What hosts do outside operators takes no time, in a job that computes on them."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph in which nothing that hosts do outside operators takes time.
-
-        Raises:
-            Unanswerable: devices compute; what hosts do beside that is a matter of launches.
-        """
-        if is_of(graph.nodes.kind, GPU_KINDS).any():
-            raise Unanswerable("operators compute on devices")
-        return graph.with_durations(np.where(outside_operators(graph), 0, graph.nodes.duration))
+def input_of(graph: Graph) -> Bools:
+    """[N] what the host does in a step before it first launches anything, and what loads input."""
+    before = before_first_launch(graph)
+    with suppress(DproError):
+        before = before | loading_of(graph)
+    return before
 
 
 def outside_operators(graph: Graph) -> Bools:
@@ -149,17 +141,38 @@ def outside_operators(graph: Graph) -> Bools:
     return outside
 
 
-@dataclass(frozen=True)
-class FreeCalls:
-    """Calls of the runtime whose names match a regular expression take no time."""
+def host_of_operators(graph: Graph) -> Bools:
+    """[N] what hosts do outside operators, in a job that computes on them.
 
-    pattern: str
+    Raises:
+        Unanswerable: devices compute; what hosts do beside that is a matter of launches.
+    """
+    if is_of(graph.nodes.kind, GPU_KINDS).any():
+        raise Unanswerable("operators compute on devices")
+    return outside_operators(graph)
 
-    def apply(self, graph: Graph) -> Graph:
-        """The graph in which those calls take no time."""
-        wanted = np.array([bool(re.search(self.pattern, name)) for name in graph.names])
-        chosen = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
-        return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))
+
+def allocations_of(graph: Graph) -> Bools:
+    """[N] calls of the runtime that allocate or free memory of devices."""
+    wanted = np.array([bool(re.search(ALLOCATING, name)) for name in graph.names])
+    allocations: Bools = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
+    return allocations
+
+
+def exchanges_of(graph: Graph) -> Bools:
+    """[N] kernels that communicate, also those that are matched with no other rank's: waiting or moving."""
+    communicates = np.array([*map(is_communication, graph.names), False], np.bool_)
+    exchanges: Bools = (graph.nodes.kind == NodeKind.KERNEL) & communicates[graph.nodes.name]
+    return exchanges
+
+
+def work_of_devices(graph: Graph) -> Bools:
+    """[N] kernels; where there are none, what hosts do.
+
+    Beside kernels, work of hosts that is left belongs to no step, as of a rank whose steps are not known.
+    """
+    works: Bools = graph.nodes.kind == NodeKind.KERNEL
+    return works if works.any() else is_of(graph.nodes.kind, CPU_KINDS)
 
 
 @dataclass(frozen=True)
@@ -185,17 +198,6 @@ class FreeAside:
         if within <= steps / 2:
             raise Unanswerable("hosts do nothing of that kind in most steps")
         return graph.with_durations(nodes.duration - held)
-
-
-@dataclass(frozen=True)
-class FreeExchanges:
-    """Kernels that communicate, and are matched with no other rank's, take no time: waiting or moving."""
-
-    def apply(self, graph: Graph) -> Graph:
-        """The graph in which no kernel that communicates takes time."""
-        communicates = np.array([*map(is_communication, graph.names), False], np.bool_)
-        chosen = (graph.nodes.kind == NodeKind.KERNEL) & communicates[graph.nodes.name]
-        return graph.with_durations(np.where(chosen, 0, graph.nodes.duration))
 
 
 @dataclass(frozen=True)
@@ -408,14 +410,14 @@ CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (COMPILATION, _with(FreeAside(compiling))),
     (CHECKPOINT, _with(FreeAside(saving))),
     (COLLECTION, _under(Garbage())),
-    (INPUT, _with(ReadyInput())),
+    (INPUT, _with(Free(input_of))),
     (SYNCHRONISATION, _under(NoSync())),
-    (ALLOCATOR, _with(FreeCalls(ALLOCATING))),
+    (ALLOCATOR, _with(Free(allocations_of))),
     (IMBALANCE, _equal_ranks),
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
-    (COMMUNICATION, _with(FreeExchanges())),
+    (COMMUNICATION, _with(Free(exchanges_of))),
     (HOST, _under(FreeHost())),
-    (HOST, _with(FreeOutsideOperators())),
-    (COPIES, _with(FreeCopies())),
+    (HOST, _with(Free(host_of_operators))),
+    (COPIES, _with(Free(copies_of))),
 )

@@ -19,7 +19,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
-from dpro.verdict.ledger import FreeWork, LedgerRow, entries_of
+from dpro.verdict.ledger import LedgerRow, entries_of
 from dpro.verdict.limits import (
     CHECKPOINT,
     COLLECTION,
@@ -30,6 +30,8 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
+    Free,
+    work_of_devices,
 )
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
 from dpro.verdict.words import limit_of_run
@@ -924,10 +926,10 @@ def test_what_hosts_do_is_no_compute_beside_kernels(tmp_path):
     on_gpu = facts_of(launches_of([("mul", 60, 10)] * 10), tmp_path / "gpu").job.graph
     on_host = facts_of(computing_on_hosts(10), tmp_path / "host").job.graph
     kernels = on_gpu.nodes.kind == NodeKind.KERNEL
-    freed = FreeWork().apply(on_gpu).nodes.duration
+    freed = Free(work_of_devices).apply(on_gpu).nodes.duration
     assert not freed[kernels].any()
     assert (freed[~kernels] == on_gpu.nodes.duration[~kernels]).all()
-    assert not FreeWork().apply(on_host).nodes.duration.any()
+    assert not Free(work_of_devices).apply(on_host).nodes.duration.any()
 
 
 def test_where_no_step_is_marked_or_repeats_steps_are_to_be_recorded_besides(tmp_path):
