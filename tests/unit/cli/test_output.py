@@ -278,7 +278,7 @@ def test_what_is_longer_than_the_terminal_goes_through_the_pager():
 def test_less_never_shows_codes_of_bold_text(options):
     run = str(ROOT / "sample_traces" / "slow_rank")
     given = {"LESS": options} if options else {}
-    read = {"PAGER": "less", "LESSSECURE": "1", **given}
+    read = {"PAGER": "timeout --foreground 60 less", "LESSSECURE": "1", **given}
     text = "\n".join(shown_on_a_terminal(12, "report", run, keys=b" " * 40 + b"q", **read))
     assert "ESC[" not in click.unstyle(text)  # which less writes in reverse
     assert text
