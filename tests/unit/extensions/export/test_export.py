@@ -305,7 +305,7 @@ def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
     events = json.loads(chrome.read_text())["traceEvents"]
     assert sum(each["ph"] == "X" for each in events) == document["slices"]
     assert perfetto.stat().st_size > 0
-    with pytest.raises(UsageError, match="--perfetto FILE"):
+    with pytest.raises(UsageError, match="with -o FILE"):
         cli(["export", run], standalone_mode=False)
     with pytest.raises(UsageError, match="cannot be written"):
         cli(["export", run, "--chrome", str(tmp_path / "no" / "run.json")], standalone_mode=False)
