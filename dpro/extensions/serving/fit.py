@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 from scipy.optimize import least_squares
 
-from dpro.arrays import Bools, Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.extensions.serving.engine import TIMES, Engine, IterationCost, ServedRequests, serve
 from dpro.units import NS_PER_S
@@ -314,7 +314,10 @@ def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> Fit
             )
         )
     best = min(solutions, key=lambda solution: float(solution.cost))
-    covariance = np.linalg.inv(best.jac.T @ best.jac)
+    # What the recording says, with the weights of the robust loss, and the prior in full: a part that was
+    # moved as far as it may be is not less certain for that.
+    seen = moments.slopes(best.x) * (1 + moments.errors(best.x)[:, None] ** 2) ** -0.25
+    covariance: Floats = np.linalg.inv(seen.T @ seen + np.diag(SPREAD**-2)).astype(np.float64)
     cost, delay_s = _cost(best.x)
     return FittedCost(engine, cost, delay_s, best.x, covariance, float(best.cost), count)
 
@@ -349,16 +352,28 @@ def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
 
 def _engine_of_requests(requests: pl.DataFrame) -> Engine:
     """The same from moments alone: as many requests at most as there ever were while others waited."""
-    seen = requests.filter((pl.col("scheduled_ns") >= 0) & (pl.col("end_ns") >= 0))
-    if seen.is_empty():
-        return Engine()
-    begun, ended = np.sort(seen["scheduled_ns"].to_numpy()), np.sort(seen["end_ns"].to_numpy())
-    arrived = np.sort(seen["arrival_ns"].to_numpy())
-    running = np.arange(1, begun.size + 1) - np.searchsorted(ended, begun, side="right")
-    waiting = np.searchsorted(arrived, begun, side="right") - np.arange(1, begun.size + 1)
-    most = int(running.max())
+    begun, running = _begun(requests)
+    if not begun.size:
+        return Engine(max_requests=NO_LIMIT)
+    most = running.max()
+    waiting = np.searchsorted(np.sort(requests["arrival_ns"].to_numpy()), begun, side="right")
+    waiting = waiting - np.arange(1, begun.size + 1)
     binds = bool((waiting[running == most] > 0).any()) and int((running == most).sum()) > 1
-    return Engine(max_requests=most) if binds else Engine()
+    return Engine(max_requests=int(most) if binds else NO_LIMIT)
+
+
+def most_at_once(requests: pl.DataFrame) -> int:
+    """Requests that an engine had begun and not ended, at most; 0 where no moments are known."""
+    return int(_begun(requests)[1].max(initial=0))
+
+
+def _begun(requests: pl.DataFrame) -> tuple[Ints, Ints]:
+    """[N] ns when requests were scheduled, in order, and how many ran then."""
+    if not {"scheduled_ns", "end_ns"} <= set(requests.columns):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    seen = requests.filter((pl.col("scheduled_ns") >= 0) & (pl.col("end_ns") >= 0))
+    begun, ended = np.sort(seen["scheduled_ns"].to_numpy()), np.sort(seen["end_ns"].to_numpy())
+    return begun, np.arange(1, begun.size + 1) - np.searchsorted(ended, begun, side="right")
 
 
 def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | None = None) -> FittedCost:
