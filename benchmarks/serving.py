@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
 from benchmarks import as_program  # noqa: E402
-from benchmarks.serving_checks import logs, pairs, tables  # noqa: E402
+from benchmarks.serving_checks import logs, pairs, saturation, tables  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
 # Percent: of the median, and of the 90th percentile.
@@ -34,6 +35,7 @@ TABLE_BARS = {
     "device": {"token": 15.0, "first": 15.0},
 }
 ORDER_BAR, COVERAGE_BAR = 85.0, 85.0
+WORST_BAR = 100.0  # a point that is twice as large as what was measured, or nothing
 PAIR_BARS = {"time per token": 5.0, "throughput": 5.0, "first token": 10.0}
 PARTS = {"token": "time per token", "first": "first token"}
 Figures = dict[str, Any]
@@ -65,11 +67,15 @@ def checks(data: Path, recorded: Path | None) -> Iterator[tuple[str, Figures]]:
         recorded: folder of pairs; None for none.
     """
     if (data / "serving_vllm_requests.csv").exists():
-        for server, errors in logs.second_halves(data):
+        for server, errors, held in logs.second_halves(data):
             for name, (median, p90) in LOG_BARS.items():
-                yield f"log of {server}, {name}", _figures(errors[name], median, p90)
+                yield f"log of {server}, {name}", _figures(errors[name], median, p90, "refused")
+            yield f"log of {server}, intervals", _share(np.array(held), COVERAGE_BAR)
+        yield from _saturated("first requests of a log", pl.DataFrame(saturation.of_logs(data)))
     else:
         yield "logs", _missing(f"no serving_vllm_requests.csv in {data}")
+    if (data / "azure_llm_2023.parquet").exists():
+        yield from _saturated("faster arrivals", pl.DataFrame(saturation.of_faster_arrivals(data)))
     for source, file, check in (
         ("silicon", "serving_silicon.parquet", tables.of_silicon),
         ("splitwise", "splitwise_perf.csv", tables.of_splitwise),
@@ -86,21 +92,44 @@ def checks(data: Path, recorded: Path | None) -> Iterator[tuple[str, Figures]]:
         return
     rows = pairs.of_pairs(recorded)
     for name, bar in PAIR_BARS.items():
-        mine = rows.filter(figure=name)
-        yield f"pairs, {name}", _figures(mine["error"].to_numpy(), bar)
+        mine = rows.filter(figure=name)["error"].drop_nulls()
+        yield f"pairs, {name}", _figures(mine.to_numpy(), bar)
     yield "pairs, intervals", _share(rows["held"].to_numpy(), COVERAGE_BAR)
 
 
 def _figures(
-    errors: Sequence[float] | np.ndarray, median_bar: float, p90_bar: float | None = None
+    errors: Sequence[float] | np.ndarray,
+    median_bar: float,
+    p90_bar: float | None = None,
+    otherwise: str = "no rows",
 ) -> Figures:
     if not len(errors):
-        return _missing("no rows")
+        return _missing(otherwise)
     absolute = 100 * np.abs(np.asarray(errors))
     median, p90 = float(np.median(absolute)), float(np.quantile(absolute, 0.9))
     bar = {"median_pct": median_bar} | ({"p90_pct": p90_bar} if p90_bar else {})
     holds = median <= median_bar and (p90_bar is None or p90 <= p90_bar)
     return _check(len(errors), {"median_pct": round(median, 2), "p90_pct": round(p90, 2)}, bar, holds)
+
+
+def _saturated(name: str, rows: pl.DataFrame) -> Iterator[tuple[str, Figures]]:
+    """First tokens near and beyond what servers can do: what holds, and how far points are off at most."""
+    first = rows.filter(pl.col("figure").str.starts_with("ttft"))
+    yield (
+        f"{name}, intervals of first tokens",
+        _share(
+            first.select(pl.col("measured").is_between("low", "high")).to_series().to_numpy(), COVERAGE_BAR
+        ),
+    )
+    points = (
+        first.drop_nulls("said").select(100 * (pl.col("said") / pl.col("measured") - 1).abs()).to_series()
+    )
+    shown = {"worst_pct": round(float(points.to_numpy().max(initial=0.0)), 1)}
+    shown |= {"without_point": first.height - len(points), "refused": rows.filter(figure="").height}
+    yield (
+        f"{name}, points of first tokens",
+        _check(len(points), shown, {"worst_pct": WORST_BAR}, shown["worst_pct"] <= WORST_BAR),
+    )
 
 
 def _share(right: np.ndarray, bar: float) -> Figures:

@@ -1,22 +1,24 @@
 """Request logs of real servers: fitted to the first half of the requests, tried on the second.
 
 In: a folder with `serving_vllm_requests.csv` and `serving_vllm_runs.csv`. Out: the relative errors of
-latency, first token and time per token of the second half. Arrivals and lengths of all requests are given,
-moments only of the first half.
+latency, first token and time per token of the second half, and whether the intervals hold what is measured of
+the whole log. Arrivals and lengths of all requests are given, moments only of the first half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import Server
 from dpro.extensions.serving.engine import Engine
 from dpro.extensions.serving.fit import engine_of, fit_requests
-from dpro.extensions.serving.predict import answered
+from dpro.extensions.serving.predict import answered, figures_of, predict
 from dpro.schema import ITERATIONS
 from dpro.units import NS_PER_S
 
@@ -28,14 +30,20 @@ MOMENTS = {
 }
 
 
-def second_halves(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Of each server: its name, and relative errors by figure."""
+def second_halves(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray], list[bool]]]:
+    """Of each server: its name, relative errors by figure, and which intervals of the whole log hold."""
+    for run, requests in logged(folder):
+        yield f"{run['model']} on {run['device']}", *_tried(requests, run)
+
+
+def logged(folder: Path) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
+    """Of each server: what is known of it, and its requests as rows of table `requests`."""
     paths = (folder / f"serving_vllm_{name}.csv" for name in ("requests", "runs"))
     log, runs = (pl.read_csv(path, infer_schema_length=None) for path in paths)
     for run in runs.iter_rows(named=True):
         mine = log.filter(pl.col("device") == run["device"], pl.col("model") == run["model"])
         if not mine.is_empty():
-            yield f"{run['model']} on {run['device']}", _errors(_requests(mine), run)
+            yield run, _requests(mine)
 
 
 def _requests(log: pl.DataFrame) -> pl.DataFrame:
@@ -45,16 +53,47 @@ def _requests(log: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _errors(requests: pl.DataFrame, run: dict[str, int | None]) -> dict[str, np.ndarray]:
-    half = np.arange(requests.height) < requests.height // 2
-    shown = engine_of(requests[: requests.height // 2], ITERATIONS.empty())
+def hidden(requests: pl.DataFrame, shown: pl.Series) -> pl.DataFrame:
+    """The same requests without the moments of those that are not shown."""
+    moments = (name for name in MOMENTS if name != "arrival_ns")
+    return requests.with_columns(
+        pl.when(shown).then(pl.col(name)).otherwise(-1).alias(name) for name in moments
+    )
+
+
+def engine_told(requests: pl.DataFrame, run: dict[str, Any]) -> Engine:
+    """The engine of a log, with the limits that are known of it, else as its requests show them."""
+    shown = engine_of(requests, ITERATIONS.empty())
     budget, most = run["max_num_batched_tokens"], run["max_num_seqs"]
-    engine = Engine(budget or shown.token_budget, most or shown.max_requests, run["kv_tokens"] or 0)
-    fitted = fit_requests(requests, engine, pl.Series(half))
+    return Engine(
+        budget or shown.token_budget,
+        most or shown.max_requests,
+        run["kv_tokens"] or 0,
+        replicas=run["dp"] or 1,
+    )
+
+
+def _tried(requests: pl.DataFrame, run: dict[str, Any]) -> tuple[dict[str, np.ndarray], list[bool]]:
+    """Errors of the second half, none of a figure that is refused; and what the intervals hold."""
+    half = pl.Series(np.arange(requests.height) < requests.height // 2)
+    seen, measured = hidden(requests, half), figures_of(requests)
+    nothing = dict.fromkeys(FIGURES, np.zeros(0))
+    try:
+        fitted = fit_requests(seen, engine_told(requests.filter(half), run), half)
+        figures = predict(seen, fitted, [])
+    except Unanswerable:
+        return nothing, []
     said = answered(Server(requests, fitted.engine, fitted.cost), fitted.delay_s)
-    return {name: (figure(said) / figure(requests) - 1).to_numpy()[~half] for name, figure in FIGURES.items()}
+    refused = {each.name.partition("_")[0] for each in figures if each.predicted is None}
+    errors = {
+        name: (figure(said) / figure(requests) - 1).to_numpy()[~half.to_numpy()]
+        for name, figure in FIGURES.items()
+        if CALLED[name] not in refused
+    }
+    return nothing | errors, [each.low <= measured[each.name] <= each.high for each in figures]
 
 
+CALLED = {"latency": "latency", "first token": "ttft", "time per token": "tpot"}
 FIGURES = {
     "latency": lambda requests: requests["end_ns"] - requests["arrival_ns"],
     "first token": lambda requests: requests["first_token_ns"] - requests["arrival_ns"],

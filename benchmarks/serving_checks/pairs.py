@@ -21,7 +21,8 @@ CHECKED = {"tpot_p50_ms": "time per token", "tokens_per_s": "throughput", "ttft_
 
 
 def of_pairs(folder: Path) -> pl.DataFrame:
-    """A row per pair and figure: `edit`, `figure`, `error`, `change` (both relative) and `held`.
+    """A row per pair and figure: `edit`, `figure`, `error` (null where there is no point), `change`
+    (both relative) and `held`.
 
     Args:
         folder: of the runs.
@@ -35,7 +36,8 @@ def of_pairs(folder: Path) -> pl.DataFrame:
                 actual = measured[figure.name]
                 rows.append({
                     "edit": f"{pair['before']}: {pair['edit']}", "figure": CHECKED[figure.name],
-                    "error": figure.predicted / actual - 1, "change": actual / figure.measured - 1,
+                    "error": None if figure.predicted is None else figure.predicted / actual - 1,
+                    "change": actual / figure.measured - 1,
                     "held": bool(figure.low <= actual <= figure.high),
                 })  # fmt: skip
     return pl.DataFrame(rows)

@@ -96,6 +96,7 @@ PARTS = (
     "recording.pipeline_job",
     "serving_checks.logs",
     "serving_checks.pairs",
+    "serving_checks.saturation",
     "serving_checks.steady",
     "serving_checks.tables",
     "serving_server.goal",

@@ -223,5 +223,8 @@ def _print_predictions(predictions: list[ServingPrediction]) -> None:
         out.print(f"\n{name}{proven}", markup=False)
         for figure in prediction.figures:
             was = "" if figure.measured is None else f"{number(figure.measured)} → "
-            interval = f"({number(figure.low)} to {number(figure.high)})"
-            out.print(f"  {figure.name:<16}{was}{number(figure.predicted)}  {interval}", markup=False)
+            ends = f"{number(figure.low)} to {number(figure.high)}"
+            said = ends if figure.predicted is None else f"{number(figure.predicted)}  ({ends})"
+            out.print(f"  {figure.name:<16}{was}{said}", markup=False)
+        for sentence in prediction.load.sentences if prediction.load else ():
+            out.print(f"  {sentence}", markup=False)

@@ -26,6 +26,7 @@ from dpro.extensions.serving.changes import (
     changed_iterations,
 )
 from dpro.extensions.serving.fit import FittedCost, engine_of, fit_run
+from dpro.extensions.serving.load import OfferedLoad, load_of
 from dpro.extensions.serving.predict import (
     Goal,
     PredictedFigure,
@@ -74,6 +75,7 @@ class ServingPrediction(DocumentPart, frozen=True):
             tried does, null without a goal.
         throughput: the same against that of the unchanged engine; null where one of them is not known.
         proven: whether pairs of runs have shown such a change to be predicted well.
+        load: what arrives, and what can be served; null in a search, and where clients wait for answers.
     """
 
     edits: list[str]
@@ -81,6 +83,7 @@ class ServingPrediction(DocumentPart, frozen=True):
     requests_per_s: float | None
     throughput: Gain | None
     proven: bool
+    load: OfferedLoad | None = None
 
 
 # Changes that pairs of a real server hold (docs/accuracy.md).
@@ -102,7 +105,8 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
     given = GivenFacts(_served(run, limits), limits.logs, _inside(run, inside) if inside else AS_THEY_ARE)
     others = [edit for edit in edits if edit not in inside]
     figures = predict(requests, fitted, others, given)
-    return [ServingPrediction(list(edits), figures, None, None, _proven(edits))]
+    load = load_of(requests, fitted, others, given)
+    return [ServingPrediction(list(edits), figures, None, None, _proven(edits), load)]
 
 
 def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:

@@ -1,11 +1,15 @@
 """What requests would have seen of a changed server: first tokens, tokens after it, throughput.
 
 In: a fitted server and changes. Out: each figure as it was measured, as it is predicted, and an interval that
-is meant to hold 90%. A prediction is the measured figure times the ratio of two simulations, changed and
-unchanged. For the interval both are made again with other costs: what the recording leaves open of the cost,
-by how much another run of the machine is faster or slower, what a change itself leaves open. Requests are
+is meant to hold 90%. A prediction is the measured figure, and what two simulations, changed and unchanged,
+differ by: their ratio, but for times that become longer their difference. A server that is a little slower
+than was thought takes in proportion longer for what it did before; how long requests queue beyond that does
+not follow from it. For the interval both are made again with other costs: what the recording leaves open of
+the cost, by how much another run of the machine is faster or slower, what a change itself leaves open, and a
+limit of the batch that never bound, which may be just above the largest batch that was seen. Requests are
 scheduled anew each time, so that a few percent of the cost become a wide interval where a server is close to
-its limit. What the unchanged simulation missed of the recording is added.
+its limit. What the unchanged simulation missed of the recording is added. A figure that may be less than half
+or more than twice as large gets its interval alone.
 
 A search looks for the changes that allow the most requests per second while the slowest keep a goal. Arrivals
 come as recorded, only faster or slower, so that bursts stay bursts; the rate is found by halving. Of many
@@ -20,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -29,7 +34,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed, changed_by_all
 from dpro.extensions.serving.engine import IterationCost, serve
-from dpro.extensions.serving.fit import COST_PARTS, FittedCost, delayed
+from dpro.extensions.serving.fit import COST_PARTS, NO_LIMIT, FittedCost, delayed, most_at_once
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration
 
 DRAWS = 40
@@ -37,6 +42,7 @@ INSIDE = (0.05, 0.95)  # of what is drawn
 SIGMAS = 1.64  # 90% of normal errors
 MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ by some percent
 MAX_MISSED = 2.0  # times: of the median latency, beyond which the unchanged simulation is of another server
+MAX_OPEN = 2.0  # times: what may be so far off is no prediction
 
 
 class PredictedFigure(DocumentPart, frozen=True):
@@ -45,13 +51,14 @@ class PredictedFigure(DocumentPart, frozen=True):
     Attributes:
         name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
         measured: of the run; null where not all moments are known.
-        predicted: with the changes.
+        predicted: with the changes; null where it may be less than half or more than twice as large, as
+            first tokens of a server near its limit are.
         low, high: what is meant to hold 90%.
     """
 
     name: str
     measured: float | None
-    predicted: float
+    predicted: float | None
     low: float
     high: float
 
@@ -77,6 +84,7 @@ def _tokens_per_s(requests: pl.DataFrame) -> float:
     return float(tokens.sum() / (end.max() - arrival.min()) * NS_PER_S)
 
 
+HAS_MOMENTS = (pl.col("first_token_ns") >= 0) & (pl.col("end_ns") >= pl.col("first_token_ns"))
 FIGURES: dict[str, Callable[[pl.DataFrame], float]] = {
     "ttft_p50_ms": lambda requests: 1e3 * float(np.median(_first_s(requests))),
     "ttft_p99_ms": lambda requests: 1e3 * float(np.quantile(_first_s(requests), 0.99)),
@@ -85,6 +93,7 @@ FIGURES: dict[str, Callable[[pl.DataFrame], float]] = {
     "latency_p50_ms": lambda requests: 1e3 * float(np.median(_latency_s(requests))),
     "tokens_per_s": _tokens_per_s,
 }
+TIMES_MS = FIGURES.keys() - {"tokens_per_s"}
 
 
 def figures_of(requests: pl.DataFrame) -> dict[str, float]:
@@ -132,7 +141,7 @@ def predict(
     """Predict the figures of a changed server.
 
     Args:
-        requests: as recorded; figures are ratios to theirs where all moments are known.
+        requests: as recorded; figures follow from those of the requests whose moments are known.
 
     Raises:
         UsageError: there is no such change.
@@ -141,21 +150,60 @@ def predict(
     """
     before = Server(requests, fitted.engine, fitted.cost, given=given)
     after = changed_by_all(before, changes)
-    whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
-    measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
-    same, other = (figures_of(answered(served, fitted.delay_s)) for served in (before, after))
-    _ensure_as_recorded(measured, same)
-    drawn = _drawn_ratios(before, fitted, changes)
-    figures = []
-    for index, name in enumerate(FIGURES):
-        is_measured = np.isfinite(measured[name])
-        missed = SIGMAS * float(np.log(same[name] / measured[name])) if is_measured else 0.0
-        said = measured[name] * other[name] / same[name] if is_measured else other[name]
-        least, most = np.quantile(drawn[:, index], INSIDE) - np.log(other[name] / same[name])
-        low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
-        low, high = said * np.exp(-low), said * np.exp(high)
-        figures.append(PredictedFigure(name, measured[name] if is_measured else None, said, low, high))
-    return figures
+    seen = requests.select(HAS_MOMENTS).to_series()
+    pinned = bool((seen & (requests["output_tokens"] > 1)).any())
+    measured = figures_of(requests.filter(seen)) if pinned else {}
+    same, other = (answered(served, fitted.delay_s) for served in (before, after))
+    point = Pair(figures_of(same.filter(seen)) if pinned else {}, figures_of(other))
+    if pinned:
+        _ensure_as_recorded(measured, point.before)
+    drawn = [
+        Pair(
+            figures_of(answered(base, delay_s).filter(seen)) if pinned else {},
+            figures_of(answered(changed_, delay_s)),
+        )
+        for base, changed_, delay_s in likely_servers(before, fitted, changes, DRAWS)
+    ]
+    return [_figure(name, measured.get(name), point, drawn, is_measured=bool(seen.all())) for name in FIGURES]
+
+
+class Pair(NamedTuple):
+    """Figures of two simulations with one cost: before, of requests whose moments are known, and after."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    def said(self, name: str, measured: float | None) -> float:
+        """A figure after, where that before is what was measured."""
+        if measured is None:
+            return self.after[name]
+        was, becomes = self.before[name], self.after[name]
+        if name in TIMES_MS and becomes > was:
+            return measured + becomes - was
+        return measured * becomes / was
+
+
+def _figure(
+    name: str, measured: float | None, point: Pair, drawn: Sequence[Pair], *, is_measured: bool
+) -> PredictedFigure:
+    """A figure with its interval.
+
+    Args:
+        measured: of the requests whose moments are known; None where there are none.
+        is_measured: whether these are all requests.
+    """
+    said = point.said(name, measured)
+    missed = 0.0 if measured is None else SIGMAS * float(np.log(point.before[name] / measured))
+    least, most = np.log(np.quantile([pair.said(name, measured) for pair in drawn], INSIDE) / said)
+    down, up = (float(np.hypot(max(width, SIGMAS * MIN_ERROR), missed)) for width in (-least, most))
+    is_open = max(down, up) > np.log(MAX_OPEN)
+    return PredictedFigure(
+        name,
+        measured if is_measured else None,
+        None if is_open else said,
+        said * np.exp(-down),
+        said * np.exp(up),
+    )
 
 
 def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
@@ -164,7 +212,7 @@ def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> Non
     Raises:
         Unanswerable: it does not.
     """
-    if (requests["first_token_ns"] >= 0).all() and (requests["end_ns"] >= requests["first_token_ns"]).all():
+    if requests.select(HAS_MOMENTS.all()).item():
         before = Server(requests, fitted.engine, fitted.cost)
         _ensure_as_recorded(figures_of(requests), figures_of(answered(before, fitted.delay_s)))
 
@@ -184,18 +232,20 @@ def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]
         )
 
 
-def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) -> Floats:
-    """[DRAWS, FIGURES] logarithms of figures, changed over unchanged, with costs as likely as the fitted."""
+def likely_servers(
+    before: Server, fitted: FittedCost, changes: Sequence[str], count: int
+) -> Iterator[tuple[Server, Server, float]]:
+    """Unchanged and changed servers, and the delay, with costs and limits as likely as the fitted."""
     rng = np.random.default_rng(0)
-    ratios = []
-    for cost, delay_s in fitted.draws(DRAWS):
-        base = replace(before, cost=cost)
+    seen = most_at_once(before.requests)
+    is_unknown = seen > 0 and fitted.engine.max_requests >= NO_LIMIT
+    for number, (cost, delay_s) in enumerate(fitted.draws(count)):
+        # A limit that never bound is anything from the largest batch on; both ends of that are drawn.
+        limit = seen if is_unknown and number % 2 else fitted.engine.max_requests
+        base = replace(before, cost=cost, engine=replace(before.engine, max_requests=limit))
         after = changed_by_all(base, changes)
         other_run = rng.normal(0, MIN_ERROR) + rng.normal(0, after.doubt, len(COST_PARTS))
-        after = replace(after, cost=moved(after.cost, other_run))
-        pair = (figures_of(answered(after, delay_s)), figures_of(answered(base, delay_s)))
-        ratios.append([np.log(pair[0][name] / pair[1][name]) for name in FIGURES])
-    return np.array(ratios)
+        yield base, replace(after, cost=moved(after.cost, other_run)), delay_s
 
 
 def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
