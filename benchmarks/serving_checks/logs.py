@@ -61,7 +61,7 @@ def hidden(requests: pl.DataFrame, shown: pl.Series) -> pl.DataFrame:
     )
 
 
-def engine_told(requests: pl.DataFrame, run: dict[str, Any]) -> Engine:
+def engine_given(requests: pl.DataFrame, run: dict[str, Any]) -> Engine:
     """The engine of a log, with the limits that are known of it, else as its requests show them."""
     shown = engine_of(requests, ITERATIONS.empty())
     budget, most = run["max_num_batched_tokens"], run["max_num_seqs"]
@@ -79,7 +79,7 @@ def _tried(requests: pl.DataFrame, run: dict[str, Any]) -> tuple[dict[str, np.nd
     seen, measured = hidden(requests, half), figures_of(requests)
     nothing = dict.fromkeys(FIGURES, np.zeros(0))
     try:
-        fitted = fit_requests(seen, engine_told(requests.filter(half), run), half)
+        fitted = fit_requests(seen, engine_given(requests.filter(half), run), half)
         figures = predict(seen, fitted, [])
     except Unanswerable:
         return nothing, []

@@ -2,7 +2,7 @@
 
 In: the folder of the logs. Out: a row per case and figure, with what was said, measured and held. *Logs*: the
 moments of the first requests of a real log are shown, those of the rest are predicted, with the engine's
-limits given and without. *Faster*: requests of public logs are served by an engine that is only alike: its
+limits given and without. *Faster*: requests of public logs are served by an engine that is only similar: its
 cost has another form than the one that is fitted, and each run is some percent faster or slower. It is
 recorded at half of what it can do, and predicted with arrivals up to six times as fast.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.serving_checks.logs import engine_told, hidden, logged
+from benchmarks.serving_checks.logs import engine_given, hidden, logged
 from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import Server, changed
 from dpro.extensions.serving.engine import Engine, IterationCost
@@ -44,7 +44,7 @@ def of_logs(folder: Path) -> Iterator[Row]:
             unknown = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "kv_tokens"))
             for limits, known in (("given", run), ("not given", run | unknown)):
                 case = {"case": f"{run['device']}, first {count}, limits {limits}", "rate": 1.0, "load": None}
-                fitted = fit_requests(seen, engine_told(requests[:count], known), shown)
+                fitted = fit_requests(seen, engine_given(requests[:count], known), shown)
                 yield from _compared(case, seen, fitted, [], requests)
 
 

@@ -52,6 +52,6 @@ def test_table_whose_first_rows_look_like_integers_is_read(tmp_path, monkeypatch
     rows = [f"d,m,{second},{second},{second},{second},1,1" for second in range(200)]
     (tmp_path / "serving_vllm_requests.csv").write_text("\n".join([head, *rows, "d,m,200.5,201,202,203,1,1"]))
     (tmp_path / "serving_vllm_runs.csv").write_text("device,model\nd,m")
-    monkeypatch.setattr(logs, "_errors", lambda requests, _: requests["arrival_ns"].to_numpy())
-    [(name, arrivals)] = logs.second_halves(tmp_path)
-    assert (name, arrivals.size, arrivals[-1]) == ("m on d", 201, 200_500_000_000)
+    monkeypatch.setattr(logs, "_tried", lambda requests, _: (requests["arrival_ns"].to_numpy(), []))
+    [(name, arrivals, held)] = logs.second_halves(tmp_path)
+    assert (name, arrivals.size, arrivals[-1], held) == ("m on d", 201, 200_500_000_000, [])

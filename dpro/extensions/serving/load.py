@@ -103,5 +103,5 @@ def served_per_s(server: Server) -> float:
         for times in (1, 2)
     ]
     if ends[1] <= ends[0]:
-        raise Unanswerable("requests take no time that could be told")
+        raise Unanswerable("requests take no time that could be distinguished")
     return server.requests.height * NS_PER_S / (ends[1] - ends[0])

@@ -111,8 +111,8 @@ def test_batch_larger_than_any_recorded_may_not_be_allowed() -> None:
     assert load is not None
     assert load.most_recorded == 5
     assert "give --max-requests" in load.sentences[-1]
-    told = replace(fitted, engine=replace(fitted.engine, max_requests=6))
-    known = load_of(recorded, told, ["arrivals:rate=6"])
+    given_limit = replace(fitted, engine=replace(fitted.engine, max_requests=6))
+    known = load_of(recorded, given_limit, ["arrivals:rate=6"])
     assert known is not None
     assert known.most_recorded is None
 
