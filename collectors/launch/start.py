@@ -158,20 +158,22 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
         make_raw(recording)
         marker = prepare(recording, request)
     _fork_sidecar(recording, marker, sidecar, request.beside)
-    _say_where(run)
+    say_where(run)
     environment = job_environment(recording, request.options) | request.environment
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)
 
 
-def _say_where(run: Path) -> None:
+def say_where(run: Path) -> None:
     """Name the run, and what to do with it, on a terminal: what goes into a file is the job's alone."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        name = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
-        print(
-            f"dpro: recording into {name}; once the job has ended: dpro {name}", file=sys.stderr, flush=True
-        )
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    with suppress(OSError):  # a folder that is gone, a terminal that is closed: the job starts all the same
+        here = Path.cwd()
+        name = run.relative_to(here) if run.is_relative_to(here) else run
+        line = f"dpro: recording into {name}; once the job has ended: dpro {name}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _occupy_standard_streams() -> None:

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,10 @@ class LazyGroup(click.Group):
         if args and args[0] not in listed and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], [*listed, *os.listdir()], n=1)
+            beside: list[str] = []
+            with suppress(OSError):  # a folder that is gone, or another user's
+                beside = os.listdir()
+            near = get_close_matches(args[0], [*listed, *beside], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command, file or folder: {args[0]!r}.{meant}")
         if not ctx.resilient_parsing:

@@ -97,6 +97,14 @@ def test_a_run_whose_name_is_mistyped_is_answered_with_the_nearest(tmp_path, mon
     assert "Did you mean 'slow_rank'?" in CliRunner().invoke(cli, ["slow_rnk"]).output
 
 
+def test_where_the_folder_cannot_be_listed_a_mistyped_word_is_one_line_all_the_same(monkeypatch):
+    def refuse(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", refuse)
+    assert "No such command, file or folder: 'xyzzy'.\n" in CliRunner().invoke(cli, ["xyzzy"]).output
+
+
 @pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope", "some/nope"])
 def test_a_path_that_is_not_there_is_a_missing_file_and_no_missing_command(path):
     error = CliRunner().invoke(cli, [path]).exception

@@ -1,8 +1,10 @@
+import errno
 import fcntl
+import io
 import json
 import os
 import socket
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stderr, suppress
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,14 @@ from click.testing import CliRunner
 from dpro.collectors import liveness
 from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch, launches
-from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment, of_this_start
+from dpro.collectors.launch.start import (
+    TIMING,
+    RecordOptions,
+    claim,
+    job_environment,
+    of_this_start,
+    say_where,
+)
 from dpro.collectors.liveness import is_running, unseen, wait_until_finished
 from dpro.errors import InputError, UsageError
 
@@ -34,6 +43,28 @@ def alive(recording):
     with recording.marker.open() as marker:
         fcntl.flock(marker, fcntl.LOCK_EX)
         yield recording
+
+
+class ClosedTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_job_starts_where_the_terminal_is_closed_or_the_folder_is_gone(tmp_path, monkeypatch):
+    with redirect_stderr(ClosedTerminal()):
+        say_where(tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    with redirect_stderr(terminal):
+        say_where(tmp_path)
+    assert terminal.getvalue() == ""
+    monkeypatch.chdir(tmp_path)
 
 
 def test_folder_that_does_not_exist_is_made(tmp_path):
