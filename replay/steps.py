@@ -485,7 +485,8 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
     stepped = are_stepped(lasting, windows["rank"])
-    whole = windows.clear() if stepped else begins_of_work(windows, spans)
+    loads = pl.col("name").str.contains(LOADS)
+    whole = windows.clear() if stepped else begins_of_work(windows, spans.with_columns(loads=loads))
     whole = whole.with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
@@ -495,15 +496,16 @@ def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Let windows without steps begin when work of a GPU is first launched, or input loaded before that.
 
     What the program does before it is its start, which no step has: it imports, compiles, sets its device up.
-    Where a device works long before, it was given that before the window: then this is no start.
+    Where a device works long before, it was given that before the window, and has not just started.
 
     Args:
-        windows: `rank`, `window`, `start_ns`, `end_ns`.
+        windows: `rank`, `window`, `start_ns` and others.
+        spans: with `loads`: whether one reads input, as names that match `LOADS` do.
     """
     on_gpu = spans.filter(IS_GPU & (pl.col("correlation") >= 0)).select(*OF_WINDOW, "correlation").unique()
     calls = spans.filter(pl.col("kind") == "runtime")
     launches = calls.join(on_gpu, on=[*OF_WINDOW, "correlation"], how="semi")
-    loads = spans.filter(pl.col("name").str.contains(LOADS))
+    loads = spans.filter("loads")
     launched, loaded = (
         part.group_by(OF_WINDOW).agg(at=pl.col("start_ns").min()) for part in (launches, loads)
     )

@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.engine import distinct
-from dpro.replay.steps import START_NS
+from dpro.replay.steps import OF_WINDOW, begins_of_work
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
@@ -175,24 +175,22 @@ def make_rank_view(
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
-        steps_end=_steps_end(step_end, stepped, launch[on_gpu], spans, start[on_gpu]),
+        steps_end=_steps_end(step_end, stepped, spans),
         begin=begin,
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},
     )
 
 
-def _steps_end(step_end: Ints, stepped: bool, launch: Ints, spans: pl.DataFrame, works: Ints) -> int:
+def _steps_end(step_end: Ints, stepped: bool, spans: pl.DataFrame) -> int:
     """When the last step ends; of a run without steps, when its work begins; else -1.
 
     Args:
         stepped: as of `make_rank_view`.
-        launch: of work of the GPU, the place of the call that launched it.
-        works: when it began, ns.
     """
     if step_end.size:
         return int(step_end.max())
-    return -1 if stepped else _begin_of_work(launch, spans, works)
+    return -1 if stepped else _begin_of_work(spans)
 
 
 def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
@@ -234,21 +232,11 @@ def _asked_and_over(
     return is_asked, np.where(after >= 0, start + after, closed), end
 
 
-def _begin_of_work(launches: Ints, spans: pl.DataFrame, works: Ints) -> int:
-    """When a window without steps begins to be one, as of `dpro.replay.steps.begins_of_work`; 0: at once.
-
-    Args:
-        launches: indices of spans that launched work of a GPU, -1 for none.
-        works: when that began, ns.
-    """
-    begins = spans["start_ns"].to_numpy()
-    loads = np.flatnonzero(spans["loads"].to_numpy())
-    launches = launches[launches >= 0]
-    if not launches.size:
-        return 0
-    begin = int(begins[np.concatenate([launches, loads])].min())
-    nothing_before = begin - int(begins[0]) >= START_NS and begin - int(works.min()) < START_NS
-    return begin if nothing_before else 0
+def _begin_of_work(spans: pl.DataFrame) -> int:
+    """When a window without steps begins to be one, as of `dpro.replay.steps.begins_of_work`; 0: at once."""
+    window = spans.group_by(OF_WINDOW).agg(pl.col("start_ns").min())
+    begins = begins_of_work(window, spans)["start_ns"]
+    return int(begins.filter(begins > window["start_ns"]).sum())  # of the one window there is, or none
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:
