@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import struct
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import termios
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -46,3 +51,34 @@ def refused(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
     (line,) = done.stderr.splitlines()
     assert line.startswith("dpro: ")
     return line
+
+
+def on_terminal(
+    *arguments: str | Path,
+    rows: int = 24,
+    cwd: Path | None = None,
+    keys: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
+    """What a command that succeeds shows on a terminal of 80 columns.
+
+    Args:
+        arguments: what follows `dpro`.
+        cwd: where it starts, if not here.
+        keys: that are typed ahead.
+        environment: variables beside those of this process.
+    """
+    child, end = pty.fork()
+    if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
+        os.chdir(cwd or os.curdir)
+        command = [sys.executable, "-m", "dpro", *map(str, arguments)]
+        os.execve(sys.executable, command, {**os.environ, "TERM": "xterm", **(environment or {})})
+    os.write(end, keys)
+    text = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(end, 1 << 16):
+            text += part
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(end)
+    return text

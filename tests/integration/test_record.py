@@ -1,11 +1,8 @@
 """`dpro record` on real jobs: gloo, one or two ranks, through the real command."""
 
-import os
-import pty
 import socket
 import sys
 import textwrap
-from contextlib import suppress
 
 import polars as pl
 import pytest
@@ -15,7 +12,7 @@ from dpro.analysis.mean_step import mean_step_of
 from dpro.replay.cost.work import inputs_of_calls, operations_of_calls
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from tests.commands import dpro
+from tests.commands import dpro, on_terminal
 from tests.jobs import (
     PATIENCE_S,
     RECORD,
@@ -285,17 +282,7 @@ def test_job_without_torch_is_a_run_that_says_so(tmp_path):
 
 
 def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
-    child, end = pty.fork()
-    if child == 0:
-        os.chdir(tmp_path)
-        job = [sys.executable, "-c", "print(1)"]
-        os.execv(sys.executable, [sys.executable, "-m", "dpro", "record", "-o", "run", "--", *job])
-    text = b""
-    with suppress(OSError):  # the other end is closed
-        while part := os.read(end, 1 << 16):
-            text += part
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(end)
+    text = on_terminal("record", "-o", "run", "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
     assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
 
 

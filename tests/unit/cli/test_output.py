@@ -37,6 +37,7 @@ from dpro.cli.output import (
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
 from dpro.words import one_line, printable
+from tests.commands import on_terminal
 from tests.jobs import ROOT
 
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
@@ -249,21 +250,8 @@ def test_lines_wrap_on_a_terminal_alone(tmp_path):
 
 def shown_on_a_terminal(rows: int, *arguments: str, keys: bytes = b"", **environment: str) -> list[str]:
     """What a command shows on a terminal of some rows, whose pager puts `:` before each line."""
-    child, end = pty.fork()
-    if child == 0:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
-        os.execve(
-            sys.executable, [sys.executable, "-m", "dpro", *arguments],
-            os.environ | {"TERM": "xterm", "PAGER": "sed s/^/:/", "LINES": str(rows)} | environment,
-        )  # fmt: skip
-    os.write(end, keys)
-    text = b""
-    with suppress(OSError):  # the other end is closed
-        while part := os.read(end, 1 << 16):
-            text += part
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(end)
-    return text.decode().splitlines()
+    variables = {"PAGER": "sed s/^/:/", "LINES": str(rows), **environment}
+    return on_terminal(*arguments, rows=rows, keys=keys, environment=variables).decode().splitlines()
 
 
 def test_what_is_longer_than_the_terminal_goes_through_the_pager():
