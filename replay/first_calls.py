@@ -2,7 +2,7 @@
 
 In: a `Graph`. Out: which of its nodes are such calls, and how long these take without that. A launch loads
 its kernel's code when that is first launched; a library is loaded, code compiled. Later steps do none of it:
-it is no part of the job as it runs. What a first call allocates or copies is like that of others: it stays.
+the job as it runs is without it. What a first call allocates or copies is like that of others: it stays.
 """
 
 from __future__ import annotations

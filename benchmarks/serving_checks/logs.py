@@ -54,7 +54,7 @@ def _requests(log: pl.DataFrame) -> pl.DataFrame:
 
 
 def hidden(requests: pl.DataFrame, shown: pl.Series) -> pl.DataFrame:
-    """The same requests without the moments of those that are not shown."""
+    """Requests, of which those that are not shown have no moments."""
     moments = (name for name in MOMENTS if name != "arrival_ns")
     return requests.with_columns(
         pl.when(shown).then(pl.col(name)).otherwise(-1).alias(name) for name in moments

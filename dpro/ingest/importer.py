@@ -159,14 +159,13 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             traces.passed_over["tables of dpro runs"] += 1
             runs.add(path.parent.parent)
             continue
-        if path.suffix in NSIGHT_REPORTS or path.name.startswith(NSIGHT_TABLES):
-            traces.passed_over[NSIGHT] += 1
-            continue
         try:
             for source, head in heads(path):
                 importer = formats.find(head)
                 if importer:
                     traces.files.append((source, importer.name))
+                elif path.suffix in NSIGHT_REPORTS or path.name.startswith(NSIGHT_TABLES):
+                    traces.passed_over[NSIGHT] += 1
                 else:
                     traces.passed_over[why_passed_over(head)] += 1
         except DproError as error:

@@ -117,7 +117,7 @@ class Free:
     chosen: Callable[[Graph], Bools]
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph in which they take none."""
         return graph.with_durations(np.where(self.chosen(graph), 0, graph.nodes.duration))
 
 

@@ -538,7 +538,7 @@ def _step_of(timeline: Timeline) -> float:
 
 
 def taken_out_in_words(trust: Trust) -> str:
-    """What of the recorded job is no part of it as it runs; empty where that is little."""
+    """What was taken out of the recorded job to have it as it runs; empty where that is little."""
     likely, least, most = trust.hosts
     without_cold = trust.taken_out * (1 - trust.cold)
     parts = []

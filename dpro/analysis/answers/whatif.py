@@ -546,7 +546,7 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
 
 
 def recording_lines(analysis: Analysis) -> list[str]:
-    """What was taken out since recording cost it, and that other steps take another time, a line each."""
+    """What was taken out of the recorded job, and that other steps take another time, a line each."""
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
