@@ -14,7 +14,22 @@ from dpro.units import ms
 from dpro.words import short_name, shortened
 
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
-
+_CLASS_WORDS = {  # of a hang its meaning says the rest
+    "hang.host": "hang",
+    "hang.device": "hang",
+    "hang.rank": "hang",
+    "hang.comm": "hang",
+    "hang.mismatch": "mismatch",
+    "dead.rank": "dead",
+    "slow.compute": "slow compute",
+    "slow.host": "slow host work",
+    "slow.link": "slow link",
+    "slow.nic": "slow network card",
+    "slow.fabric": "slow network",
+    "slow.regression": "slower than before",
+    "imbalance.stage": "uneven stages",
+    "imbalance.data": "uneven data",
+}
 
 _LONGEST_NAME = 64  # characters: has room for a DataLoader's `__next__`
 _PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # how profilers name a call of Python
@@ -117,8 +132,13 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """What is wrong with what: `slow.host: rank 1`."""
-        return f"{self.class_}: {self.component}"
+        """What is wrong with what: `slow host work: rank 1`."""
+        return f"{class_in_words(self.class_)}: {self.component}"
+
+
+def class_in_words(class_: str) -> str:
+    """Name a class for people: `slow host work`. A class of an extension is its own name."""
+    return _CLASS_WORDS.get(class_, class_)
 
 
 def costliest_first(findings: Iterable[Finding]) -> list[Finding]:

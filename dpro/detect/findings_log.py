@@ -21,6 +21,7 @@ from msgspec.structs import asdict, replace
 from dpro.detect.findings import (
     Finding,
     FindingDocument,
+    class_in_words,
     finding_document,
     ranks_of,
 )
@@ -307,7 +308,7 @@ def describe_logged(findings: Iterable[LoggedFinding]) -> list[str]:
         until = f", {_end_in_words(finding)}" if finding.over_ns > 0 else ""
         kind, ident = finding.component.kind, finding.component.id
         component = ident if kind == "job" else f"{kind} {ident}"
-        lines.append(f"at {when}, step {finding.step}: {finding.class_}: {component}{until}")
+        lines.append(f"at {when}, step {finding.step}: {class_in_words(finding.class_)}: {component}{until}")
     return lines
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, class_in_words
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.units import format_duration
 
@@ -51,7 +51,9 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
         advice = advice_in_words(finding, workers) if workers is not None else ""
         do = "; ".join(filter(None, [finding.remedy, advice]))
         meaning = f"{verdict_in_words(finding)}; {sure}"
-        return FindingInWords(finding.title, meaning, f"{finding.class_}: {meaning}", finding.evidence, do)
+        return FindingInWords(
+            finding.title, meaning, f"{class_in_words(finding.class_)}: {meaning}", finding.evidence, do
+        )
     cost = cost_in_words(finding)
     meaning = f"costs {cost}; {sure}" if cost else sure
     headline = f"{summarise(finding)}; {sure}"
@@ -59,7 +61,7 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
 
 
 def summarise(finding: Finding) -> str:
-    """What is slow, and what it costs: `slow.host: rank 1 (kernels) costs 3 ms per step (5% of it)`."""
+    """What is slow, and what it costs: `slow host work: rank 1 (kernels) costs 3 ms per step (5% of it)`."""
     cost = cost_in_words(finding)
     return f"{_title_of(finding)} costs {cost}" if cost else _title_of(finding)
 
@@ -75,7 +77,7 @@ def name_part(finding: Finding) -> str:
     """What is at fault, and by what: `rank 1 (the input pipeline)`."""
     if finding.of_job:
         return finding.cause or finding.component_id
-    return f"{finding.component} ({finding.cause or finding.class_})"
+    return f"{finding.component} ({finding.cause or class_in_words(finding.class_)})"
 
 
 def _title_of(finding: Finding) -> str:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dpro.arrays import Bools, Ints
 from dpro.detect import pauses
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
@@ -252,7 +252,9 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         find = f"find what makes rank {names} slower than its peers{where}, and remove it"
         yield Advice(
             "heal",
-            f"{finding.remedy} (rank {names}: {finding.cause or finding.class_})" if finding.remedy else find,
+            f"{finding.remedy} (rank {names}: {finding.cause or class_in_words(finding.class_)})"
+            if finding.remedy
+            else find,
             *interval_of(prediction),
             "new code",
             "its peers do the same work",

@@ -142,7 +142,7 @@ def test_the_demo_without_torch_says_so_and_explains_a_run_that_ships(monkeypatc
     for part in (
         "What was recorded",
         "What is wrong",
-        "slow.host: rank 1",
+        "slow host work: rank 1",
         "LIMIT",
         "TRY",
         "Look further",

@@ -53,7 +53,7 @@ def test_people_read_the_verdict_first_and_what_to_do_last(tmp_path, diagnose):
     (guilty,) = dumps_of(tmp_path / "dumps", "host")
     lines = diagnose(tmp_path / "dumps").stdout.splitlines()
     assert lines[0].startswith(
-        f"hang.host: rank {guilty}: its host code does not come to what its peers wait in; confidence "
+        f"hang: rank {guilty}: its host code has not reached the call that its peers wait in; confidence "
     )
     assert lines[1] == f"  - rank {guilty} has nothing unfinished of its own" or lines[1].startswith(
         "  - rank"

@@ -187,5 +187,5 @@ def test_what_helps_most_against_slow_input_of_one_rank_is_its_input(slow_rank):
 def test_the_diagnosis_in_words_names_the_rank_and_its_cost(slow_rank):
     done = dpro("diagnose", slow_rank)
     assert done.returncode == 0
-    assert re.search(r"slow.host: rank 1 (\(.*\) )?costs", done.stdout)
+    assert re.search(r"slow host work: rank 1 (\(.*\) )?costs", done.stdout)
     assert "input pipeline" in done.stdout

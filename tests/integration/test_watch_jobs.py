@@ -134,7 +134,7 @@ def test_record_watch_reports_on_stderr_and_in_the_run_and_leaves_the_output_and
     assert done.returncode == 0
     assert done.stdout == b""
     assert b"dpro: " in done.stderr
-    assert b" slow.host: rank 1 (host code that waits) costs " in done.stderr
+    assert b" slow host work: rank 1 (host code that waits) costs " in done.stderr
     for command in ("diagnose", "info"):
         document = json.loads(complete([*DPRO, command, "run", "--json"], tmp_path).stdout)
         [finding] = document["while_it_ran"]
@@ -161,7 +161,7 @@ def test_a_rank_that_turns_late_gets_a_deep_window_by_itself_where_the_budget_pa
     job = launched(SLOWING, 2, tmp_path / "mark", "--steps", 150, "--slow-rank", 1, "--times", 2)
     done = complete([*DPRO, "record", "-o", "run", "--watch", *options, "--", *job], tmp_path)
     assert (done.returncode, done.stdout) == (0, b"")
-    assert b" slow.host: rank 1 (host code that waits) costs " in done.stderr
+    assert b" slow host work: rank 1 (host code that waits) costs " in done.stderr
     assert (b"rank 1 is late" in done.stderr) == bool(said)
     assert said in done.stderr
     run = opened(tmp_path / "run")

@@ -34,7 +34,7 @@ from dpro.detect.observations import Observation, Value, in_words, observe
 from dpro.words import counted, one_of
 
 _VERDICTS = {
-    "hang.host": "{who}: its host code does not come to what its peers wait in",
+    "hang.host": "{who}: its host code has not reached the call that its peers wait in",
     "hang.device": "{who}: its GPU does not finish what its peers finished",
     "hang.rank": "{who}: it stopped taking part; the records do not distinguish its host from its device",
     "hang.comm": "{who}: all ranks called and none finishes; the network or the group itself is at fault",

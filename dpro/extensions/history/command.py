@@ -62,6 +62,8 @@ def history(host: str, clear: bool, as_json: bool) -> None:
     if as_json:
         print_json(HistoryDocument(path=str(path) if path else None, findings=rows, cleared=cleared))
         return
+    from dpro.detect.findings import class_in_words
+
     out = console()
     if clear:
         out.print(f"{cleared} findings removed")
@@ -71,4 +73,6 @@ def history(host: str, clear: bool, as_json: bool) -> None:
         out.print("No finding has named a host yet.")
     for row in rows:
         when = datetime.fromtimestamp(row.time_ns / 1e9).strftime("%Y-%m-%d %H:%M")
-        out.print(f"{when}  {row.host}  {row.class_}  confidence {row.confidence:.2f}  {row.run}")
+        out.print(
+            f"{when}  {row.host}  {class_in_words(row.class_)}  confidence {row.confidence:.2f}  {row.run}"
+        )

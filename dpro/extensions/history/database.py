@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec import field
 from msgspec.structs import astuple
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, class_in_words
 from dpro.detect.observations import Observation, observe
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
@@ -205,10 +205,10 @@ def recurrence(now: Remembered, before: Iterable[Remembered]) -> Observation | N
     number = of_class.pop(now.class_, 0) + 1
     nth = _ORDINALS[number] if number < len(_ORDINALS) else ordinal(number)
     days = _days(now.time_ns - min(row.time_ns for row in earlier))
-    more = ", ".join(f"{count} of {class_}" for class_, count in sorted(of_class.items()))
+    more = ", ".join(f"{count} of {class_in_words(class_)}" for class_, count in sorted(of_class.items()))
     recurring = observe(
         "finding-again", f"host {{host}}: {nth} finding of {{finding}} in {days}",
-        host=now.host, finding=now.class_, times=number, findings_before=len(earlier),
+        host=now.host, finding=class_in_words(now.class_), times=number, findings_before=len(earlier),
     )  # fmt: skip
     return recurring.then(", after {others}", others=more) if more else recurring
 
@@ -240,7 +240,7 @@ class Culprit(NamedTuple):
 def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
     """The host that a finding is about."""
     if finding.class_.startswith(BLAMELESS):
-        return Culprit("", f"{finding.class_} blames the work or the program, no part of a host")
+        return Culprit("", f"{class_in_words(finding.class_)}: no part of a host is at fault")
     if len(set(hosts.values())) < 2:
         return Culprit("", "the job runs on one host")
     kind = finding.component_kind

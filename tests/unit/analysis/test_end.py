@@ -190,7 +190,7 @@ def test_the_second_line_of_an_ended_hang_is_its_cause_and_the_last_what_is_stil
     written(tmp_path, INTERRUPTED, INTERRUPTED, calls=(0,))
     lines = CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).stdout.splitlines()
     assert lines[0].startswith("The job hung")
-    assert lines[1].startswith("hang.host: rank 1")
+    assert lines[1].startswith("hang: rank 1")
     assert lines[-1].startswith("still known: the times of the 3 steps before")
 
 
@@ -225,4 +225,4 @@ def test_the_verdict_of_reports_begins_with_the_end(tmp_path):
     state, sentence = health_info(*analysis.verdict, None, analysis.end)
     assert state == "bad"
     assert sentence.startswith("The job hung at step 3")
-    assert "Rank 1: its host code does not come to what its peers wait in" in sentence
+    assert "Rank 1: its host code has not reached the call that its peers wait in" in sentence

@@ -123,7 +123,7 @@ def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_r
     assert "withdrawn" not in str(fill(shown.loaded, Link()))
     shown.follow()
     step = run.table(STEPS)["step"].max()
-    line = f"slow.host: rank 1: withdrawn at {time_of_day(10**18)} because the steps up to {step} do not"
+    line = f"slow host work: rank 1: withdrawn at {time_of_day(10**18)} because the steps up to {step} do not"
     assert line in str(fill(states[1], Link()))
     assert line in str(fill(states[2], Link()))
     assert "withdrawn" not in str(fill(states[3], Link()))  # found again
@@ -161,4 +161,4 @@ def test_the_first_view_lists_findings_reported_while_the_job_ran(tmp_path):
     FindingsLog(tmp_path).write(Notice(BEGINS, 1, 10**18, 7, finding))
     section = str(VIEW.sections["verdict-findings"](load(run), Link()))
     assert "while it ran" in section
-    assert "step 7: slow.host: rank 1" in section
+    assert "step 7: slow host work: rank 1" in section

@@ -141,7 +141,7 @@ def test_numbers_that_are_none_are_null_and_are_read_again():
     findings = OpenFindings()
     findings.resume([document])
     assert findings.findings[0].ranks == (1,)
-    assert in_words(begin)[0].endswith("slow.host: rank 1; confidence nan")
+    assert in_words(begin)[0].endswith("slow host work: rank 1; confidence nan")
 
 
 def test_a_line_of_the_watch_is_that_of_the_log_with_its_run(tmp_path):
@@ -160,6 +160,6 @@ def test_how_a_finding_ended_is_said(tmp_path):
     for notice in notices:
         log.write(notice)
     gone, held = describe_logged(logged_findings(tmp_path))
-    assert "slow.host: rank 1, withdrawn at" in gone
+    assert "slow host work: rank 1, withdrawn at" in gone
     assert gone.endswith("because its peers hardly wait for it now")
-    assert "slow.host: rank 2, held until the job ended at" in held
+    assert "slow host work: rank 2, held until the job ended at" in held

@@ -80,7 +80,8 @@ def test_a_finding_of_a_log_is_the_one_that_was_written():
 def test_words_of_a_finding_say_what_it_costs_and_what_to_do():
     finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, (), "a lock", remedy="take it out")
     described = describe(finding)
-    assert described.headline == "slow.host: rank 1 (a lock) costs 5 ms per step (20% of it); confidence 0.90"
+    costs = "costs 5 ms per step (20% of it); confidence 0.90"
+    assert described.headline == f"slow host work: rank 1 (a lock) {costs}"
     assert described.details == ["do: take it out"]
 
 

@@ -60,9 +60,9 @@ def _evil(folder) -> Run:
 def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     report = make_report(slow)
     assert report.state == "bad"
-    assert report.verdict.startswith("slow.host: rank 1 (the input pipeline) costs")
+    assert report.verdict.startswith("slow host work: rank 1 (the input pipeline) costs")
     (finding,) = report.findings
-    assert finding.title == "slow.host: rank 1 (the input pipeline)"
+    assert finding.title == "slow host work: rank 1 (the input pipeline)"
     assert list(finding.evidence) == list(slow.verdict[0][0].evidence)
     assert 0 < len(report.gains) <= MAX_PREDICTIONS
     best = search_once(slow).predictions[0]

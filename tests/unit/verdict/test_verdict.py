@@ -439,7 +439,7 @@ def finding(component_kind: str, component_id: str, cost_us: float, cause: str =
         ([finding("job", "the input pipeline", 20)], "the input pipeline costs 20 us a step."),
         (
             [finding("rank", str(rank), 20) for rank in range(4)],
-            "rank 0 (slow.host) costs 20 us a step; rank 1 (slow.host) costs 20 us a step; "
+            "rank 0 (slow host work) costs 20 us a step; rank 1 (slow host work) costs 20 us a step; "
             "2 more (dpro diagnose).",
         ),
     ],

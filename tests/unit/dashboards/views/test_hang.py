@@ -187,6 +187,6 @@ def test_the_first_view_says_a_hang_in_words_and_gives_it_no_cost_per_step(stuck
     findings = find_causes(stuck.case())
     state, sentence = health_info(findings, [], None)
     assert state == "bad"
-    assert "Rank 3: its host code does not come to what its peers wait in" in sentence
+    assert "Rank 3: its host code has not reached the call that its peers wait in" in sentence
     assert "per step" not in sentence
     assert finding_info(findings)["cost_ms_per_step"].to_list() == [None]

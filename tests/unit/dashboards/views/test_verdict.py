@@ -68,7 +68,7 @@ def test_the_figure_of_the_steps_has_their_numbers(slow):
 def test_a_slow_rank_is_the_first_thing_that_is_said(slow):
     state, sentence = health_info(*slow.verdict, slow.trust)
     assert state == "bad"
-    assert sentence.startswith("slow.host: rank 1 (the input pipeline) costs")
+    assert sentence.startswith("slow host work: rank 1 (the input pipeline) costs")
     table = finding_info(slow.verdict[0])
     assert table.row(0, named=True)["ranks"] == [1]
     assert table["cost_ms_per_step"][0] > 0

@@ -198,10 +198,8 @@ def test_who_compiles_or_loads_a_checkpoint_goes_on(calls, goes_on):
 
 def test_a_rank_that_stands_somewhere_and_may_run_is_not_called_stuck():
     said = verdict_in_words(finding_of(main_threads([1], BUSY, "is")))
-    assert (
-        said
-        == "rank 1: its host code does not come to what its peers wait in; rank 1 is in tokenize (job.py:6)"
-    )
+    meaning = "its host code has not reached the call that its peers wait in"
+    assert said == f"rank 1: {meaning}; rank 1 is in tokenize (job.py:6)"
 
 
 def test_what_peers_do_is_said_once_of_several_findings():

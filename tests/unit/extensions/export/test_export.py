@@ -88,7 +88,7 @@ def test_a_finding_marks_each_step_above_everything_else(timeline):
     marks = rows.filter(pl.col("group") == FINDINGS)
     graph = timeline.graph
     ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
-    assert marks["name"].unique().to_list() == ["slow.host: rank 1 costs 3 ms per step"]
+    assert marks["name"].unique().to_list() == ["slow host work: rank 1 costs 3 ms per step"]
     assert marks["step"].to_list() == ends["step"].to_list()
     assert (marks["end_ns"] - graph.origin_ns).to_list() == ends["finish_ns"].to_list()
     assert rows["group"].unique(maintain_order=True).to_list()[:2] == [FINDINGS, CRITICAL]

@@ -102,7 +102,7 @@ def test_a_hang_is_an_error_of_the_run(repository, receiver):
     assert done.returncode == 0, done.stderr
     [whole] = [span for span in receiver.spans if span.name == "run"]
     assert whole.status.code == whole.status.STATUS_CODE_ERROR
-    assert whole.status.message.startswith("hang.")
+    assert whole.status.message.startswith("hang:")
 
 
 def test_the_same_run_is_the_same_trace_and_selected_steps_are_few(repository, receiver):

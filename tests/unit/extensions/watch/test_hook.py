@@ -77,7 +77,7 @@ def test_the_command_gets_the_finding_as_json_and_in_its_environment(tmp_path) -
         replace(SLOW, component_kind="link", component_id="0 - 1", ranks=(0, 1), part_ranks=(0, 1)),
         "ambiguous: link 0 - 1",
     ),
-    (replace(SLOW, class_="hang.mismatch"), "blames the work or the program"),
+    (replace(SLOW, class_="hang.mismatch"), "no part of a host is at fault"),
     (replace(SLOW, class_="slow.host"), "slow.host is not among --classes"),
     (replace(SLOW, confidence=0.5), "its confidence is 0.50, below 0.80"),
 ])  # fmt: skip
