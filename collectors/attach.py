@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -39,6 +40,7 @@ from dpro.store import MANIFEST, part_files
 from dpro.words import from_json, ranks_in_words
 
 LOOK_S = 0.1
+NATIVE_S = 20.0  # for py-spy to read a process: it reads symbols of all its libraries
 SIGNAL_S = 2.0  # how long the handler in C may take
 _TRIES = 5
 KEPT = 8  # of the latest requests: processes that look once a second see all of them
@@ -186,6 +188,73 @@ def stacks(run: Path, timeout_s: float) -> Answers:
     return Answers(given, [rank for rank in answers.silent if rank not in given])
 
 
+def with_native_stacks(answers: Answers, run: Path) -> Answers:
+    """Replace the stacks of ranks on this host by those of py-spy, which has calls of C and child processes.
+
+    It stops each process for a moment. Ranks of other hosts, and those that it cannot read, keep their own.
+
+    Raises:
+        InputError: py-spy is not installed, or reads no rank.
+    """
+    command = shutil.which("py-spy")
+    if command is None:
+        raise InputError("--native: py-spy is not on PATH; `pip install py-spy`")
+    given, why = dict(answers.given), "no rank of the job runs on this host"
+    for process in training(run):
+        if process.facts["host"] != socket.gethostname():
+            continue
+        threads: list[dict[str, Any]] = []
+        for pid in with_descendants(int(process.facts["pid"])):
+            try:
+                threads += _native_threads(command, pid, is_child=pid != int(process.facts["pid"]))
+            except InputError as error:
+                why = why if threads else str(error)  # children need not be Python
+        if threads:
+            given[process.rank] = {"rank": process.rank, "native": True, "threads": threads}
+    if not any("native" in answer for answer in given.values()):
+        raise InputError(f"--native: {why}")
+    return Answers(given, [rank for rank in answers.silent if rank not in given])
+
+
+def with_descendants(pid: int) -> list[int]:
+    """A process and all that it started that still live, itself first."""
+    pids = [pid]
+    for parent in pids:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):
+                pids += map(int, children.read_text().split())
+    return pids
+
+
+def _native_threads(command: str, pid: int, *, is_child: bool) -> list[dict[str, Any]]:
+    """The threads of a process as py-spy reads them, without those of the recorder.
+
+    Raises:
+        InputError: it reads none.
+    """
+    asked = [command, "dump", "--json", "--native", "--pid", str(pid)]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=NATIVE_S, check=True)
+        threads = json.loads(done.stdout)
+        read: list[dict[str, Any]] = [
+            {
+                "name": ("child process, " if is_child else "") + (thread["thread_name"] or "thread"),
+                "frames": [
+                    {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
+                    for frame in thread["frames"]
+                    if not frame["name"].startswith("0x")  # an address without a name
+                ],
+            }
+            for thread in threads
+        ]
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines() or ["no reason given"]
+        raise InputError(f"py-spy cannot read process {pid}: {said[-1]}") from error
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"py-spy cannot read process {pid}: {error}") from error
+    return [thread for thread in read if not is_started_here(thread["frames"])]
+
+
 def parse_stacks(text: str) -> list[dict[str, Any]]:
     """The threads in what `faulthandler` writes, without those of the recorder, such as the one it ran on."""
     return [
@@ -306,11 +375,13 @@ class RankStacks(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         rank: the rank.
         by_signal: true where a handler in C replied, since a call in C holds the interpreter; else absent.
+        native: true where py-spy read them, with calls of C and child processes; else absent.
         threads: its threads, without those of the recorder.
     """
 
     rank: int
     by_signal: bool | UnsetType = UNSET
+    native: bool | UnsetType = UNSET
     threads: list[ThreadStack]
 
 

@@ -69,9 +69,9 @@ def is_started_here(frames: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a stack is that of a thread of ours.
 
     Args:
-        frames: with `function`, innermost first.
+        frames: with `function`, also as `Class.function`; those of C may be among them.
     """
-    return bool(frames) and frames[-1]["function"] == Thread._run_beside_job.__name__
+    return any(frame["function"].endswith(Thread._run_beside_job.__name__) for frame in frames)
 
 
 class Thread:

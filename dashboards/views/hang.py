@@ -26,15 +26,17 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, plain, styled
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.hang.case import Case
 from dpro.detect.hang.evidence import attendance, name_of
 from dpro.detect.hang.operations import Operation
+from dpro.detect.hang.stack_tree import Thread, lines_of, merge_stacks
+from dpro.detect.hang.story import last_calls, story_info
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
-from dpro.detect.words import describe
+from dpro.detect.words import FindingInWords, describe_all
 from dpro.members import members_of
-from dpro.units import time_in_words
-from dpro.words import numbers_in_words, ranks_in_words, shortened
+from dpro.units import format_duration, time_in_words
+from dpro.words import counted, numbers_in_words, ranks_in_words, shortened
 
 NAME = "hang"
 _DOING = "following which rank waits for which"
@@ -165,8 +167,9 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
 
     Returns:
         `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, unknown), `waits_in` (its oldest
-        unfinished call), `since`; those at fault first.
+        unfinished call), `since`, `last_call` (finished or not); those at fault first.
     """
+    last = {rank: call for rank, _, call in last_calls(case).iter_rows()}
     blamed = {rank for finding in findings for rank in finding.ranks}
     waiting = {rank for root in case.roots for rank in victims_of(root, case.waits)}
     oldest: dict[int, tuple[int, str, int]] = {}
@@ -183,10 +186,10 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
         _, name, since_ns = oldest.get(rank, (0, "", -1))
         host, pid = where.get(rank, ("", -1))
         since = time_in_words(since_ns) if since_ns >= 0 else ""
-        rows.append((rank, host, pid, state, name, since, states.index(state)))
+        rows.append((rank, host, pid, state, name, since, last.get(rank, ""), states.index(state)))
     schema = {
         "rank": pl.Int64, "host": pl.String, "pid": pl.Int64, "state": pl.String, "waits_in": pl.String,
-        "since": pl.String, "order": pl.Int64,
+        "since": pl.String, "last_call": pl.String, "order": pl.Int64,
     }  # fmt: skip
     return pl.DataFrame(rows, schema=schema, orient="row").sort("order", "rank").drop("order")
 
@@ -198,13 +201,7 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
         `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that
         stands where no other does is looked at first.
     """
-    stacks = [
-        ("main thread, at the end", rank, stack)
-        for rank, stack in workers.select("rank", "stack").iter_rows()
-        if stack
-    ]
-    for path in sorted(folder.glob("findings/hang-*/stacks.json")):
-        stacks += list(_kept(path))
+    stacks = [(one.name, one.rank, "\n".join(one.calls)) for one in _threads(workers, folder)]
     schema = {"thread": pl.String, "rank": pl.Int64, "stack": pl.String}
     frame = pl.DataFrame(stacks, schema=schema, orient="row").unique()
     distinct = frame.group_by("thread", "stack").agg(ranks=pl.col("rank").sort())
@@ -212,7 +209,7 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
     return distinct.sort(order).select("thread", "ranks", "stack")
 
 
-def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
+def _kept(path: Path) -> Iterable[Thread]:
     """Threads in a file of stacks that `dpro watch` kept; none where it is damaged."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
@@ -221,9 +218,27 @@ def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
                 frames = [
                     f"{frame['file']}:{frame['line']} {frame['function']}" for frame in thread["frames"]
                 ]
-                yield f"{thread['name']}, {path.parent.name}", int(answer["rank"]), "\n".join(frames)
+                yield Thread(int(answer["rank"]), thread["name"], frames)
     except (OSError, ValueError, KeyError, TypeError):
         return
+
+
+def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> list[Thread]:
+    """Where threads stood: main threads at the end, and all threads that `dpro watch` kept.
+
+    Args:
+        latest: only those of the latest hang, which need no number.
+    """
+    ended = workers.filter(pl.col("stack") != "").select("rank", "stack")
+    paths = sorted(folder.glob("findings/hang-*/stacks.json"), key=lambda path: (len(path.parent.name), path))
+    kept = [
+        thread if latest else thread._replace(name=f"{thread.name}, {path.parent.name}")
+        for path in paths[-1 if latest else 0 :]
+        for thread in _kept(path)
+    ]
+    return [
+        Thread(rank, "main thread, at the end", stack.splitlines()) for rank, stack in ended.iter_rows()
+    ] + kept
 
 
 def _hangs(loaded: Loaded) -> list[Finding]:
@@ -233,25 +248,67 @@ def _hangs(loaded: Loaded) -> list[Finding]:
 def _verdict(loaded: Loaded, _link: Link) -> Any:
     if loaded.waiting.records.calls.is_empty():
         return message(needs.NO_CALL_STATES)
-    findings = _hangs(loaded)
-    if not findings:
+    described = describe_all(_hangs(loaded), loaded.workers)
+    if not described:
         return html.P(needs.NO_HANG, className="health good")
-    return [part for finding in findings for part in _finding(finding, loaded.workers)]
+    first, *others = described
+    more = counted(len(others), "more finding")
+    shown: list[Component] = [html.P(loaded.end.sentence)] if loaded.end.sentence else []
+    shown += _finding(first)
+    if others:
+        listed = [part for described in others for part in _finding(described)]
+        shown.append(html.Details([html.Summary(f"{more}, less sure or later"), *listed]))
+    return shown
 
 
-def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
-    described = describe(finding, workers)
+def _finding(described: FindingInWords) -> list[Component]:
     return [
         html.P(described.headline, className="health bad"),
         html.P(f"Do: {described.do}", className="do"),
-        html.Ul([html.Li(line) for line in described.evidence]),
+        html.Details(
+            [html.Summary("what shows it"), html.Ul([html.Li(line) for line in described.evidence])]
+        ),
     ]
 
 
+def _story(loaded: Loaded, link: Link) -> Any:
+    story = _story_table(loaded, link)
+    if story.is_empty():
+        return message("No time of any call is recorded.")
+    onset_ns = loaded.end.time_ns or int(story["time_ns"].max() or 0)  # type: ignore[arg-type]
+    rows = [
+        [
+            time_in_words(time_ns) if time_ns >= 0 else "",
+            _after(time_ns - onset_ns) if time_ns >= 0 else "",
+            ranks_in_words(ranks),
+            what,
+        ]
+        for time_ns, ranks, what in story.iter_rows()
+    ]
+    return [
+        table(["time", "since it hung", "ranks", "what happened"], rows, 4),
+        csv_link(NAME, "story", link),
+    ]
+
+
+def _after(passed_ns: int) -> str:
+    """A time from the onset of a hang on: `+ 3.2 s`, or before it `- 20 ms`."""
+    return "0" if not passed_ns else f"{'+' if passed_ns > 0 else '-'} {format_duration(abs(passed_ns))}"
+
+
+def _story_table(loaded: Loaded, link: Link) -> pl.DataFrame:
+    story, chosen = story_info(loaded.waiting), link.ranks
+    return (
+        story.filter(pl.col("ranks").list.eval(pl.element().is_in(list(chosen))).list.any())
+        if chosen
+        else story
+    )
+
+
 def chains_of(loaded: Loaded) -> Chains:
-    """Which ranks wait for which in a run, with those at fault."""
-    blamed = sorted({rank for finding in _hangs(loaded) for rank in finding.ranks})
-    return chain_info(loaded.waiting, blamed)
+    """Which ranks wait for which in a run, with those at fault: none where the network may be."""
+    blamed = ranks_of(finding for finding in _hangs(loaded) if finding.class_ != "hang.comm")
+    return chain_info(loaded.waiting, sorted(blamed))
 
 
 def _chains(loaded: Loaded, link: Link) -> Any:
@@ -290,6 +347,7 @@ def _ranks(loaded: Loaded, link: Link) -> Any:
         "state": [html.Strong(state) if state == FAULT else state for state in shown["state"]],
         "waits in": shown["waits_in"],
         "since": shown["since"],
+        "last call": shown["last_call"],
     }
     header = [name for name, cells in columns.items() if any(cell != "" for cell in cells)]
     rows = list(zip(*(columns[name] for name in header), strict=True))
@@ -301,22 +359,18 @@ def _rank_table(loaded: Loaded) -> pl.DataFrame:
 
 
 def _stacks(loaded: Loaded, link: Link) -> Any:
-    stacks = _stack_table(loaded, link)
-    blamed = [rank for finding in _hangs(loaded) for rank in finding.ranks]
-    named = pl.col("ranks").list.eval(pl.element().is_in(blamed)).list.any()
-    stacks = stacks.sort(named, descending=True, maintain_order=True)
-    if stacks.is_empty():
+    """Where threads stood, as one tree for each kind of thread."""
+    threads = _threads(link.chosen(loaded.workers), loaded.run.path, latest=True)
+    if not threads:
         return message(
             "No stack was kept: `dpro record` keeps those of ranks that stand still, dumps have none."
         )
-    threads = [
-        html.Details(
-            [html.Summary(f"{ranks_in_words(row['ranks'])}: {row['thread']}"), html.Pre(row["stack"])],
-            open=place == 0,
-        )
-        for place, row in enumerate(stacks.iter_rows(named=True))
+    trees = merge_stacks(threads)
+    drawn = [
+        html.Details([html.Summary(kind), html.Pre("\n".join(lines_of(kind, tree)[1:]))], open=place == 0)
+        for place, (kind, tree) in enumerate(trees.items())
     ]
-    return [*threads, csv_link(NAME, "stacks", link)]
+    return [*drawn, csv_link(NAME, "stacks", link)]
 
 
 def _stack_table(loaded: Loaded, link: Link) -> pl.DataFrame:
@@ -328,6 +382,7 @@ VIEW = view(
     "Hang",
     needs.call_states,
     Panel("What hangs", "hang-verdict", _DOING, _verdict, wide=True),
+    Panel("What happened", "hang-story", _DOING, _story, wide=True),
     Panel("Which ranks wait for which", "hang-chains", _DOING, _chains, wide=True),
     Panel("How far each rank had come in each group", "hang-standing", _DOING, _standing, wide=True),
     Panel("Ranks", "hang-ranks", _DOING, _ranks, wide=True),
@@ -336,6 +391,7 @@ VIEW = view(
         "standing": lambda loaded, link: link.chosen(standing_info(loaded.waiting)),
         "ranks": lambda loaded, link: link.chosen(_rank_table(loaded)),
         "stacks": _stack_table,
+        "story": _story_table,
     },
 )
 
@@ -405,6 +461,12 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
         -away[nodes[0]] + (nodes[0][0] == OPERATION and id(case.waits.operations[nodes[0][1]]) in cyclic)
         for nodes in shown
     ]
+    for box, nodes in enumerate(shown):
+        # A rank that came and does not finish is what the others wait for, and its own call, too.
+        if columns[box] == -1 and nodes[0][0] != OPERATION and nodes[0][1] in at_fault and ends[box]:
+            (end, *_) = ends[box]
+            columns[box], ends[box] = columns[end] + 1, set()
+            ends[end] = ends[end] | {box}
     heights = _heights(columns, ends)
     boxes = tuple(
         _box(case, nodes, at_fault, x, y) for nodes, x, y in zip(shown, columns, heights, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,7 +37,8 @@ DUMPED_S = 3.0
 )
 @click.option("--off", "switch", flag_value="off", help="No more deep windows but those of --steps.")
 @click.option("--on", "switch", flag_value="on", help="Record deep windows as --budget or --every allows.")
-@click.option("--stacks", is_flag=True, help="Show the current stacks of all threads of all ranks.")
+@click.option("--stacks", is_flag=True, help="Show where all threads of all ranks are, as one tree.")
+@click.option("--native", is_flag=True, help="With --stacks: calls of C and child processes, too, by py-spy.")
 @click.option("-o", "--output", "copy", type=click.Path(path_type=Path), metavar="COPY",
               help="Copy the recording so far into a run that can be read now.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=NumberRange(0, DAY_S), default=300.0, show_default=True,
@@ -50,6 +51,7 @@ def attach(
     steps: int | None,
     switch: str | None,
     stacks: bool,
+    native: bool,
     copy: Path | None,
     timeout_s: float,
     as_json: bool,
@@ -60,12 +62,14 @@ def attach(
     \b
     dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
     dpro attach RUN --steps 3 -o NOW       and copy the recording so far
-    dpro attach --pid 4711 --stacks        stacks of all threads of all ranks
+    dpro attach --pid 4711 --stacks        where all threads of all ranks are
     dpro attach RUN --off                  only windows of --steps, until --on
 
     The job must have been started with `dpro record`. A job that was started without it, but with
     KINETO_USE_DAEMON=1, can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID can be its launcher.
     """
+    if native and not stacks:
+        raise UsageError("--native goes with --stacks")
     if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):
@@ -74,7 +78,7 @@ def attach(
         _profile(pid, steps, copy, timeout_s, as_json)
         return
     folder = (run or _run_of(pid)).resolve()
-    document = _asked(folder, steps, switch, stacks, timeout_s)
+    document = _asked(folder, steps, switch, stacks, native, timeout_s)
     if copy is not None:
         from msgspec.structs import replace
 
@@ -87,7 +91,7 @@ def attach(
 
 
 def _asked(
-    folder: Path, steps: int | None, switch: str | None, stacks: bool, timeout_s: float
+    folder: Path, steps: int | None, switch: str | None, stacks: bool, native: bool, timeout_s: float
 ) -> AttachDocument:
     """Ask the job for what was asked for; for nothing where only a copy was."""
     from dpro.collectors import attach as attaching
@@ -95,6 +99,7 @@ def _asked(
     run = str(folder)
     if stacks:
         given = attaching.stacks(folder, STACKS_S)
+        given = attaching.with_native_stacks(given, folder) if native else given
         ranks = _replies(given, attaching.RankStacks)
         return attaching.StacksDocument(run=run, ranks=ranks, silent_ranks=given.silent)
     if switch:
@@ -195,7 +200,7 @@ def in_words(document: AttachDocument) -> list[str]:
 
     lines = []
     if isinstance(document, StacksDocument):
-        lines += [line for rank in document.ranks for line in _stacks_in_words(rank)]
+        lines += _stacks_in_words(document.ranks)
     if isinstance(document, WindowDocument):
         lines += map(_window_in_words, document.ranks)
     if isinstance(document, StacksDocument | WindowDocument):
@@ -214,10 +219,16 @@ def _window_in_words(answer: RankWindow) -> str:
     return f"rank {answer.rank}: steps {first} to {end - 1} are window {answer.window}"
 
 
-def _stacks_in_words(answer: RankStacks) -> list[str]:
-    how = " (a C call holds its interpreter lock)" if answer.by_signal else ""
-    lines = [f"rank {answer.rank}{how}"]
-    for thread in answer.threads:
-        lines.append(f"  {thread.name}")
-        lines += [f"    {frame.file}:{frame.line} {frame.function}" for frame in thread.frames]
-    return lines
+def _stacks_in_words(answers: Sequence[RankStacks]) -> list[str]:
+    """The stacks of all ranks, merged: a tree for each kind of thread."""
+    from dpro.detect.hang.stack_tree import Thread, lines_of, merge_stacks
+    from dpro.words import ranks_in_words
+
+    threads = [
+        Thread(answer.rank, thread.name, [f"{one.file}:{one.line} {one.function}" for one in thread.frames])
+        for answer in answers
+        for thread in answer.threads
+    ]
+    lines = [line for kind, tree in merge_stacks(threads).items() for line in lines_of(kind, tree)]
+    held = [answer.rank for answer in answers if answer.by_signal is True]
+    return [*lines, *([f"{ranks_in_words(held)}: a call in C holds the interpreter lock"] if held else [])]

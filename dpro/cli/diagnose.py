@@ -121,10 +121,9 @@ def _print_hangs(diagnosis: Diagnosis) -> None:
 
 def _print_each(diagnosis: Diagnosis) -> None:
     """The findings, each with what shows it and what to do."""
-    from dpro.detect.words import describe
+    from dpro.detect.words import describe_all
 
-    for finding in diagnosis.findings:
-        described = describe(finding, diagnosis.workers)
+    for described in describe_all(diagnosis.findings, diagnosis.workers):
         console().print(described.headline)
         for line in described.details:
             console().print(f"  {line}")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
-from dpro.detect.findings import Finding, class_in_words
-from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
+from dpro.detect.findings import Finding, class_in_words, ranks_of
+from dpro.detect.hang.evidence import ATTENDANCE, advice_in_words, verdict_in_words
 from dpro.units import format_duration
+from dpro.words import numbers_in_words
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,44 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
     meaning = f"costs {cost}; {sure}" if cost else sure
     headline = f"{summarise(finding)}; {sure}"
     return FindingInWords(_title_of(finding), meaning, headline, finding.evidence, finding.remedy)
+
+
+def describe_all(findings: Sequence[Finding], workers: pl.DataFrame) -> list[FindingInWords]:
+    """Put findings into words; hangs that are one case of one operation are one.
+
+    Args:
+        workers: that table.
+    """
+    return [describe(finding, workers) for finding in join_hangs(findings)]
+
+
+def join_hangs(findings: Sequence[Finding]) -> list[Finding]:
+    """Join hangs of several ranks that say the same of the same operation; others stay as they are."""
+    cases: dict[object, list[Finding]] = {}
+    for finding in findings:
+        awaited = [one.text for one in finding.observations if one.kind == ATTENDANCE]
+        alone = not finding.of_hang or finding.component_kind != "rank" or not awaited
+        case = id(finding) if alone else (finding.class_, finding.cause, finding.remedy, awaited[0])
+        cases.setdefault(case, []).append(finding)
+    return [_joined(one) for one in cases.values()]
+
+
+def _joined(findings: Sequence[Finding]) -> Finding:
+    """One finding of all their ranks, with what shows any of them; as sure as the least sure."""
+    if len(findings) == 1:
+        return findings[0]
+    ranks = tuple(sorted(ranks_of(findings)))
+    observations = {one.text: one for finding in findings for one in finding.observations}
+    order = list(dict.fromkeys(one.kind for one in observations.values()))
+    return replace(
+        findings[0],
+        component_kind="ranks",
+        component_id=numbers_in_words(ranks),
+        ranks=ranks,
+        confidence=min(finding.confidence for finding in findings),
+        observations=tuple(sorted(observations.values(), key=lambda one: order.index(one.kind))),
+        place=findings[0].place if len({finding.place for finding in findings}) == 1 else None,
+    )
 
 
 def summarise(finding: Finding) -> str:

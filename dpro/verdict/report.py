@@ -34,7 +34,7 @@ from dpro.analysis.summary import (
     trust_info,
     what_helps,
 )
-from dpro.detect.words import FindingInWords, describe
+from dpro.detect.words import FindingInWords, describe_all
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
@@ -129,7 +129,7 @@ def make_report(analysis: Analysis) -> RunReport:
             *run_info(analysis.run.manifest, analysis.steps),
             *(("still known", line) for line in analysis.end.can_say),
         ],
-        findings=[describe(finding, analysis.workers) for finding in findings],
+        findings=describe_all(findings, analysis.workers),
         unknown=unknown,
         gains=gains.clear[:MAX_PREDICTIONS],
         within_noise=gains.within_noise,

@@ -13,6 +13,7 @@ import pytest
 
 from dpro.cli.options import MAX_PID
 from dpro.cli.runs import is_live
+from dpro.collectors.attach import with_descendants
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import copies, offer
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
@@ -185,6 +186,57 @@ def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_
     assert opened(tmp_path / "run").manifest.ranks == [0, 1]
 
 
+LOADS = """
+import pathlib, time
+import torch
+import torch.distributed as dist
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        read_a_file_that_never_comes()
+
+def read_a_file_that_never_comes():
+    time.sleep(600)
+
+def main():
+    dist.init_process_group("gloo")
+    for _ in range(5): train_step()
+    if dist.get_rank() == 1:
+        pathlib.Path("stuck").touch()
+        next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=2, multiprocessing_context="fork")))
+    dist.barrier()
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_stacks_of_dataloader_workers_and_calls_of_c_come_from_py_spy(tmp_path):
+    process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, LOADS)[1]], tmp_path)
+    try:
+        wait_for(tmp_path / "stuck")
+        wait_until(lambda: len(list(tmp_path.glob("run/.raw/*/*/stacks.json"))) == 2, "a rank has no stacks")
+        answer = attach(tmp_path, "run", "--stacks", "--native")
+        assert [rank["native"] for rank in answer["ranks"]] == [True, True]
+        workers = [one for one in answer["ranks"][1]["threads"] if one["name"] == "child process, MainThread"]
+        assert len(workers) == 2
+        for thread in workers:
+            functions = [frame["function"] for frame in thread["frames"]]
+            assert functions.index("clock_nanosleep") < functions.index("read_a_file_that_never_comes")
+        text = complete([*DPRO, "attach", "run", "--stacks", "--native"], tmp_path).stdout.decode()
+        assert "child process, MainThread, rank 1 (2 threads)" in text
+        assert not any("_run_beside_job" in line for line in text.splitlines())
+    finally:
+        for facts in tmp_path.glob("run/.raw/*/*/facts.json"):
+            for pid in with_descendants(json.loads(facts.read_text())["pid"]):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
@@ -196,6 +248,7 @@ def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_
         (["run"], 2, b"give one of --steps"),
         (["--stacks"], 2, b"name the job"),
         (["run", "--stacks", "--off"], 2, b"give one of --steps"),
+        (["run", "--native", "--off"], 2, b"--native goes with --stacks"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, arguments, code, what):

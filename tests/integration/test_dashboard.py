@@ -57,7 +57,7 @@ def test_the_first_view_names_the_slow_rank(browser, sample):
     browser.get(sample)
     settle(browser)
     said = browser.find_element("css selector", ".health.bad").text
-    assert said.startswith("slow.host")
+    assert said.startswith("slow host work")
     assert "rank 1" in said
 
 
@@ -128,6 +128,12 @@ def test_a_job_that_hangs_is_shown_as_that_first_with_what_to_do(browser, offere
     assert browser.execute_script(CURRENT).endswith("Hang")
     assert browser.find_element("css selector", ".do").text.startswith("Do: ")
     assert box(browser, ".do")[3] < 450
+    story = [row.text for row in browser.find_elements("css selector", "#hang-story tbody tr")]
+    assert len(story) == 5
+    assert "ranks 0-1 wait in all_reduce #125" in story[0]
+    assert "step 30 ends, the last one" in story[1]
+    stood = browser.find_element("css selector", "#hang-stacks pre").text.splitlines()
+    assert [line.split()[-1] for line in stood] == ["<module>", "main", "train"]
     browser.find_element("partial link text", "Verdict").click()
     wait(browser, "return document.querySelector('#verdict-short')")
     assert browser.execute_script(CURRENT).endswith("Verdict")
@@ -222,7 +228,7 @@ def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(br
             assert complaints(browser) == []
         browser.get(f"{address}?view=hang")
         settle(browser)
-        assert "rank 9: its host code is stuck" in browser.find_element("id", "hang-verdict").text
+        assert "ranks 9, 14: their host code has not" in browser.find_element("id", "hang-verdict").text
         wait(browser, "return document.querySelectorAll('#chain-figure .annotation-arrow-g').length > 5")
 
 

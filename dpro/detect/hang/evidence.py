@@ -34,17 +34,17 @@ from dpro.detect.observations import Observation, Value, in_words, observe
 from dpro.words import counted, one_of
 
 _VERDICTS = {
-    "hang.host": "{who}: its host code has not reached the call that its peers wait in",
-    "hang.device": "{who}: its GPU does not finish what its peers finished",
+    "hang.host": "{who}: {its} host code has not reached the call that {its} peers wait in",
+    "hang.device": "{who}: {its} GPU does not finish what {its} peers finished",
     "hang.rank": "{who}: it stopped taking part; the records do not distinguish its host from its device",
     "hang.comm": "{who}: all ranks called and none finishes; the network or the group itself is at fault",
     "hang.mismatch": "{who}: {its} calls differ from those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
 }
 _ADVICE = {
-    "hang.host": "see what {who} does{in_place}{look}{where}",
-    "hang.device": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before it is used "
-    "again{where}",
+    "hang.host": "see what {who} {does}{in_place}{look}{where}",
+    "hang.device": "look for errors of {its} GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before "
+    "that is used again{where}",
     "hang.rank": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`), and at what its "
     "process does{look}; a dump of its calls of the same moment as its peers' would distinguish them{where}",
     "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
@@ -61,7 +61,7 @@ _COMPARE_PLACES = (
     "its own data, another number of batches)"
 )
 _ALIVE = (
-    ": `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` (T is stopped, D waits for a disk "
+    ": `py-spy dump --pid PID` for stacks, `ps -o stat,wchan -p PID` (T is stopped, D waits for a disk "
     "or a driver)"
 )
 _GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
@@ -74,6 +74,7 @@ MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the
 FROZEN = "no-thread-runs"  # the kind of observations of processes that are stopped
 MAX_SIDES = 2  # places where peers of the ranks at fault wait
 LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception", "deadlock"  # causes
+ATTENDANCE = "operation-attendance"  # the kind of observations of who called an operation
 GROUPS = "process groups"  # the cause of a mismatch
 SHORT = "a loop that ended early"  # the cause of a mismatch
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
@@ -156,7 +157,7 @@ def attendance(operation: Operation) -> Observation:
     )
     said = "; ".join(part for part, of_part in zip(parts, ranks.values(), strict=True) if of_part)
     sentence = f"{name}: {said}; waited for since {{since_at_ns}}"
-    return observe("operation-attendance", sentence, **values, **ranks, since_at_ns=operation.since_ns)
+    return observe(ATTENDANCE, sentence, **values, **ranks, since_at_ns=operation.since_ns)
 
 
 def verdict_in_words(finding: Finding) -> str:
@@ -218,6 +219,8 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
     return (of_cause or _on_sides(finding) or _ADVICE[finding.class_]).format(
         who=finding.component,
+        its="their" if len(finding.ranks) > 1 else "its",
+        does="do" if len(finding.ranks) > 1 else "does",
         where=f" ({places})" if places else "",
         in_place=f" in {finding.place.in_words}" if finding.place else "",
         look=_ALIVE if not is_gone else "" if finding.place else _GONE,

@@ -32,7 +32,7 @@ def replies(monkeypatch):
     return give
 
 
-def test_stacks_are_listed_by_rank(replies, tmp_path):
+def test_stacks_are_merged_over_ranks(replies, tmp_path):
     replies(Answers(STACKS, [1]))
     printed = json.loads(dpro("attach", tmp_path, "--stacks", "--json").stdout)
     assert printed == {
@@ -40,10 +40,9 @@ def test_stacks_are_listed_by_rank(replies, tmp_path):
     }  # fmt: skip
     assert plain(msgspec.convert(printed, StacksDocument)) == printed
     assert dpro("attach", tmp_path, "--stacks").stdout.splitlines() == [
-        "rank 0",
-        "  MainThread",
-        "    job.py:7 main",
-        "rank 2 (a C call holds its interpreter lock)",
+        "MainThread, rank 0",
+        "  job.py:7 main",
+        "rank 2: a call in C holds the interpreter lock",
         "rank 1: did not answer",
     ]
 

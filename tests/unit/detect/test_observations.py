@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import dpro
 from dpro.detect.findings import CodePlace, Finding, finding_document
 from dpro.detect.findings_log import BEGINS, Notice, finding_of
 from dpro.detect.observations import observation_documents, observations_of, observe
-from dpro.detect.words import describe
+from dpro.detect.words import describe, describe_all, join_hangs
+from dpro.schema import WORKERS
 from dpro.units import format_duration
 from dpro.words import ranks_in_words
 
@@ -83,6 +85,26 @@ def test_words_of_a_finding_say_what_it_costs_and_what_to_do():
     costs = "costs 5 ms per step (20% of it); confidence 0.90"
     assert described.headline == f"slow host work: rank 1 (a lock) {costs}"
     assert described.details == ["do: take it out"]
+
+
+def test_hangs_of_several_ranks_in_one_operation_are_one_finding_in_words():
+    awaited = observe("operation-attendance", "{ranks} never came", ranks=[2, 5])
+    first, second = (
+        Finding("hang.host", "rank", str(rank), (rank,), 1.0, sure, 0.0,
+                (observe("idle", "rank {rank} has nothing unfinished", rank=rank), awaited))
+        for rank, sure in ((5, 0.98), (2, 0.9))
+    )  # fmt: skip
+    elsewhere = replace(first, component_id="7", ranks=(7,), observations=())
+    assert join_hangs([first, elsewhere]) == [first, elsewhere]
+    (described,) = describe_all([first, second], WORKERS.empty())
+    assert described.headline.startswith(
+        "hang: ranks 2, 5: their host code has not reached the call that their"
+    )
+    assert described.headline.endswith("confidence 0.90")
+    assert list(described.evidence) == [
+        "rank 5 has nothing unfinished", "rank 2 has nothing unfinished", "ranks 2, 5 never came",
+    ]  # fmt: skip
+    assert described.do.startswith("see what ranks 2, 5 do: ")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dpro.dashboards.views.hang import (
 )
 from dpro.detect.hang.find import find_causes
 from dpro.schema import WORKERS, conform
-from tests.unit.detect.hanging import OPEN, Job
+from tests.unit.detect.hanging import OPEN, RUNNING, Job
 
 THREE = (0, 1, 2)
 
@@ -53,6 +53,21 @@ def test_the_chain_ends_at_the_rank_at_fault_and_ranks_that_wait_for_the_same_ar
     figure = chain_figure(chains, "light")
     assert [trace.name for trace in figure.data] == ["at fault", "ranks that wait", "what they wait in"]
     assert sum(note.showarrow for note in figure.layout.annotations) == len(chains.arrows)
+
+
+def test_a_rank_that_came_and_does_not_finish_is_what_the_others_wait_for():
+    job = Job(3)
+    job.call(THREE, THREE)
+    job.call((0, 1), THREE, RUNNING)
+    job.call((2,), THREE, OPEN)
+    case = job.case()
+    (finding,) = find_causes(case)
+    assert (finding.class_, finding.ranks) == ("hang.device", (2,))
+    chains = chain_info(case, finding.ranks)
+    ways = [(chains.boxes[a].label, chains.boxes[b].label) for a, b in chains.arrows]
+    operation = "all_reduce #2, 0-1-2"
+    assert sorted(ways) == [(operation, "rank 2"), ("ranks 0-1", operation)]
+    assert [box.x for box in chains.boxes if box.at_fault] == [1]
 
 
 def test_ranks_that_wait_for_each_other_are_a_circle_of_arrows():
