@@ -8,6 +8,7 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 NS_PER_MIN = 60 * NS_PER_S
+DATED_NS = 10**10  # an earlier time is none: logs without times have the number of the line
 NS_PER_H = 60 * NS_PER_MIN
 S_PER_H = 3600
 

@@ -30,7 +30,7 @@ from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.hang.case import Case
 from dpro.detect.hang.evidence import attendance, name_of
 from dpro.detect.hang.operations import Operation
-from dpro.detect.hang.stack_tree import Thread, lines_of, merge_stacks
+from dpro.detect.hang.stack_tree import StackedThread, lines_of, merge_stacks
 from dpro.detect.hang.story import last_calls, story_info
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
 from dpro.detect.words import FindingInWords, describe_all
@@ -209,7 +209,7 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
     return distinct.sort(order).select("thread", "ranks", "stack")
 
 
-def _kept(path: Path) -> Iterable[Thread]:
+def _kept(path: Path) -> Iterable[StackedThread]:
     """Threads in a file of stacks that `dpro watch` kept; none where it is damaged."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
@@ -218,12 +218,12 @@ def _kept(path: Path) -> Iterable[Thread]:
                 frames = [
                     f"{frame['file']}:{frame['line']} {frame['function']}" for frame in thread["frames"]
                 ]
-                yield Thread(int(answer["rank"]), thread["name"], frames)
+                yield StackedThread(int(answer["rank"]), thread["name"], frames)
     except (OSError, ValueError, KeyError, TypeError):
         return
 
 
-def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> list[Thread]:
+def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> list[StackedThread]:
     """Where threads stood: main threads at the end, and all threads that `dpro watch` kept.
 
     Args:
@@ -237,7 +237,8 @@ def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> li
         for thread in _kept(path)
     ]
     return [
-        Thread(rank, "main thread, at the end", stack.splitlines()) for rank, stack in ended.iter_rows()
+        StackedThread(rank, "main thread, at the end", stack.splitlines())
+        for rank, stack in ended.iter_rows()
     ] + kept
 
 

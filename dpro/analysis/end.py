@@ -20,7 +20,7 @@ from dpro.detect.hang.evidence import LEFT, SKIPPED
 from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
-from dpro.units import NS_PER_S, format_duration, time_in_words
+from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
 from dpro.words import capitalised, ranks_in_words
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ NOT_WATCHED = JobEnd(UNKNOWN, False, None, None, None, [], None, None, [])
 
 
 class EndEvidence(Protocol):
-    """What of a run shows how its job ended; read or computed when it is asked for."""
-
-    run: Run
+    """What shows how a job ended; read or computed when it is asked for."""
 
     @property
     def steps(self) -> pl.DataFrame:
@@ -97,11 +95,25 @@ class EndEvidence(Protocol):
         """How far each rank had come, and which ranks wait for which."""
 
     @property
-    def hangs(self) -> list[Finding]:
+    def hangs(self) -> Sequence[Finding]:
         """What hangs in the run, or ended it, surest first."""
 
 
-def end_of(evidence: EndEvidence) -> JobEnd:
+class RunEvidence(EndEvidence, Protocol):
+    """The evidence of a run."""
+
+    run: Run
+
+
+def judge_end(evidence: EndEvidence) -> JobEnd:
+    """How a job ended that left no run, as far as its ranks show it."""
+    end = replace(_judged(evidence, evidence.hangs, None), step=None)
+    if end.time_ns is not None and end.time_ns < DATED_NS:
+        end = replace(end, time_ns=None)
+    return replace(end, sentence=_sentence(end, evidence) or None)
+
+
+def end_of(evidence: RunEvidence) -> JobEnd:
     """How the job of a run ended, as far as the run shows it."""
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     ended = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
@@ -205,7 +217,7 @@ def _completed(evidence: EndEvidence) -> str:
     return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
 
 
-def _with_sentence(end: JobEnd, evidence: EndEvidence) -> JobEnd:
+def _with_sentence(end: JobEnd, evidence: RunEvidence) -> JobEnd:
     said = _sentence(end, evidence)
     return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
 
@@ -272,7 +284,7 @@ def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
     return f" {format_duration(float(min(gone) - end.time_ns))} later"
 
 
-def _can_say(evidence: EndEvidence) -> list[str]:
+def _can_say(evidence: RunEvidence) -> list[str]:
     """What a run whose job came to no good end still answers."""
     steps = evidence.steps
     count = steps["step"].n_unique()

@@ -221,11 +221,13 @@ def _window_in_words(answer: RankWindow) -> str:
 
 def _stacks_in_words(answers: Sequence[RankStacks]) -> list[str]:
     """The stacks of all ranks, merged: a tree for each kind of thread."""
-    from dpro.detect.hang.stack_tree import Thread, lines_of, merge_stacks
+    from dpro.detect.hang.stack_tree import StackedThread, lines_of, merge_stacks
     from dpro.words import ranks_in_words
 
     threads = [
-        Thread(answer.rank, thread.name, [f"{one.file}:{one.line} {one.function}" for one in thread.frames])
+        StackedThread(
+            answer.rank, thread.name, [f"{one.file}:{one.line} {one.function}" for one in thread.frames]
+        )
         for answer in answers
         for thread in answer.threads
     ]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.analysis import layout_option, open_or_import, run_argument, with_graph
+from dpro.cli.analysis import layout_option, open_or_import, with_graph
 from dpro.cli.output import console, json_option, print_end, print_json, warn
+from dpro.errors import UsageError
 from dpro.opening import holds_traces
 from dpro.plugins import extended, hooks_of
 
@@ -22,10 +23,10 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 
 
 @click.command()
-@run_argument
+@click.argument("runs", metavar="RUN | LOG...", nargs=-1, required=True)
 @layout_option
 @json_option
-def diagnose(run: str, as_json: bool, **given: Any) -> None:
+def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Find the rank or component that hangs or slows the job down, why, and its cost per step.
 
     If the job failed, hung or was killed, the answer begins with how it ended, and closes with what the run
@@ -37,15 +38,19 @@ def diagnose(run: str, as_json: bool, **given: Any) -> None:
     \b
     dpro diagnose RUN
     dpro diagnose FOLDER_OF_DUMPS
+    dpro diagnose job.log dmesg.txt        # a job that was not recorded
     dpro diagnose RUN --json | jq '.findings[].component'
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
 
-    dumps = _of_dumps(Path(run)) if holds_traces(run) else None
-    if dumps is not None:
-        print_json(diagnosis_document(dumps)) if as_json else print_diagnosis(dumps)
+    alone = _of_logs(runs) or (_of_dumps(Path(runs[0])) if holds_traces(runs[0]) else None)
+    if alone is not None:
+        if not as_json:
+            print_end(alone.end)
+        print_json(diagnosis_document(alone)) if as_json else print_diagnosis(alone)
         return
+    (run,) = runs
     analysis = Analysis(open_or_import(run))
     if not as_json:
         print_end(analysis.end)  # before the graph is built, which may fail
@@ -70,6 +75,23 @@ def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
     if diagnosis.findings or not diagnosis.answerable or diagnosis.end.early:
         return ""
     return limit_of_run(analysis)
+
+
+def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
+    """What ended a job that was not recorded, by its logs; None where the one path is something else.
+
+    Raises:
+        UsageError: there are several, and not all of them are logs.
+    """
+    for diagnose_logs in hooks_of("logs"):
+        diagnosis: Diagnosis | None = diagnose_logs([Path(path) for path in paths])
+        if diagnosis is not None:
+            return diagnosis
+    if len(paths) > 1:
+        raise UsageError(
+            "several paths are the logs of one job, all of them files of text; else give one RUN"
+        )
+    return None
 
 
 def _of_dumps(folder: Path) -> Diagnosis | None:
@@ -101,9 +123,9 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
     Args:
         limits: what limits the job, to be said where nothing is at fault.
     """
-    from dpro.analysis.answers.diagnosis import CALLS
+    from dpro.analysis.answers.diagnosis import CALLS, LOGS
 
-    if diagnosis.basis == CALLS:
+    if diagnosis.basis in (LOGS, CALLS):
         _print_hangs(diagnosis)
     else:
         _print_findings(diagnosis, limits)
@@ -111,10 +133,17 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
 
 
 def _print_hangs(diagnosis: Diagnosis) -> None:
+    from dpro.analysis.answers.diagnosis import LOGS
+
     out = console()
     if not diagnosis.findings:
-        out.print("Nothing hangs that these calls can show; they do not show what is slow.")
+        from_calls = "Nothing hangs that these calls can show; they do not show what is slow."
+        from_logs = "" if diagnosis.end.bad else "No rank is at fault, as far as these logs show."
+        if said := from_logs if diagnosis.basis == LOGS else from_calls:
+            out.print(said)
     _print_each(diagnosis)
+    for note in diagnosis.notes:
+        out.print(f"  note: {note}")
     for reason in diagnosis.unknown:
         out.print(f"  not known: {reason}")
 

@@ -132,7 +132,7 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
     ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
-    (REQUEST_LOGS, lambda head: _is_request_log(head)),
+    (REQUEST_LOGS, lambda head: is_request_log(head)),
     ("JSON files that are not traces", lambda head: head.lstrip()[:1] in (b"{", b"[")),
 )
 
@@ -194,7 +194,8 @@ def _is_drawn(head: bytes) -> bool:
     return head.lstrip()[:1] == b"[" and all(key in head for key in keys)
 
 
-def _is_request_log(head: bytes) -> bool:
+def is_request_log(head: bytes) -> bool:
+    """Whether a file that begins like this lists requests of a server."""
     from dpro.ingest.requests import is_log
 
     return is_log(head)

@@ -28,7 +28,7 @@ from dpro.detect.words import describe
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
 
-CALLS, STEPS_AND_CALLS, REPLAY = "calls", "steps and calls", "replay"
+LOGS, CALLS, STEPS_AND_CALLS, REPLAY = "logs", "calls", "steps and calls", "replay"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Diagnosis:
 
     Attributes:
         label: the run or the folder, as it was named.
-        basis: `CALLS` for what hangs, `STEPS_AND_CALLS` without deep windows, or `REPLAY`.
+        basis: `LOGS` without a run, `CALLS` for what hangs, `STEPS_AND_CALLS` without windows, or `REPLAY`.
         findings: costliest first; of what hangs, surest first.
         unknown: what the records cannot show, one line each.
         notes: what is worth a sentence though it is no finding.
@@ -69,7 +69,7 @@ class DiagnosisDocument(AccountedDocument, frozen=True, kw_only=True):
         step_time: how long a step takes; null where none was timed, absent where the job hangs.
         answerable: whether the replay fits; true where the diagnosis does not rest on it.
         reasons: what the run cannot show.
-        notes: what is worth a sentence though it is no finding; absent where the job hangs.
+        notes: what is worth a sentence though it is no finding; absent of dumps and of jobs that hang.
         while_it_ran: what `dpro watch` found while the job ran.
         end: how the job ended.
         slowdown: ratios of step times, of traces of whole operations only.
@@ -146,7 +146,7 @@ def _diagnosis(
 
 def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     """A diagnosis for programs; a run is healthy only if it could have shown that it is not."""
-    hangs = diagnosis.basis == CALLS
+    hangs = diagnosis.basis in (LOGS, CALLS)
     return DiagnosisDocument(
         run=diagnosis.label,
         findings=[
@@ -157,7 +157,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
         step_time=UNSET if hangs else step_time_document(diagnosis.steps),
         answerable=diagnosis.answerable,
         reasons=list(diagnosis.unknown),
-        notes=UNSET if hangs else list(diagnosis.notes),
+        notes=UNSET if hangs and not diagnosis.notes else list(diagnosis.notes),
         while_it_ran=list(diagnosis.while_it_ran),
         end=diagnosis.end,
         slowdown=UNSET if diagnosis.slowdown is None else diagnosis.slowdown,

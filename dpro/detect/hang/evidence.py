@@ -31,6 +31,7 @@ from dpro.detect.hang.stacks import (
 )
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, in_words, observe
+from dpro.units import DATED_NS
 from dpro.words import counted, one_of
 
 _VERDICTS = {
@@ -210,12 +211,14 @@ def _short(finding: Finding) -> str:
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     """Return what to do about a hang, with host and process of its ranks where these may be alive."""
-    rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)))
     over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
     alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
-    processes = rows.select("rank", "pid", "host").iter_rows()
-    places = "; ".join(f"rank {rank}: pid {pid} on {host}" for rank, pid, host in processes)
+    processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").iter_rows()
+    places = "; ".join(
+        f"rank {rank}: pid {pid}{f' on {host}' if host else ''}" for rank, pid, host in processes
+    )
     of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
     return (of_cause or _on_sides(finding) or _ADVICE[finding.class_]).format(
         who=finding.component,
@@ -349,9 +352,10 @@ def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observa
 
 def death_of(death: Death) -> Observation:
     """Return what ended a rank, when, and what that usually means."""
+    seen = ", seen at {seen_at_ns}" if death.ended_ns > DATED_NS else ""
     observation = observe(
         "death",
-        "rank {rank} was ended by {how}, seen at {seen_at_ns}",
+        f"rank {{rank}} was ended by {{how}}{seen}",
         rank=death.rank, how=death.how, exit_signal=death.exit_signal, seen_at_ns=death.ended_ns,
     )  # fmt: skip
     return observation.then(" ({means})", means=death.means) if death.means else observation

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\b0x[0-9a-f]+\b|\d+")
 _INDENT = "  "
 
 
-class Thread(NamedTuple):
+class StackedThread(NamedTuple):
     """A thread of a rank.
 
     Attributes:
@@ -51,13 +51,13 @@ class Branch:
     branches: tuple[Branch, ...]
 
 
-def merge_stacks(threads: Iterable[Thread]) -> dict[str, Branch]:
+def merge_stacks(threads: Iterable[StackedThread]) -> dict[str, Branch]:
     """Merge stacks from their outermost calls on.
 
     Returns:
         Kind of thread -> its tree, main threads first, then the kinds with the fewest threads.
     """
-    kinds: dict[str, list[Thread]] = {}
+    kinds: dict[str, list[StackedThread]] = {}
     for thread in threads:
         kinds.setdefault(_NUMBER.sub("N", thread.name), []).append(thread)
     order = sorted(kinds, key=lambda kind: (not kind.lower().startswith(MAIN), len(kinds[kind]), kind))

@@ -1,0 +1,197 @@
+"""What ended a job that was not recorded, from its logs: who was first, why, whether to start it again.
+
+In: `JobLogs`. Out: a `Diagnosis`, in the findings and words of a recorded job that hangs or dies; what
+machines and schedulers reported is in its notes, and with the finding of the rank that a report names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from msgspec.structs import replace as with_values
+
+from dpro.analysis.answers.diagnosis import LOGS, Diagnosis
+from dpro.analysis.end import ENDED, FAILED, RUNNING, UNKNOWN, JobEnd, judge_end
+from dpro.detect.findings import Finding
+from dpro.detect.hang.case import Case, examine, lost_peer
+from dpro.detect.hang.evidence import RAISED
+from dpro.detect.hang.find import find_causes
+from dpro.detect.hang.memory import CAUSE as GPU_MEMORY
+from dpro.detect.hang.records import records_of
+from dpro.detect.machine.gpu_state import HARDWARE, error_of, remedy_of
+from dpro.detect.observations import observe
+from dpro.extensions.logs.files import log_files
+from dpro.extensions.logs.read import ENDS, GPU, MEMORY, NETWORK, NODE, JobLogs, Report, read_logs
+from dpro.schema import STEPS, WORKERS, conform
+from dpro.units import DATED_NS, time_in_words
+from dpro.words import missing_in_words
+
+MAX_REPORTS = 6  # that are listed
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
+_MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
+NOT_KNOWN = "whether it would end so again is not known"
+_AS_IT_IS = "do not start it again as it is: it would end so again"
+
+
+def diagnose_paths(paths: list[Path]) -> Diagnosis | None:
+    """Name what ended a job by its logs; None if one of the paths is no log.
+
+    Raises:
+        InputError: a log cannot be read.
+    """
+    files = log_files(paths)
+    return None if files is None else diagnose_logs(" ".join(map(str, paths)), read_logs(files))
+
+
+def diagnose_logs(label: str, logs: JobLogs) -> Diagnosis:
+    """Name what the logs of a job show of its end."""
+    case = examine(records_of(logs.frames, logs.manifest.world_size))
+    workers = logs.frames[WORKERS.name]
+    findings = [_with_reports(_of_logs(finding), logs.reports) for finding in find_causes(case)]
+    end = _end_of(case, findings, workers, logs.reports)
+    if end.how == ENDED:  # what ranks did then follows from that
+        findings = []
+    notes = [_in_words(report) for report in _said_once(logs.reports)]
+    shown = bool(findings) or end.how != UNKNOWN or bool(notes)
+    restart = f"start it again? {_restart(findings, workers, logs.reports, end)}" if shown else ""
+    return Diagnosis(
+        label, LOGS, findings, _unknown(logs, shown=shown), end, _over(workers, logs), STEPS.empty(),
+        notes=[*notes, *([restart] if restart else [])],
+    )  # fmt: skip
+
+
+def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
+    """Table `workers` with all ranks of a job that has ended: no process of it lives."""
+    ranks = pl.DataFrame({"rank": range(logs.manifest.world_size)}, schema={"rank": workers.schema["rank"]})
+    named = conform(WORKERS, ranks.join(workers.select("rank"), on="rank", how="anti"))
+    unknown = (pl.col("exit_code") < 0) & (pl.col("exit_signal") < 0)
+    ended = pl.when(unknown).then(1).otherwise("exit_code").cast(workers.schema["exit_code"])
+    return pl.concat([workers, named]).with_columns(exit_code=ended) if workers.height else workers
+
+
+def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
+    missing, size = logs.manifest.missing_ranks, logs.manifest.world_size
+    silent = [f"{missing_in_words(missing, size)}: these logs do not name them"] if missing else []
+    if shown:
+        return silent
+    return [
+        f"how the job ended: none of {logs.num_lines:,} lines is an exception that ended a rank, an exit, a "
+        "call that timed out, or a report of a kernel or a scheduler",
+        *silent,
+    ]
+
+
+def _of_logs(finding: Finding) -> Finding:
+    """Say of ranks that wrote no timeout what logs show, in place of what a dump would."""
+    kept = tuple(one for one in finding.observations if one.kind not in ("no-dump", "unknown-whether-stuck"))
+    if len(kept) == len(finding.observations):
+        return finding
+    silent = observe(
+        "no-timeout",
+        "{ranks} wrote no timeout: it never called this, or what it wrote is not in these logs",
+        ranks=list(finding.ranks),
+    )
+    return replace(finding, observations=(silent, *kept))
+
+
+def _with_reports(finding: Finding, reports: Sequence[Report]) -> Finding:
+    """Add what was reported of the processes of the finding's ranks; a GPU that fails is the first cause."""
+    for report in reports:
+        failed = report.kind == GPU and error_of("xid", report.number).of == HARDWARE
+        unplaced = failed and report.rank < 0 and any("CUDA error" in line for line in finding.evidence)
+        if report.kind not in (MEMORY, GPU) or not (unplaced or report.rank in finding.ranks):
+            continue
+        whose = "; which rank used that GPU is not stated" if unplaced else ""
+        said = f"{report.what}{_meaning(report)}{whose}"
+        finding = finding.observing(observe("log-report", said, rank=report.rank))
+        if report.kind == GPU:
+            cause = "" if failed and finding.cause == RAISED else finding.cause
+            finding = replace(finding, cause=cause, remedy=finding.remedy or remedy_of("xid", report.number))
+        else:
+            finding = replace(finding, remedy=finding.remedy or _MORE_MEMORY)
+    return finding
+
+
+def _meaning(report: Report) -> str:
+    return f" ({error_of('xid', report.number).means})" if report.kind == GPU else ""
+
+
+def _in_words(report: Report) -> str:
+    """`node3, 12:00:01 UTC: XID 79 of GPU 0000:c1:00 (the GPU has fallen off the bus)`."""
+    who = f"rank {report.rank}" if report.rank >= 0 else f"process {report.pid}" if report.pid >= 0 else ""
+    when = time_in_words(report.time_ns) if report.time_ns > DATED_NS else ""
+    where = ", ".join(filter(None, [report.host, who, when]))
+    return f"{where}{': ' if where else ''}{report.what}{_meaning(report)}"
+
+
+def _said_once(reports: Sequence[Report]) -> list[Report]:
+    """The first of reports that say the same of the same, those that others follow from first."""
+    first: dict[tuple[Any, ...], Report] = {}
+    for report in reports:
+        first.setdefault((report.kind, report.host, report.what, report.rank), report)
+    order = [*ENDS, GPU, MEMORY, NETWORK]
+    return sorted(first.values(), key=lambda one: (order.index(one.kind), one.time_ns))[:MAX_REPORTS]
+
+
+def _end_of(
+    case: Case, findings: Sequence[Finding], workers: pl.DataFrame, reports: Sequence[Report]
+) -> JobEnd:
+    """How the job ended: by a rank, or from outside where a scheduler says so and no rank failed before."""
+    end = judge_end(_Evidence(case, findings, workers))
+    outside = [report for report in reports if report.kind in ENDS]
+    failed_ns = min((death.ended_ns for death in case.deaths.values() if not death.lost_peer), default=-1)
+    if outside and not end.hung and not 0 <= failed_ns < outside[0].time_ns:
+        by = outside[0]
+        dated = by.time_ns > DATED_NS
+        when = f", {time_in_words(by.time_ns)}" if dated else ""
+        return with_values(
+            end, how=ENDED, by=by.what, time_ns=by.time_ns if dated else None, ranks=[], cause=None,
+            sentence=f"The job was ended{when}: {by.what}.",
+        )  # fmt: skip
+    if end.hung and (workers["gpu_name"] != "").any():
+        since = f" since {time_in_words(end.time_ns)}" if end.time_ns else ""
+        return with_values(end, how=FAILED, sentence=f"The job hung{since}, until NCCL's watchdog ended it.")
+    if end.how == RUNNING or not (end.hung or findings or case.deaths):
+        return with_values(end, how=UNKNOWN, sentence=None)
+    return end
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """Of a job without a run, as `judge_end` asks for it."""
+
+    waiting: Case
+    hangs: Sequence[Finding]
+    workers: pl.DataFrame
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        return STEPS.empty()
+
+
+def _restart(
+    findings: Sequence[Finding], workers: pl.DataFrame, reports: Sequence[Report], end: JobEnd
+) -> str:
+    """Say whether the job would end so again."""
+    kinds = {report.kind: report for report in reversed(reports)}
+    hardware = [one for one in reports if one.kind == GPU and error_of("xid", one.number).of == HARDWARE]
+    errors = [error for error in workers["error"].to_list() if error and not lost_peer(error)]
+    if hardware or NODE in kinds:
+        hosts = sorted({one.host for one in [*hardware, *filter(None, [kinds.get(NODE)])] if one.host})
+        return f"yes, without {', '.join(hosts) or 'the host of that GPU'}: the hardware failed, not the job"
+    if MEMORY in kinds or any(_OUT_OF_MEMORY.search(error) for error in errors):
+        return f"{_AS_IT_IS}, once memory is as full"
+    if any(
+        finding.class_ == "hang.mismatch" or finding.cause in (RAISED, GPU_MEMORY) for finding in findings
+    ):
+        return f"{_AS_IT_IS}, unless the cause is outside of the program (a file, a service)"
+    if end.how == ENDED:
+        return "yes, from the last checkpoint: it was ended from outside"
+    if errors:
+        return f"{_AS_IT_IS}, unless the cause is outside of the program (a file, a service)"
+    return NOT_KNOWN

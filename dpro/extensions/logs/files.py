@@ -1,0 +1,46 @@
+"""Which files are logs of a job: text that no importer reads.
+
+In: paths that a user gave. Out: files in order of their names; None where one of them is something else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpro.ingest.reading.files import HEAD_BYTES, Source
+
+MAX_FILES = 20_000
+_LOGS = (".log", ".out", ".err", ".txt", ".gz", ".zst")  # in folders
+_MAX_CONTROL = 0.01  # of the bytes: a text has few besides tabs, returns and escapes
+_OF_TEXT = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 256)})
+
+
+def log_files(paths: list[Path]) -> list[Path] | None:
+    """The logs among files and folders; None if a path is a run, holds a trace, or is no text."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix in _LOGS and file.is_file())
+            if len(inside) != sum(file.is_file() for file in path.rglob("*")):
+                return None  # a run, or traces with texts beside them
+            files += inside[:MAX_FILES]
+        else:
+            return None
+    files = [path for path in files if path.stat().st_size]
+    return files if files and all(map(_is_log, files)) else None
+
+
+def _is_log(path: Path) -> bool:
+    from dpro.ingest.formats import is_request_log, registry
+
+    try:
+        with Source(str(path), path).open() as content:
+            head = content.read(HEAD_BYTES)
+    except (OSError, EOFError, ValueError):
+        return False
+    if not head or (head.lstrip()[:2] in (b'{"', b'["', b"[{", b"{\n", b"[\n", b"{\r", b"[\r", b"{}", b"[]")):
+        return False  # JSON
+    control = len(head.translate(None, _OF_TEXT))
+    return control <= _MAX_CONTROL * len(head) and registry().find(head) is None and not is_request_log(head)

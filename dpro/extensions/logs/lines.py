@@ -1,0 +1,134 @@
+"""Lines of logs: which rank wrote a line, when, and what is left of it without the marks of launchers.
+
+In: paths of text files, compressed or not. Out: `LogLine`s, in the order of each file. A rank is stated only
+where the line or the name of its file does it; else it is -1. Times without a zone count as UTC: only their
+differences matter.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from dpro.errors import InputError
+from dpro.ingest.reading.files import Source
+from dpro.units import NS_PER_S
+
+MAX_LINE = 20_000  # characters; the rest of a longer line is left out
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# What launchers put before a line, in any order; group `rank`, `local` or `task` says whose it is.
+_MARKS = (
+    re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),  # PyTorch
+    re.compile(r"\[default(?P<local>\d+)\]:\s?"),  # torchrun --tee
+    re.compile(r"(?P<host>[A-Za-z][\w.-]*):\s(?=\[)"),  # pdsh
+    re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>:\s?"),  # mpirun --tag-output
+    re.compile(r"(?P<task>\d{1,5}):\s(?=\S)"),  # srun --label
+    re.compile(r"\[pod/(?P<host>[\w.-]+)(?:/[\w.-]+)?\]\s?"),  # kubectl logs --prefix
+    re.compile(r"\(\w+ pid=(?P<pid>\d+)(?:, ip=(?P<host>[\d.]+))?\)\s?"),  # Ray
+    # kubectl logs --timestamps
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\s(?=\S)"),
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=kernel|slurm|systemd)"),  # syslog
+)
+_OF_NAME = (  # of files: torchrun --log-dir, and what people call theirs
+    re.compile(r"attempt_\d+/(?P<local>\d+)/std(?:out|err)\.log$"),
+    re.compile(r"(?:^|[/._-])rank[._-]?(?P<rank>\d+)(?=\D[^/]*$|$)"),
+)
+_DATE_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) ")
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+_NEAR = 90  # characters, within which a line says when it was written
+
+
+class LogLine(NamedTuple):
+    """A line of a log.
+
+    Attributes:
+        source: number of the file.
+        rank: global rank of who wrote it, -1 not stated; `local` the same within the host.
+        task: of srun: a rank, or a launcher of ranks; -1 not stated.
+        pid: of who wrote it, -1 not stated.
+        host: empty where it is not stated.
+        time_ns: when, ns since 1970; -1 not stated.
+        text: what is left of it.
+    """
+
+    source: int
+    rank: int
+    local: int
+    task: int
+    pid: int
+    host: str
+    time_ns: int
+    text: str
+
+    @property
+    def writer(self) -> tuple[int, ...]:
+        """Lines of one writer follow each other, with those of others between."""
+        return (self.source, self.rank, self.local, self.task, self.pid)
+
+
+def read_lines(paths: list[Path]) -> Iterator[LogLine]:
+    """Yield the lines of all files, one file after the other.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    for number, path in enumerate(paths):
+        stated = _stated_by_name(path)
+        try:
+            year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
+            with Source(str(path), path).open() as content:
+                text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="\n")
+                while line := text.readline(MAX_LINE):
+                    yield _parse(number, line, stated, year)
+        except (OSError, EOFError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"{path}: cannot be read ({why})") from error
+
+
+def _stated_by_name(path: Path) -> dict[str, str]:
+    for pattern in _OF_NAME:
+        if said := pattern.search(path.as_posix()):
+            return {name: value for name, value in said.groupdict().items() if value}
+    return {}
+
+
+def _parse(source: int, line: str, stated: dict[str, str], year: int) -> LogLine:
+    text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]  # progress bars overwrite their line
+    when, marks = time_of(text[:_NEAR], year), dict(stated)
+    found: re.Match[str] | None = None
+    for _ in _MARKS:
+        found = next((match for mark in _MARKS if (match := mark.match(text))), None)
+        if found is None:
+            break
+        marks |= {name: value for name, value in found.groupdict().items() if value}
+        text = text[found.end() :]
+    rank, local, task, pid = (int(marks.get(name, -1)) for name in ("rank", "local", "task", "pid"))
+    return LogLine(source, rank, local, task, pid, marks.get("host", ""), when, text)
+
+
+def time_of(text: str, year: int) -> int:
+    """When a line was written, ns; -1 where it does not say."""
+    try:
+        if said := _DATE_TIME.search(text):
+            *date, fraction = said.groups()
+            return _in_ns([int(part) for part in date], fraction or "0")
+        if said := _GLOG.search(text):
+            *date, fraction = said.groups()
+            return _in_ns([year, *(int(part) for part in date)], fraction)
+        if (said := _SYSLOG.search(text)) and said[1] in _MONTHS:
+            return _in_ns([year, 1 + _MONTHS.index(said[1]), *(int(part) for part in said.groups()[1:])], "0")
+    except ValueError:  # no such date
+        pass
+    return -1
+
+
+def _in_ns(date: list[int], fraction: str) -> int:
+    year, month, day, hour, minute, second = date
+    whole = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    return int(whole.timestamp()) * NS_PER_S + int(fraction.ljust(9, "0"))

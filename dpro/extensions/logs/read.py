@@ -1,0 +1,532 @@
+"""What logs show of how a job ended, as tables: exceptions, exits, calls that timed out, reports of machines.
+
+In: lines of logs. Out: tables `workers`, `process_groups` and `collectives`, and `Report`s: what a kernel, a
+network card or a scheduler said. A line that is not understood is no evidence. What a rank did is taken only
+from lines that state its rank, or its process where the launcher states whose that is. A traceback is of an
+exception that ended a rank only where the rank is seen to have ended, or where PyTorch's hook for exceptions
+that nothing caught has written it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.extensions.logs.lines import LogLine, read_lines, time_of
+from dpro.members import members_text
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, TABLES, WORKERS, conform
+from dpro.schema.members import GROUP_RANKS
+from dpro.store import Manifest
+from dpro.table import Table
+from dpro.units import DATED_NS, NS_PER_MS, NS_PER_S
+
+SOURCE = "job log"  # of rows in tables
+MEMORY, GPU, NETWORK, NODE, TIME, PREEMPTED, ASKED = (
+    "memory", "gpu", "network", "node", "time", "preempted", "asked",
+)  # fmt: skip
+ENDS = (TIME, PREEMPTED, NODE, ASKED)  # kinds of reports of who ended the job from outside
+
+
+class Report(NamedTuple):
+    """What a machine or a scheduler reported, of a job or of one of its processes.
+
+    Attributes:
+        kind: one of the kinds above.
+        host, pid, rank: of what; empty or -1 where it does not say.
+        what: in words, as `XID 79 of GPU 0000:c1:00`.
+        number: of an XID; else -1.
+    """
+
+    kind: str
+    time_ns: int
+    host: str
+    what: str
+    pid: int = -1
+    rank: int = -1
+    number: int = -1
+
+
+@dataclass
+class RankEnd:
+    """What logs show of the end of one rank; -1 and empty where they do not."""
+
+    rank: int
+    local: int = -1
+    host: str = ""
+    pid: int = -1
+    exit_code: int = -1
+    exit_signal: int = -1
+    ended_ns: int = -1
+    error: str = ""
+    failed_ns: int = -1
+    timed_out: bool = False  # NCCL's watchdog ended it
+
+
+@dataclass
+class _Traceback:
+    """A traceback that is being written.
+
+    Attributes:
+        ended: the rank that it is known to have ended; -1 where that is not stated.
+        calls: outermost first.
+    """
+
+    ended: int = -1
+    calls: list[str] = field(default_factory=list)
+    is_of_launcher: bool = False
+
+
+class _Raised(NamedTuple):
+    """An exception that was written.
+
+    Attributes:
+        uncaught: whether PyTorch's hook wrote it, as far as its form shows.
+    """
+
+    line: LogLine
+    error: str
+    time_ns: int
+    uncaught: bool
+
+
+class _TimedOut(NamedTuple):
+    rank: int
+    sequence: int
+    op: str
+    numel: int
+    enqueued_ns: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class JobLogs:
+    """What logs of a job show.
+
+    Attributes:
+        frames: all tables; `workers`, `process_groups` and `collectives` may have rows.
+        manifest: ranks that are named, and what is missing.
+        reports: in order of the lines.
+        num_lines: that were read.
+    """
+
+    frames: Mapping[str, pl.DataFrame]
+    manifest: Manifest
+    reports: Sequence[Report]
+    num_lines: int
+
+
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+), in (.+)$')
+_BEGINS, _ORIGINAL = "Traceback (most recent call last):", "Original Traceback"
+_RAISED = re.compile(
+    r"([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Warning|Abort\w*|Killed))(?::\s?(.*))?$"
+)
+_OUTERMOST = re.compile(r" (<module>|_run_module_as_main|_bootstrap)$")  # of an exception that nothing caught
+_LAUNCHER = re.compile(r"/torch/distributed/(run|launcher|elastic)|/bin/(torchrun|accelerate|deepspeed)\b")
+_WATCHDOG = re.compile(
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<sequence>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
+    r".*?ran for (?P<ran_ms>\d+) milliseconds"
+)
+_WORK = re.compile(
+    r"\[(?:PG (?:ID (?P<id>\d+) PG GUID (?P<guid>\d+)(?:\((?P<name>\w+)\))?|(?P<old>\d+)) )?"
+    r"Rank (?P<rank>\d+)\] .*?work: (?P<work>\d+), last enqueued NCCL work: (?P<enqueued>\d+), "
+    r"last completed NCCL work: (?P<completed>\d+)"
+)
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_ELASTIC = re.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*)$")
+_RANK_OF = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_EXIT_OF = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
+LIVED_NS = 60 * NS_PER_S  # a rank that writes so long after an exception was not ended by it
+_NRANKS = re.compile(r"\bnranks (\d+)\b|\bworld[_ ]size[=: ]+(\d+)\b", re.IGNORECASE)
+_OOM_KILL = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+)'?)?")
+_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ (?:ON (\S+) )?CANCELLED AT (\S+)(?: DUE TO ([A-Z ]+))?")
+_TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-\[\]]+): (.+)$")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_OOM_STEP = re.compile(r"Detected \d+ oom[_-]kill event")
+_PEER = re.compile(
+    r"NET/\w+ ?: Got completion from peer (?P<completion>[\d.a-f:]+?)<\d+>"
+    r".*?(?:error|status)[ =](?P<status>\d+)"
+    r"|Call to (?:recv|send) (?:from|to) (?P<call>\S+?)<\d+> failed ?: (?P<why>[\w ]+)"
+)
+_POD = re.compile(r"\bOOMKilled\b|Reason:\s+(Evicted|Preempt\w*|NodeLost|DeadlineExceeded)\b")
+_KEEP_ALIVE = re.compile(r"The node '([\w.-]+?)_\d+_\d+' has failed to send a keep-alive heartbeat")
+_ASKED = re.compile(r"Received (\d+) death signal, shutting down workers|got signal: (\d+)$")
+_OP = re.compile(
+    r"_?(ALLREDUCE|ALLGATHER|REDUCE_SCATTER|ALLTOALL|BROADCAST|REDUCE|GATHER|SCATTER|BARRIER)(_\w+)?"
+)
+_WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+_TASK_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Terminated": 15, "Bus error": 7}
+_DEFAULT_GROUP = "0 default_pg"
+_APART_NS = NS_PER_MS  # lines before the first that has a time, in their order
+_INTEREST = re.compile(  # a line without any of these is not looked at
+    r"Traceback|Watchdog|NCCL work|exitcode|local_rank|Error|Exception|Interrupt|Exit|nranks|world.?size"
+    r"|Kill(ed)? process|Xid|CANCELLED|srun: error|oom.kill|NET/|Call to |OOMKilled|Reason:|keep-alive"
+    r"|death signal|got signal|^\s*(time|host|rank|traceback)\s+: ",
+    re.IGNORECASE,
+)
+
+
+def read_logs(paths: list[Path]) -> JobLogs:
+    """Read logs of one job.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    reader = _Reader()
+    for line in read_lines(paths):
+        reader.take(line)
+    return reader.finish()
+
+
+class _Reader:
+    """Collects evidence line by line."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self.ends: dict[int, RankEnd] = {}
+        self.reports: list[Report] = []
+        self.world_size = 0
+        self._last_ns = -1  # of the latest line with a time
+        self._first: tuple[int, int] | None = None  # time and number of the first
+        self._open: dict[tuple[int, ...], _Traceback] = {}
+        self._block: dict[int, dict[str, str]] = {}  # of elastic's summary, by file
+        self._locals: list[tuple[LogLine, int, int, int]] = []  # line, exit code, local rank, pid
+        self._errors: list[_Raised] = []
+        self._last_of: dict[int, int] = {}  # rank: when it last wrote
+        self._timed_out: list[_TimedOut] = []
+        self._works: dict[tuple[int, int], tuple[str, int, int]] = {}  # rank, work: group, …
+        self._is_elastic = False
+        self._tasks: dict[int, RankEnd] = {}  # of srun
+
+    def take(self, line: LogLine) -> None:
+        """Take the evidence of a line."""
+        self.num_lines += 1
+        if line.time_ns >= 0:
+            self._first = self._first or (line.time_ns, self.num_lines)
+            self._last_ns = line.time_ns
+            if line.rank >= 0:
+                self._last_of[line.rank] = line.time_ns
+        if line.writer in self._open and self._continues(line):
+            return
+        if not _INTEREST.search(line.text):
+            return
+        if _BEGINS in line.text:
+            # A DataLoader writes that of its worker below that of the rank, which it ended.
+            outer = self._errors[-1] if self._errors and _ORIGINAL in line.text else None
+            is_same = outer is not None and outer.uncaught and outer.line.writer == line.writer
+            self._open[line.writer] = _Traceback(line.rank if is_same else -1)
+            return
+        for take in (self._take_nccl, self._take_elastic, self._take_machine, self._take_scheduler):
+            if take(line):
+                return
+        if size := _NRANKS.search(line.text):
+            self.world_size = max(self.world_size, int(size[1] or size[2]))
+
+    def _end(self, rank: int) -> RankEnd:
+        return self.ends.setdefault(rank, RankEnd(rank))
+
+    def _when(self, line: LogLine) -> int:
+        """When a line was written: its own time, or the latest before it; else its number."""
+        known_ns = line.time_ns if line.time_ns >= 0 else self._last_ns
+        return known_ns if known_ns >= 0 else self.num_lines
+
+    # Exceptions.
+
+    def _continues(self, line: LogLine) -> bool:
+        """Take a line of a traceback; False where it is none, or the last."""
+        traceback, text = self._open[line.writer], line.text
+        if frame := _FRAME.match(text):
+            traceback.calls.append(f"{frame[1]}:{frame[2]} {frame[3]}")
+            traceback.is_of_launcher |= bool(_LAUNCHER.search(frame[1]))
+            return True
+        if not text.strip() or text[0] in " \t" or text.startswith(_BEGINS):
+            return _BEGINS not in text
+        del self._open[line.writer]
+        raised = _RAISED.match(text)
+        if raised and traceback.calls and not traceback.is_of_launcher:
+            name = raised[1].rpartition(".")[2]
+            said = f"{name}: {raised[2]}" if raised[2] else name
+            error = "\n".join([said, *reversed(traceback.calls)])
+            stated = line if traceback.ended < 0 else line._replace(rank=traceback.ended)
+            is_whole = traceback.ended >= 0 or bool(_OUTERMOST.search(traceback.calls[0]))
+            uncaught = stated.rank >= 0 and is_whole
+            self._errors.append(_Raised(stated, error, self._when(line), uncaught))
+        return raised is not None
+
+    # NCCL's watchdog.
+
+    def _take_nccl(self, line: LogLine) -> bool:
+        if said := _WATCHDOG.search(line.text):
+            rank = line.rank if line.rank >= 0 else int(said["rank"])
+            when = self._when(line)
+            call = _TimedOut(
+                rank, int(said["sequence"]), _op_of(said["op"]),
+                int(said["numel"] or -1), when - int(said["ran_ms"]) * int(NS_PER_MS), when,
+            )  # fmt: skip
+            self._timed_out.append(call)
+            self._end(rank).timed_out = True
+            return True
+        if said := _WORK.search(line.text):
+            rank = line.rank if line.rank >= 0 else int(said["rank"])
+            is_default = said["name"] == "default_pg" or (said["id"] or said["old"] or "0") == "0"
+            group = _DEFAULT_GROUP if is_default else said["guid"] or ""  # else of each rank's own numbering
+            work = group, int(said["enqueued"]), int(said["completed"])
+            self._works.setdefault((rank, int(said["work"])), work)
+            return True
+        return False
+
+    # PyTorch's elastic agent.
+
+    def _take_elastic(self, line: LogLine) -> bool:
+        if said := _FAILED.search(line.text):
+            self._is_elastic = True
+            self._locals.append((line, int(said[1]), int(said[2]), int(said[3])))
+            return True
+        if said := _ELASTIC.match(line.text):
+            block = self._block.setdefault(line.source, {})
+            if said[1] == "time":
+                block.clear()
+            block[said[1]] = said[2].strip()
+            if said[1] == "exitcode":
+                self._take_block(block, line)
+            if (
+                said[1] == "traceback"
+                and _BEGINS in said[2]
+                and (of := _RANK_OF.match(block.get("rank", "")))
+            ):
+                self._open[line.writer] = _Traceback(int(of[1]))
+            return True
+        if said := _ASKED.search(line.text):
+            number = int(said[1] or said[2])
+            name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+            self.reports.append(Report(ASKED, self._when(line), line.host, f"{name} to its launcher"))
+            return True
+        if said := _KEEP_ALIVE.search(line.text):
+            report = Report(NODE, self._when(line), said[1], f"node {said[1]} stopped answering")
+            if not any(one.kind == NODE and one.host == said[1] for one in self.reports):
+                self.reports.append(report)
+            return True
+        return False
+
+    def _take_block(self, block: Mapping[str, str], line: LogLine) -> None:
+        rank, code = _RANK_OF.match(block.get("rank", "")), _EXIT_OF.match(block["exitcode"])
+        if rank is None or code is None:
+            return
+        self._is_elastic = True
+        end = self._end(int(rank[1]))
+        if end.exit_code > 0 or end.exit_signal > 0:
+            return  # the first start's, of which the others follow
+        stated = time_of(block.get("time", ""), 1970)
+        end.local, end.host, end.pid = int(rank[2]), block.get("host", ""), int(code[2])
+        _set_exit(end, int(code[1]), stated if stated >= 0 else self._when(line))
+
+    # Kernels and network cards.
+
+    def _take_machine(self, line: LogLine) -> bool:
+        when = self._when(line)
+        if said := _OOM_KILL.search(line.text):
+            what = "the kernel killed the process: host memory ran out"
+            self.reports.append(Report(MEMORY, when, line.host, what, pid=int(said[1])))
+        elif said := _XID.search(line.text):
+            pid = int(said[3]) if said[3] else -1
+            what = f"XID {said[2]} of GPU {said[1]}"
+            self.reports.append(Report(GPU, when, line.host, what, pid=pid, number=int(said[2])))
+        elif said := _PEER.search(line.text):
+            peer = said["completion"] or said["call"]
+            why = f"completion with status {said['status']}" if said["completion"] else said["why"].strip()
+            self.reports.append(Report(NETWORK, when, line.host, f"NCCL, peer {peer}: {why}", rank=line.rank))
+        else:
+            return False
+        return True
+
+    # Schedulers.
+
+    def _take_scheduler(self, line: LogLine) -> bool:
+        when, text = self._when(line), line.text
+        if said := _CANCELLED.search(text):
+            why = (said[3] or "").strip()
+            kind = (
+                TIME if "TIME" in why else PREEMPTED if "PREEMPT" in why else NODE if "NODE" in why else ASKED
+            )
+            self.reports.append(
+                Report(kind, when, said[1] or "", f"Slurm: {why.lower() or 'it was cancelled'}")
+            )
+        elif said := _TASKS.search(text):
+            self._take_tasks(said[1], said[2], said[3], when)
+        elif _OOM_STEP.search(text):
+            what = "Slurm: a process was killed, memory of the step ran out"
+            self.reports.append(Report(MEMORY, when, line.host, what))
+        elif said := _POD.search(text):
+            why = said[1] or "OOMKilled"
+            kinds = {"OOMKilled": MEMORY, "NodeLost": NODE, "DeadlineExceeded": TIME}
+            self.reports.append(Report(kinds.get(why, PREEMPTED), when, line.host, f"Kubernetes: {why}"))
+        else:
+            return False
+        return True
+
+    def _take_tasks(self, host: str, tasks: str, how: str, when: int) -> None:
+        if how.startswith("Out Of Memory"):
+            self.reports.append(Report(MEMORY, when, host, f"Slurm: tasks {tasks} ran out of memory"))
+        code = _EXITED.search(how)
+        number = next((number for words, number in _TASK_SIGNALS.items() if how.startswith(words)), 0)
+        for task in _numbers_of(tasks):
+            end = RankEnd(task, host=host)
+            _set_exit(end, int(code[1]) if code else -number, when)
+            if end.exit_code > 0 or end.exit_signal > 0:
+                self._tasks.setdefault(task, end)
+
+    # What all lines together show.
+
+    def finish(self) -> JobLogs:
+        """Make tables of all that was taken."""
+        if not self._is_elastic:  # else tasks are launchers
+            for task, end in self._tasks.items():
+                known = self.ends.setdefault(task, end)
+                if known.exit_code < 0 and known.exit_signal < 0:
+                    known.exit_code, known.exit_signal, known.ended_ns = (
+                        end.exit_code, end.exit_signal, end.ended_ns,
+                    )  # fmt: skip
+        self._place_locals()
+        self._place_errors()
+        ranks = {**self.ends}
+        self.world_size = max([self.world_size, *(rank + 1 for rank in ranks)])
+        self._place_reports()
+        for end in ranks.values():
+            end.ended_ns, end.failed_ns = self._dated(end.ended_ns), self._dated(end.failed_ns)
+        frames = {
+            WORKERS.name: _workers(list(ranks.values())),
+            **_calls(self._timed_out, self._works, self.world_size),
+        }
+        tables = {name: conform(table, frames.get(name, table.empty())) for name, table in TABLES.items()}
+        manifest = Manifest(world_size=self.world_size, ranks=sorted(ranks))
+        return JobLogs(tables, manifest, self.reports, self.num_lines)
+
+    def _dated(self, when: int) -> int:
+        """A time for an event before the first line that has one, just before that; what has one keeps it."""
+        if self._first is None or not 0 <= when < DATED_NS:
+            return when
+        first_ns, number = self._first
+        return first_ns - (number - when) * int(_APART_NS)
+
+    def _place_locals(self) -> None:
+        """Exits by rank within the host: those are ranks of the job where it has one host."""
+        for line, code, local, pid in self._locals:
+            if any(end.pid == pid for end in self.ends.values()):
+                continue
+            if all(end.local in (-1, end.rank) for end in self.ends.values()):
+                end = self._end(local)
+                end.local, end.pid = local, pid
+                _set_exit(end, code, self._when(line))
+
+    def _place_errors(self) -> None:
+        """Exceptions, by their rank, process, or the one rank that ended; caught ones are none of an end."""
+        by_pid = {end.pid: end for end in self.ends.values() if end.pid > 0}
+        by_local = {end.local: end for end in self.ends.values() if end.local >= 0}
+        failed = [end for end in self.ends.values() if end.exit_code > 0]
+        texts = {raised.error.partition("\n")[0] for raised in self._errors if raised.line.rank < 0}
+        for line, error, when, uncaught in self._errors:
+            lived_on = self._last_of.get(line.rank, when) - when > LIVED_NS
+            end = self.ends.get(line.rank) or by_pid.get(line.pid) or by_local.get(line.local)
+            end = end or self.ends.get(line.task)
+            if end is None and line.rank >= 0 and uncaught and not lived_on:
+                end = self._end(line.rank)
+            elif end is None and line.rank < 0 and len(failed) == 1 and len(texts) == 1:
+                (end,) = failed
+            if end is not None and (end.exit_code > 0 or (uncaught and not lived_on and end.exit_code < 0)):
+                end.error, end.failed_ns = error, when
+
+    def _place_reports(self) -> None:
+        """The ranks of the processes that reports name."""
+        by_pid = {end.pid: end for end in self.ends.values() if end.pid > 0}
+        self.reports = [
+            report._replace(
+                time_ns=self._dated(report.time_ns),
+                rank=by_pid[report.pid].rank if report.pid in by_pid else report.rank,
+            )
+            for report in self.reports
+        ]
+
+
+def _op_of(name: str) -> str:
+    """NCCL's work in PyTorch's words: `_ALLGATHER_BASE` is `all_gather`."""
+    said = _OP.fullmatch(name)
+    plain = (said[1] if said else name).strip("_").lower()
+    return _WORDS.get(plain, plain)
+
+
+def _set_exit(end: RankEnd, code: int, when: int) -> None:
+    end.exit_code, end.exit_signal = (code, -1) if code >= 0 else (-1, -code)
+    if code > 128 and code - 128 in {*signal.Signals}:  # of a shell
+        end.exit_code, end.exit_signal = -1, code - 128
+    end.ended_ns = when
+
+
+def _numbers_of(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.strip("[]").split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
+    return numbers
+
+
+def _workers(ends: Iterable[RankEnd]) -> pl.DataFrame:
+    """Table `workers`: of ranks that NCCL's watchdog ended, how that was done is no cause."""
+    rows = []
+    for end in ends:
+        aborted = end.timed_out and end.exit_signal == signal.SIGABRT
+        row = {"rank": end.rank, "local_rank": end.local, "host": end.host, "pid": end.pid, "source": SOURCE}
+        row |= {
+            "gpu_name": "GPU" if end.timed_out else "",
+            "ended_ns": end.ended_ns,
+            "exit_code": end.exit_code,
+        }
+        row |= {"exit_signal": -1 if aborted else end.exit_signal}
+        row |= (
+            {"error": "", "failed_ns": -1}
+            if end.timed_out
+            else {"error": end.error, "failed_ns": end.failed_ns}
+        )
+        rows.append(row)
+    return _frame(WORKERS, rows)
+
+
+def _calls(
+    timed_out: Sequence[_TimedOut], works: Mapping[tuple[int, int], tuple[str, int, int]], world_size: int
+) -> dict[str, pl.DataFrame]:
+    """Tables of calls that timed out, and of how far each rank had come in their groups.
+
+    Numbers of groups that each rank counts for itself may be of different groups: such calls count only where
+    all that timed out are the same.
+    """
+    all_ranks = members_text(range(world_size))
+    calls, groups = [], []
+    same = len({(one.sequence, one.op, one.numel) for one in timed_out}) == 1
+    for number, one in enumerate(timed_out):
+        group, enqueued, completed = works.get((one.rank, one.sequence), ("", -1, -1))
+        if not group and not same:
+            continue
+        group = group or "NCCL"
+        row = {"rank": one.rank, "group": group, "source": SOURCE}
+        row[GROUP_RANKS] = all_ranks if group in (_DEFAULT_GROUP, "NCCL") else ""
+        call = {"collective_id": number, "op": one.op, "sequence": one.sequence, "state": "scheduled"}
+        calls.append(row | call | {"enqueued_ns": one.enqueued_ns})
+        come = {"enqueued": max(enqueued, one.sequence), "completed": max(completed, one.sequence - 1)}
+        groups.append(row | come | {"saved_ns": one.time_ns})
+    return {COLLECTIVES.name: _frame(COLLECTIVES, calls), PROCESS_GROUPS.name: _frame(PROCESS_GROUPS, groups)}
+
+
+def _frame(table: Table, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+    names = rows[0] if rows else ()
+    return (
+        pl.DataFrame(rows, schema={name: table.columns[name].dtype for name in names})
+        if rows
+        else table.empty()
+    )

@@ -1,0 +1,202 @@
+"""What dpro says of jobs that were not recorded, from logs in the forms of launchers, NCCL and schedulers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from tests.commands import dpro
+from tests.job_logs import LAUNCHER, raised, summary, watchdog
+
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:26819"
+
+
+@pytest.fixture
+def diagnosed(tmp_path):
+    """Write logs, and return what `dpro diagnose` says of them."""
+
+    def diagnose(*texts: str, names: tuple[str, ...] = ("job.log", "dmesg.txt", "more.log")):
+        paths = []
+        for name, text in zip(names, texts, strict=False):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+            paths.append(path)
+        done = dpro("diagnose", *paths, "--json")
+        assert done.returncode == 0, done.stderr
+        said = dpro("diagnose", *paths)
+        assert said.returncode == 0, said.stderr
+        return json.loads(done.stdout), said.stdout
+
+    return diagnose
+
+
+def blamed(document) -> list[tuple[str, list[int]]]:
+    return [(finding["class"], finding["ranks"]) for finding in document["findings"]]
+
+
+def test_the_rank_whose_script_raised_is_first_and_those_that_lost_it_follow(diagnosed):
+    text = raised(1, LOST) + raised(2, "KeyError: 'labels'", "data.py", 8) + raised(3, LOST)
+    document, said = diagnosed(f"step 1\n{text}{summary([(2, 1, 12), (1, 1, 11), (3, 1, 13)])}")
+    assert blamed(document) == [("dead.rank", [2])]
+    assert document["end"]["how"] == "failed"
+    assert "KeyError: 'labels' (/code/data.py:8 main)" in document["end"]["sentence"]
+    assert "start it again? do not" in said
+
+
+def test_a_traceback_that_was_caught_is_no_evidence(diagnosed):
+    caught = raised(0, "ConnectionError: metrics server", mark="")
+    document, said = diagnosed(f"{caught}step 2 loss 1.0\nstep 3 loss 0.9\n")
+    assert document["findings"] == []
+    assert document["end"]["how"] == "unknown"
+    assert not document["healthy"]
+    assert "not known: how the job ended" in said
+
+
+def test_an_exception_after_which_its_rank_went_on_did_not_end_it(diagnosed):
+    at = "[rank3]:[W1025 01:{}:14.300386677 TCPStore.cpp:125] [c10d] recvValue failed"
+    text = at.format("20") + "\n" + raised(3, "ValueError: empty sample") + at.format("38") + "\n"
+    assert diagnosed(text)[0]["findings"] == []
+    inner = raised(3, "ValueError: empty sample").replace("in <module>", "in __getitem__")
+    assert diagnosed(inner)[0]["findings"] == []
+    assert blamed(diagnosed(raised(3, "ValueError: empty sample"))[0]) == [("dead.rank", [3])]
+
+
+def test_the_exception_of_a_dataloader_worker_is_what_ended_its_rank(diagnosed):
+    outer = raised(1, "KeyError: Caught KeyError in DataLoader worker process 1.")
+    inner = raised(1, "KeyError: 'schema'", "data.py", 5).replace("Traceback", "Original Traceback")
+    document, _ = diagnosed(outer + inner.replace("in <module>", "in _worker_loop"))
+    assert "KeyError: 'schema' (/code/data.py:5 main)" in document["end"]["sentence"]
+
+
+def test_marks_of_pdsh_kubectl_and_ray_hide_no_rank(diagnosed):
+    ray = "(TrainWorker pid=77, ip=10.0.0.3) "
+    for mark in ("tern-a12: ", "[pod/quail-1/trainer] ", "2026-10-25T01:20:14.123456Z ", ray):
+        text = "".join(f"{mark}{line}\n" for line in raised(5, "ValueError: odd").splitlines())
+        assert blamed(diagnosed(text)[0]) == [("dead.rank", [5])], mark
+
+
+def test_ranks_that_fell_when_the_job_was_ended_from_outside_are_not_at_fault(diagnosed):
+    text = "slurmstepd: error: *** JOB 9 ON lo-06 CANCELLED AT 2026-11-20T10:00:00 DUE TO PREEMPTION ***\n"
+    text += raised(1, "RuntimeError: DataLoader worker (pid 81317) is killed by signal: Terminated. ")
+    document, said = diagnosed(text)
+    assert (document["findings"], document["end"]["how"]) == ([], "ended")
+    assert "start it again? yes, from the last checkpoint" in said
+
+
+def test_the_rank_that_never_timed_out_is_the_one_that_stopped(diagnosed):
+    text = "".join(watchdog(rank, 7753, 7755) for rank in (0, 1, 3))
+    document, said = diagnosed(text + summary([(0, -6, 10), (1, -6, 11), (3, -6, 13)]))
+    assert blamed(document) == [("hang.rank", [2])]
+    assert "all_reduce #7753" in said
+    assert document["end"]["hung"]
+
+
+def test_where_all_ranks_timed_out_in_one_call_no_rank_is_blamed_alone(diagnosed):
+    document, _ = diagnosed("init nranks 4\n" + "".join(watchdog(rank, 12, 12) for rank in range(4)))
+    (finding,) = document["findings"]
+    assert (finding["class"], finding["ranks"], finding["confidence"]) == ("hang.comm", [0, 1, 2, 3], 0.5)
+
+
+def test_a_rank_that_is_calls_behind_is_the_one_that_the_others_wait_for(diagnosed):
+    text = "".join(watchdog(rank, 12, 14) for rank in (0, 1, 3)) + watchdog(2, 11, 11, op="BROADCAST")
+    document, _ = diagnosed(text)
+    assert [2] in [ranks for _, ranks in blamed(document)]
+
+
+def test_numbers_of_groups_that_each_rank_counts_for_itself_are_not_compared(diagnosed):
+    text = watchdog(0, 12, 12, group="PG 3") + watchdog(1, 12, 12, group="PG 3")
+    text += watchdog(2, 40, 40, group="PG 3") + watchdog(3, 40, 40, group="PG 3")
+    document, _ = diagnosed(text)
+    assert document["findings"] == []
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_named_by_its_rank(diagnosed):
+    agent = "torch.distributed.elastic.multiprocessing.api: [WARNING]"
+    text = f"[2026-11-20 10:00:05,123] {agent} Sending process 41 closing signal SIGTERM\n"
+    dmesg = (
+        "Nov 20 10:00:04 node1 kernel: Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB\n"
+    )
+    document, said = diagnosed(text + summary([(3, -9, 42), (0, -15, 41)]), dmesg)
+    assert blamed(document) == [("dead.rank", [3])]
+    assert "node1, rank 3, 10:00:04.000 UTC: the kernel killed the process: host memory ran out" in said
+    assert any("host memory ran out" in line for line in document["findings"][0]["evidence"])
+    assert "do not start it again as it is" in said
+
+
+def test_a_gpu_that_fell_off_the_bus_is_reason_to_start_again_without_its_host(diagnosed):
+    xid = "NVRM: Xid (PCI:0000:c1:00): 79, pid=55, name=python, GPU has fallen off the bus."
+    dmesg = f"Nov 20 10:00:01 node2 kernel: {xid}\n"
+    what = "NCCL error in: X.hpp:317, remote process exited or there was a network error, NCCL version 2.21.5"
+    lost = f"torch.distributed.DistBackendError: {what}"
+    text = raised(4, "RuntimeError: CUDA error: unspecified launch failure") + raised(0, lost)
+    document, said = diagnosed(text + summary([(4, 1, 55), (0, 1, 51)], host="node2"), dmesg)
+    assert blamed(document) == [("dead.rank", [4])]
+    assert "XID 79" in document["findings"][0]["evidence"][-1]
+    assert "drain the host" in document["findings"][0]["remedy"]
+    assert "start it again? yes, without node2" in said
+
+
+@pytest.mark.parametrize(
+    ("why", "what", "again"),
+    [
+        (" DUE TO TIME LIMIT", "Slurm: time limit", "yes, from the last checkpoint"),
+        (" DUE TO PREEMPTION", "Slurm: preemption", "yes, from the last checkpoint"),
+        (
+            " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS",
+            "Slurm: node failure",
+            "yes, without node7",
+        ),
+        ("", "Slurm: it was cancelled", "yes, from the last checkpoint"),
+    ],
+)
+def test_a_job_that_its_scheduler_ended_has_no_rank_at_fault(diagnosed, why, what, again):
+    text = f"slurmstepd: error: *** JOB 91 ON node7 CANCELLED AT 2026-11-20T10:00:00{why} ***\n"
+    agent = "W1120 10:00:00.100000 330 torch/distributed/elastic/agent/server/api.py:719]"
+    text += f"{agent} Received 15 death signal, shutting down workers\n"
+    document, said = diagnosed(f"loss 0.3\n{text}")
+    assert document["findings"] == []
+    assert (document["end"]["how"], document["end"]["by"]) == ("ended", what)
+    assert f"start it again? {again}" in said
+
+
+def test_ranks_of_srun_without_a_launcher_are_its_tasks(diagnosed):
+    text = "3: loss 0.5\nsrun: error: node1: task 3: Segmentation fault (core dumped)\n"
+    text += "srun: error: node1: tasks 0-2: Terminated\n"
+    document, said = diagnosed(text)
+    assert blamed(document) == [("dead.rank", [3])]
+    assert "SIGSEGV" in said
+    assert "1970" not in said
+    assert "UTC" not in said  # no line has a time
+
+
+def test_files_of_torchruns_log_folder_are_of_the_ranks_that_they_are_named_by(diagnosed):
+    outputs = ["", raised(1, "ValueError: bad shape", mark=""), summary([(1, 1, 7)])]
+    names = ("logs/attempt_0/0/stderr.log", "logs/attempt_0/1/stderr.log", "agent.log.gz")
+    document, said = diagnosed(*outputs, names=names)
+    assert blamed(document) == [("dead.rank", [1])]
+    assert "ValueError: bad shape" in said
+
+
+def test_gpu_memory_that_ran_out_on_one_rank_of_two_nodes_is_the_cause(diagnosed):
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 79 GiB in all."
+    first = raised(9, error) + summary([(9, 1, 90)], "node2", "2026-11-20_10:00:01")
+    second = raised(0, LOST) + summary([(0, 1, 10)], "node1", "2026-11-20_10:00:09")
+    document, said = diagnosed(second, first)
+    assert blamed(document) == [("dead.rank", [9])]
+    assert "OutOfMemoryError" in said
+    assert "once memory is as full" in said
+
+
+def test_several_paths_that_are_not_all_logs_are_refused(tmp_path, repository):
+    (tmp_path / "a.log").write_text("step 1\n")
+    done = dpro("diagnose", tmp_path / "a.log", repository / "sample_traces" / "healthy")
+    assert done.returncode == 2
+    assert "several paths are the logs of one job" in done.stderr
+
+
+def test_a_launchers_own_traceback_is_no_ranks(diagnosed):
+    document, _ = diagnosed(LAUNCHER)
+    assert document["findings"] == []
