@@ -29,8 +29,9 @@ from dpro.extensions.logs.files import log_files
 from dpro.extensions.logs.read import ENDS, GPU, MEMORY, NETWORK, NODE, JobLogs, Report, read_logs
 from dpro.schema import STEPS, WORKERS, conform
 from dpro.units import DATED_NS, time_in_words
-from dpro.words import missing_in_words
+from dpro.words import few
 
+MAX_NAMED = 8  # ranks
 MAX_REPORTS = 6  # that are listed
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
 _MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
@@ -76,7 +77,7 @@ def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
 
 def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
     missing, size = logs.manifest.missing_ranks, logs.manifest.world_size
-    silent = [f"{missing_in_words(missing, size)}: these logs do not name them"] if missing else []
+    silent = [f"how {len(missing)} of {size} ranks ended: {few(missing, MAX_NAMED)}"] if missing else []
     if shown:
         return silent
     return [

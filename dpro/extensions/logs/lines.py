@@ -24,7 +24,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MARKS = (
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),  # PyTorch
     re.compile(r"\[default(?P<local>\d+)\]:\s?"),  # torchrun --tee
-    re.compile(r"(?P<host>[A-Za-z][\w.-]*):\s(?=\[)"),  # pdsh
+    re.compile(r"(?P<host>[A-Za-z][\w.-]*):\s(?=\[(?:rank|default|20\d\d-))"),  # pdsh
     re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>:\s?"),  # mpirun --tag-output
     re.compile(r"(?P<task>\d{1,5}):\s(?=\S)"),  # srun --label
     re.compile(r"\[pod/(?P<host>[\w.-]+)(?:/[\w.-]+)?\]\s?"),  # kubectl logs --prefix
@@ -72,7 +72,34 @@ class LogLine(NamedTuple):
         return (self.source, self.rank, self.local, self.task, self.pid)
 
 
-def read_lines(paths: list[Path]) -> Iterator[LogLine]:
+class RawLine(NamedTuple):
+    """A line as it is in a file, which most are not worth reading.
+
+    Attributes:
+        stated: what the name of the file says of who wrote it.
+        year: of the file: some times have none.
+    """
+
+    source: int
+    text: str
+    stated: dict[str, str]
+    year: int
+
+    def parse(self) -> LogLine:
+        """Take the marks of launchers off."""
+        text = _ESCAPES.sub("", self.text.rstrip("\r\n")).rpartition("\r")[2]  # of progress bars the latest
+        when, marks = time_of(text[:_NEAR], self.year), dict(self.stated)
+        for _ in _MARKS:
+            found = next((match for mark in _MARKS if (match := mark.match(text))), None)
+            if found is None:
+                break
+            marks |= {name: value for name, value in found.groupdict().items() if value}
+            text = text[found.end() :]
+        rank, local, task, pid = (int(marks.get(name, -1)) for name in ("rank", "local", "task", "pid"))
+        return LogLine(self.source, rank, local, task, pid, marks.get("host", ""), when, text)
+
+
+def read_lines(paths: list[Path]) -> Iterator[RawLine]:
     """Yield the lines of all files, one file after the other.
 
     Raises:
@@ -85,7 +112,7 @@ def read_lines(paths: list[Path]) -> Iterator[LogLine]:
             with Source(str(path), path).open() as content:
                 text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="\n")
                 while line := text.readline(MAX_LINE):
-                    yield _parse(number, line, stated, year)
+                    yield RawLine(number, line, stated, year)
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be read ({why})") from error
@@ -96,20 +123,6 @@ def _stated_by_name(path: Path) -> dict[str, str]:
         if said := pattern.search(path.as_posix()):
             return {name: value for name, value in said.groupdict().items() if value}
     return {}
-
-
-def _parse(source: int, line: str, stated: dict[str, str], year: int) -> LogLine:
-    text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]  # progress bars overwrite their line
-    when, marks = time_of(text[:_NEAR], year), dict(stated)
-    found: re.Match[str] | None = None
-    for _ in _MARKS:
-        found = next((match for mark in _MARKS if (match := mark.match(text))), None)
-        if found is None:
-            break
-        marks |= {name: value for name, value in found.groupdict().items() if value}
-        text = text[found.end() :]
-    rank, local, task, pid = (int(marks.get(name, -1)) for name in ("rank", "local", "task", "pid"))
-    return LogLine(source, rank, local, task, pid, marks.get("host", ""), when, text)
 
 
 def time_of(text: str, year: int) -> int:

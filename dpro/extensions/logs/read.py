@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.extensions.logs.lines import LogLine, read_lines, time_of
+from dpro.extensions.logs.lines import LogLine, RawLine, read_lines, time_of
+from dpro.limits import MAX_RANKS
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, TABLES, WORKERS, conform
 from dpro.schema.members import GROUP_RANKS
@@ -143,6 +145,7 @@ _ELASTIC = re.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*)$")
 _RANK_OF = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT_OF = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
 LIVED_NS = 60 * NS_PER_S  # a rank that writes so long after an exception was not ended by it
+_RANK = re.compile(r"\[rank(\d+)\]:")
 _NRANKS = re.compile(r"\bnranks (\d+)\b|\bworld[_ ]size[=: ]+(\d+)\b", re.IGNORECASE)
 _OOM_KILL = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+)")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+)'?)?")
@@ -165,12 +168,12 @@ _WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all
 _TASK_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Terminated": 15, "Bus error": 7}
 _DEFAULT_GROUP = "0 default_pg"
 _APART_NS = NS_PER_MS  # lines before the first that has a time, in their order
-_INTEREST = re.compile(  # a line without any of these is not looked at
-    r"Traceback|Watchdog|NCCL work|exitcode|local_rank|Error|Exception|Interrupt|Exit|nranks|world.?size"
-    r"|Kill(ed)? process|Xid|CANCELLED|srun: error|oom.kill|NET/|Call to |OOMKilled|Reason:|keep-alive"
-    r"|death signal|got signal|^\s*(time|host|rank|traceback)\s+: ",
-    re.IGNORECASE,
-)
+_INTEREST = (  # a line without any of these, in small letters, is not looked at
+    "traceback", "watchdog", "nccl work", "exitcode", "local_rank", "error", "exception", "interrupt", "exit",
+    "nranks", "world", "kill", "xid", "cancelled", "oom", "net/", "call to ", "reason:", "keep-alive",
+    "death signal", "got signal", " : ",
+)  # fmt: skip
+SKIPPED = 200  # lines before one of interest, of which the latest time counts
 
 
 def read_logs(paths: list[Path]) -> JobLogs:
@@ -203,19 +206,26 @@ class _Reader:
         self._timed_out: list[_TimedOut] = []
         self._works: dict[tuple[int, int], tuple[str, int, int]] = {}  # rank, work: group, …
         self._is_elastic = False
+        self._skipped: deque[RawLine] = deque(maxlen=SKIPPED)
+        self._writers: set[str] = set()  # ranks that wrote anything, as text
         self._tasks: dict[int, RankEnd] = {}  # of srun
 
-    def take(self, line: LogLine) -> None:
+    def take(self, raw: RawLine) -> None:
         """Take the evidence of a line."""
         self.num_lines += 1
-        if line.time_ns >= 0:
-            self._first = self._first or (line.time_ns, self.num_lines)
-            self._last_ns = line.time_ns
-            if line.rank >= 0:
-                self._last_of[line.rank] = line.time_ns
+        if mark := _RANK.match(raw.text):
+            self._writers.add(mark[1])
+        small = raw.text.lower()
+        is_of_interest = any(word in small for word in _INTEREST)
+        if not (is_of_interest or self._errors or self._open):
+            self._skipped.append(raw)
+            return
+        self._note_skipped()
+        line = raw.parse()
+        self._note_time(line, self.num_lines)
         if line.writer in self._open and self._continues(line):
             return
-        if not _INTEREST.search(line.text):
+        if not is_of_interest:
             return
         if _BEGINS in line.text:
             # A DataLoader writes that of its worker below that of the rank, which it ended.
@@ -227,7 +237,24 @@ class _Reader:
             if take(line):
                 return
         if size := _NRANKS.search(line.text):
-            self.world_size = max(self.world_size, int(size[1] or size[2]))
+            stated = int(size[1] or size[2])
+            self.world_size = max(self.world_size, stated if stated <= MAX_RANKS else 0)
+
+    def _note_skipped(self) -> None:
+        """Note the latest time of the lines that were skipped since the last of interest."""
+        for back, raw in enumerate(reversed(self._skipped), start=1):
+            line = raw.parse()
+            if line.time_ns >= 0:
+                self._note_time(line, self.num_lines - back)
+                break
+        self._skipped.clear()
+
+    def _note_time(self, line: LogLine, number: int) -> None:
+        if line.time_ns >= 0:
+            self._first = self._first or (line.time_ns, number)
+            self._last_ns = line.time_ns
+            if line.rank >= 0:
+                self._last_of[line.rank] = line.time_ns
 
     def _end(self, rank: int) -> RankEnd:
         return self.ends.setdefault(rank, RankEnd(rank))
@@ -395,8 +422,10 @@ class _Reader:
                     )  # fmt: skip
         self._place_locals()
         self._place_errors()
+        self.ends = {rank: end for rank, end in self.ends.items() if rank < MAX_RANKS}
         ranks = {**self.ends}
-        self.world_size = max([self.world_size, *(rank + 1 for rank in ranks)])
+        wrote = [int(rank) for rank in self._writers if len(rank) < 7]
+        self.world_size = max([self.world_size, *(rank + 1 for rank in [*ranks, *wrote] if rank < MAX_RANKS)])
         self._place_reports()
         for end in ranks.values():
             end.ended_ns, end.failed_ns = self._dated(end.ended_ns), self._dated(end.failed_ns)
@@ -510,6 +539,8 @@ def _calls(
     calls, groups = [], []
     same = len({(one.sequence, one.op, one.numel) for one in timed_out}) == 1
     for number, one in enumerate(timed_out):
+        if one.rank >= world_size:
+            continue
         group, enqueued, completed = works.get((one.rank, one.sequence), ("", -1, -1))
         if not group and not same:
             continue

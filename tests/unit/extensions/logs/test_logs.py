@@ -6,7 +6,11 @@ import gzip
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dpro.detect.words import describe_all
+from dpro.extensions.logs.diagnose import diagnose_paths
 from tests.commands import dpro
 from tests.job_logs import LAUNCHER, raised, summary, watchdog
 
@@ -76,6 +80,14 @@ def test_marks_of_pdsh_kubectl_and_ray_hide_no_rank(diagnosed):
     for mark in ("tern-a12: ", "[pod/quail-1/trainer] ", "2026-10-25T01:20:14.123456Z ", ray):
         text = "".join(f"{mark}{line}\n" for line in raised(5, "ValueError: odd").splitlines())
         assert blamed(diagnosed(text)[0]) == [("dead.rank", [5])], mark
+
+
+def test_the_rank_that_a_monitored_barrier_missed_is_waited_for(diagnosed):
+    text = raised(0, "RuntimeError: [Rank 0]: Rank 4 failed to pass monitoredBarrier in 300000 ms")
+    reached = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+    text += raised(2, f"RuntimeError: Rank 2 {reached} from rank 0")
+    document, _ = diagnosed(text)
+    assert blamed(document) == [("hang.host", [4])]
 
 
 def test_ranks_that_fell_when_the_job_was_ended_from_outside_are_not_at_fault(diagnosed):
@@ -200,3 +212,25 @@ def test_several_paths_that_are_not_all_logs_are_refused(tmp_path, repository):
 def test_a_launchers_own_traceback_is_no_ranks(diagnosed):
     document, _ = diagnosed(LAUNCHER)
     assert document["findings"] == []
+
+
+SNIPPETS = (
+    *raised(2, "KeyError: 'x'").splitlines(), *raised(0, LOST, mark="").splitlines(),
+    *watchdog(1, 5, 6).splitlines(), *summary([(1, -9, 7), (0, 1, 8)]).splitlines(),
+    "srun: error: n1: tasks 0-2,[4-5]: Killed", "slurmstepd: error: *** STEP 1.0 ON n CANCELLED AT x ***",
+    "NVRM: Xid (PCI:0000:01:00): 79, pid='7'", "Out of memory: Killed process 7 (python)", "  rank      : x",
+    "  exitcode  : -300 (pid: 1)", "[rank1]: [rank2]: Original Traceback (most recent call last):",
+    "2026-99-99 77:00:00 Received 99 death signal, shutting down workers", "world_size=99999999999",
+    "[rank99999999]: x", "\x1b[31m", "OOMKilled", "",
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=60)), max_size=40))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_lines_whatever_are_a_traceback(tmp_path, lines):
+    path = tmp_path / "any.log"
+    path.write_text("\n".join(["a log", *lines]), encoding="utf-8", errors="replace")
+    diagnosis = diagnose_paths([path])
+    if diagnosis is not None:
+        assert all(describe_all(diagnosis.findings, diagnosis.workers))
+        assert diagnosis.findings or diagnosis.notes or diagnosis.unknown or diagnosis.end.sentence
