@@ -90,11 +90,11 @@ class RawLine(NamedTuple):
         text = _ESCAPES.sub("", self.text.rstrip("\r\n")).rpartition("\r")[2]  # of progress bars the latest
         when, marks = time_of(text[:_NEAR], self.year), dict(self.stated)
         for _ in _MARKS:
-            found = next((match for mark in _MARKS if (match := mark.match(text))), None)
-            if found is None:
+            mark = next((match for pattern in _MARKS if (match := pattern.match(text))), None)
+            if mark is None:
                 break
-            marks |= {name: value for name, value in found.groupdict().items() if value}
-            text = text[found.end() :]
+            marks |= {name: value for name, value in mark.groupdict().items() if value}
+            text = text[mark.end() :]
         rank, local, task, pid = (int(marks.get(name, -1)) for name in ("rank", "local", "task", "pid"))
         return LogLine(self.source, rank, local, task, pid, marks.get("host", ""), when, text)
 

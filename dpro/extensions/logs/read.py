@@ -55,7 +55,7 @@ class Report(NamedTuple):
 
 
 @dataclass
-class RankEnd:
+class LoggedEnd:
     """What logs show of the end of one rank; -1 and empty where they do not."""
 
     rank: int
@@ -193,7 +193,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.num_lines = 0
-        self.ends: dict[int, RankEnd] = {}
+        self.ends: dict[int, LoggedEnd] = {}
         self.reports: list[Report] = []
         self.world_size = 0
         self._last_ns = -1  # of the latest line with a time
@@ -208,7 +208,7 @@ class _Reader:
         self._is_elastic = False
         self._skipped: deque[RawLine] = deque(maxlen=SKIPPED)
         self._writers: set[str] = set()  # ranks that wrote anything, as text
-        self._tasks: dict[int, RankEnd] = {}  # of srun
+        self._tasks: dict[int, LoggedEnd] = {}  # of srun
 
     def take(self, raw: RawLine) -> None:
         """Take the evidence of a line."""
@@ -256,8 +256,8 @@ class _Reader:
             if line.rank >= 0:
                 self._last_of[line.rank] = line.time_ns
 
-    def _end(self, rank: int) -> RankEnd:
-        return self.ends.setdefault(rank, RankEnd(rank))
+    def _end(self, rank: int) -> LoggedEnd:
+        return self.ends.setdefault(rank, LoggedEnd(rank))
 
     def _when(self, line: LogLine) -> int:
         """When a line was written: its own time, or the latest before it; else its number."""
@@ -404,7 +404,7 @@ class _Reader:
         code = _EXITED.search(how)
         number = next((number for words, number in _TASK_SIGNALS.items() if how.startswith(words)), 0)
         for task in _numbers_of(tasks):
-            end = RankEnd(task, host=host)
+            end = LoggedEnd(task, host=host)
             _set_exit(end, int(code[1]) if code else -number, when)
             if end.exit_code > 0 or end.exit_signal > 0:
                 self._tasks.setdefault(task, end)
@@ -415,9 +415,9 @@ class _Reader:
         """Make tables of all that was taken."""
         if not self._is_elastic:  # else tasks are launchers
             for task, end in self._tasks.items():
-                known = self.ends.setdefault(task, end)
-                if known.exit_code < 0 and known.exit_signal < 0:
-                    known.exit_code, known.exit_signal, known.ended_ns = (
+                placed = self.ends.setdefault(task, end)
+                if placed.exit_code < 0 and placed.exit_signal < 0:
+                    placed.exit_code, placed.exit_signal, placed.ended_ns = (
                         end.exit_code, end.exit_signal, end.ended_ns,
                     )  # fmt: skip
         self._place_locals()
@@ -490,7 +490,7 @@ def _op_of(name: str) -> str:
     return _WORDS.get(plain, plain)
 
 
-def _set_exit(end: RankEnd, code: int, when: int) -> None:
+def _set_exit(end: LoggedEnd, code: int, when: int) -> None:
     end.exit_code, end.exit_signal = (code, -1) if code >= 0 else (-1, -code)
     if code > 128 and code - 128 in {*signal.Signals}:  # of a shell
         end.exit_code, end.exit_signal = -1, code - 128
@@ -506,7 +506,7 @@ def _numbers_of(text: str) -> list[int]:
     return numbers
 
 
-def _workers(ends: Iterable[RankEnd]) -> pl.DataFrame:
+def _workers(ends: Iterable[LoggedEnd]) -> pl.DataFrame:
     """Table `workers`: of ranks that NCCL's watchdog ended, how that was done is no cause."""
     rows = []
     for end in ends:
