@@ -74,22 +74,27 @@ def view(
     name: str,
     title: str,
     missing: Callable[[Loaded, Link], str],
-    *panels: Panel,
+    *panels: Panel | tuple[Panel, ...],
     tables: Mapping[str, Tabler],
     register: Callable[[Dash, Runs], None] = _nothing_more,
 ) -> View:
-    """Return a view of panels in a grid, or of a single one; arguments as those of `View`."""
+    """Return a view of panels in a grid, or of a single one; arguments as those of `View`.
+
+    Args:
+        panels: in rows; those of a tuple are below each other in one place.
+    """
+
+    def framed(part: Panel | tuple[Panel, ...]) -> Component:
+        if isinstance(part, tuple):
+            return html.Div([framed(one) for one in part], className="stack")
+        shown = "" if part.title == title else part.title
+        return panel(shown, section(part.section, part.doing), wide=part.wide)
 
     def layout() -> Component:
-        framed = [
-            panel(
-                "" if part.title == title else part.title, section(part.section, part.doing), wide=part.wide
-            )
-            for part in panels
-        ]
-        return grid(*framed) if len(framed) > 1 else framed[0]
+        return grid(*map(framed, panels)) if len(panels) > 1 else framed(panels[0])
 
-    sections = {part.section: part.fill for part in panels}
+    parts = [one for part in panels for one in (part if isinstance(part, tuple) else (part,))]
+    sections = {part.section: part.fill for part in parts}
     return View(name, title, missing, layout, sections, tables, register)
 
 
@@ -156,14 +161,16 @@ def csv_link(view: str, table: str, link: Link) -> Component:
     )
 
 
-def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
+def graph(name: str, figure: go.Figure, *, zooms: bool = False, buttons: bool = True) -> Component:
     """Embed a figure in the page, without Plotly's buttons that send data to other hosts.
 
     Args:
         zooms: whether a zoom changes the link; otherwise the browser alone handles it.
+        buttons: whether it has any.
     """
     config: Any = {
         "displaylogo": False,
+        "displayModeBar": buttons and "hover",
         "showTips": False,
         "doubleClick": "autosize" if zooms else "reset",
         # Buttons are listed by name, since the defaults include one that sends the data to another host.

@@ -182,7 +182,12 @@ _SPACE = ("\t", "\r", "\n")  # leading ones, which spreadsheets ignore
 
 def plain(name: object) -> str:
     """Escape a name so that a figure shows it literally."""
-    return shortened(str(name), LONGEST_NAME).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped(shortened(str(name), LONGEST_NAME))
+
+
+def escaped(text: str) -> str:
+    """Escape a text of any length so that a figure shows it literally."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def in_cell(text: str) -> str:

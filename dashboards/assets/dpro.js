@@ -174,6 +174,47 @@
     }
   });
 
+  // The address of the view and the selection that are shown, for others.
+  function shownAddress() {
+    const query = new URLSearchParams(location.search);
+    const current = links().find((link) => link.classList.contains("current"));
+    if (current) query.set("view", current.dataset.view);
+    return `${location.origin}${location.pathname}?${query}`;
+  }
+
+  // Copy a text, and say so on the button. Browsers offer the clipboard to pages of this host or by TLS alone.
+  async function copy(text, button) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const field = document.body.appendChild(document.createElement("textarea"));
+      field.value = text;
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+    const before = button.dataset.says || button.textContent;
+    button.dataset.says = before;
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = before; }, 1500);
+  }
+
+  // The picture is a figure of a fixed size that the page draws out of sight.
+  function savePicture() {
+    const drawn = document.querySelector("#picture .js-plotly-plot");
+    if (!drawn) return;
+    const { width, height } = drawn.layout, run = document.getElementById("run").textContent;
+    Plotly.downloadImage(drawn, { format: "png", width, height, scale: 2, filename: `dpro-${run}` });
+  }
+
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest("button");
+    if (!button) return;
+    if (button.id === "save-picture") savePicture();
+    else if (button.id === "copy-link") copy(shownAddress(), button);
+    else if (button.dataset.copies) copy(button.dataset.copies, button);
+  });
+
   // A click on a link to a view changes the link of this page. One beside a dialog, or on a link in it, closes it.
   document.addEventListener("click", (event) => {
     const { target } = event, view = target.closest("a[data-view]"), open = target.closest("dialog");

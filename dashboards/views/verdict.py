@@ -1,6 +1,6 @@
 """The first view: whether the run is healthy, what is slow, what would help, and how far to trust it.
 
-In: steps, and the summary of a run. Out: a figure of the step time, and panels.
+In: steps, findings and the account of a run. Out: a figure of the step time, and panels.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dpro.account import Account
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.whatif import search_once
-from dpro.analysis.mean_step import facts_of, legend, mean_step_of
 from dpro.analysis.summary import (
-    Gains,
     finding_info,
-    gain_info,
     health_info,
     interval_doubts,
     run_info,
     shown_grade,
     trust_info,
-    what_helps,
 )
 from dpro.dashboards import needs
+from dpro.dashboards.account import (
+    advice_info,
+    entry_figure,
+    entry_info,
+    parts_of_gain,
+    picture_figure,
+    prediction_of,
+    scale_of,
+    times_on_scale,
+)
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import Filler, Panel, csv_link, facts, graph, message, table, view
-from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
-from dpro.detect.findings import Finding
+from dpro.dashboards.page import Panel, csv_link, facts, graph, message, view
+from dpro.dashboards.theme import colour, styled, time_unit, whole_ticks
+from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.words import describe
 from dpro.errors import DproError
-from dpro.replay.whatif.predict import Prediction
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.schema import SPANS
 from dpro.timed import with_times
-from dpro.units import NS_PER_MS, format_duration, format_ms
-from dpro.verdict.verdict import explain
-from dpro.verdict.words import limit_of_run, paragraphs_of, shares_of
+from dpro.units import NS_PER_MS, format_ms
+from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.words import limit_of_run, paragraphs_of
 
 NAME = "verdict"
-_DOING = "adding up where the time went"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
-BEST = 5  # what-ifs that are shown
-ROOM = 0.12  # of the bar: a wider part has its name inside
 _TIMES = ("median_ms", "least_ms", "most_ms")
 POINTS = 1200  # steps; a figure of this width cannot resolve more
 
@@ -131,10 +134,57 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
     return styled(figure, theme, height=230)
 
 
-def _in_short(loaded: Loaded, _link: Link) -> Any:
+def _picture(loaded: Loaded, link: Link) -> Any:
+    """The account as a picture, and buttons that save it and copy its address."""
     explanation = explain(loaded)
-    shares = " | ".join(shares_of(explanation))
-    return [html.P(text) for text in (explanation.job, shares) if text] + [facts(paragraphs_of(explanation))]
+    said = [
+        html.P([html.B(label), text], className="said")
+        for label, text in paragraphs_of(explanation)
+        if label in ("LIMIT", "PHASE")
+    ]
+    sheet = picture_figure(explanation, _entries(explanation), advice_info(loaded, explanation), link.theme)
+    buttons = [
+        html.Button(
+            "save picture", id="save-picture", title="Save what limits, faults and what to try as a PNG"
+        ),
+        html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
+    ]
+    return [
+        html.P(explanation.job, className="job"),
+        *said,
+        *_steps_taken_apart(loaded, link),
+        html.Div(buttons, className="choices"),
+        html.Div(dcc.Graph(id="picture", figure=sheet), hidden=True),
+    ]
+
+
+def _entries(explanation: Explanation) -> pl.DataFrame:
+    return entry_info(explanation.account or Account())
+
+
+def _steps_taken_apart(loaded: Loaded, link: Link) -> list[Any]:
+    """Return the usual step as a waterfall; with another run those of both, on one scale."""
+    runs: list[tuple[str, Analysis]] = [("this run", loaded)]
+    missing: list[Component] = []
+    try:
+        other = loaded.against(link)
+        runs += [(link.against, other)] if other is not None and explain(other) else []
+    except DproError as error:
+        missing = [message(f"{link.against} is not compared: {error}")]
+    taken = [(name, _entries(explain(run))) for name, run in runs]
+    longest_ms = max(float(entries["ms"].sum()) for _, entries in taken)
+    drawn: list[Any] = []
+    for number, (name, entries) in enumerate(taken):
+        drawn += [html.H3(html.Strong(name))] if len(taken) > 1 else []
+        if entries.is_empty():
+            drawn += [message("Where its step goes is not known.")] if len(taken) > 1 else []
+            continue
+        figure = entry_figure(entries, link.theme, longest_ms)
+        whole = f"The usual step takes {format_ms(float(entries['ms'].sum()))} as the job runs"
+        parts = "; ".join(f"{row['name']} {format_ms(row['ms'])}" for row in entries.iter_rows(named=True))
+        named: Any = {"role": "img", "aria-label": f"{whole}: {parts}"}
+        drawn.append(html.Div(graph(f"verdict-step-{number}", figure, buttons=False), **named))
+    return [*drawn, *missing, *([csv_link(NAME, "entries", link)] if len(drawn) else [])]
 
 
 def _run(loaded: Loaded, link: Link) -> Any:
@@ -158,14 +208,14 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     said_of_trust = _doubts(loaded) if replayed else []
     open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    listed: list[Any] = [_finding(finding, loaded.workers, link) for finding in findings]
+    listed: list[Any] = [html.P([html.B("FAULT"), explain(loaded).fault], className="said")]
+    listed += [_finding(finding, loaded.workers, link) for finding in findings]
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
     listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    nothing = f"No finding. {'What is not known is said beside.' if unknown else 'No question is open.'}"
-    return [*(listed or [message(nothing)]), csv_link(NAME, "findings", link)]
+    return [*listed, csv_link(NAME, "findings", link)]
 
 
 def _finding(finding: Finding, workers: pl.DataFrame, link: Link) -> Component:
@@ -175,54 +225,73 @@ def _finding(finding: Finding, workers: pl.DataFrame, link: Link) -> Component:
     described = describe(finding, workers)
     head = html.H3([html.Strong(described.title), html.Span(described.meaning), look], className="health bad")
     do = [html.P(f"Do: {described.do}")] if described.do else []
-    return html.Article([head, html.Ul([html.Li(line) for line in described.evidence]), *do])
+    place = [html.P(["in ", _code_place(finding.place)])] if finding.place else []
+    shown = [html.Li(line) for line in described.evidence]
+    return html.Article([head, *place, html.Ul(shown), *do], className="card")
 
 
-def _helpful(loaded: Loaded) -> Gains:
-    return what_helps(search_once(loaded).predictions)
+def _code_place(place: CodePlace) -> Component:
+    """A place in the code, with the whole path of its file where a pointer rests on it."""
+    return html.Code(place.in_words, title=f"{place.file}:{place.line}" if place.file else place.name)
 
 
-def _gains(loaded: Loaded, link: Link) -> Any:
-    helpful = _helpful(loaded)
-    header = ["if", "speed-up", "step", "interval", "proof", "how"]
-    rows = [_gain(gain, link) for gain in helpful.clear[:BEST]]
-    drawn = (
-        [table(header, rows, numbers_to=4)]
-        if rows
-        else [message("Nothing else that was tried beats the noise of the steps.")]
-    )
-    within = [
-        html.Li([_edit_link(gain, link), f": x{gain.speedup:.2f}, {_interval(gain)}"])
-        for gain in helpful.within_noise
-    ]
-    folded = [html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps"), html.Ul(within)]
-    note = f"The usual step takes {format_duration(loaded.baseline_ns)} as the job runs."
-    if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.clear[:BEST]):
-        note += " A speed-up is of samples per second: a longer step may work on more of them."
-    poor = loaded.trust.grade == "poor"
+def _advice(loaded: Loaded, link: Link) -> Any:
+    """What to try, a card each, with the gains on one scale."""
+    explanation = explain(loaded)
+    rows = advice_info(loaded, explanation)
+    if rows.is_empty():
+        return html.Div(hidden=True)
+    scale = scale_of(rows)
+    poor = explanation.limit is not None and loaded.trust.grade == "poor"
     doubtful = [message("Take none of these at its word: the replay fits poorly.")] if poor else []
-    more = [html.Details(folded)] if within else []
-    return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
+    cards = [_card(row, scale, link) for row in rows.iter_rows(named=True)]
+    note = [html.P([html.B("NOT"), text], className="said") for text in explanation.tempting]
+    return [*doubtful, html.Div(cards, className="cards"), *note, csv_link(NAME, "advice", link)]
 
 
-def _gain(gain: Prediction, link: Link) -> list[Any]:
-    return [
-        _edit_link(gain, link),
-        f"x{gain.speedup:.2f}",
-        format_duration(gain.predicted_ns),
-        _interval(gain),
-        gain.block,
-        html.Span(gain.how(), className="how"),
-    ]
+def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Component:
+    """One thing to try: the change, its gain as a bar, what it takes, how, and what it rests on."""
+    to = link.query(view="whatif", options={"edit": row["edit"]})
+    what = dcc.Link(row["do"], href=to) if row["edit"] else row["do"]
+    more = f"for x{row['samples']:.3g} the samples" if row["samples"] != 1 else ""
+    # Gain and effort are said as in the terminal.
+    facts_of_it = " · ".join(
+        filter(None, [row["worth"].removeprefix(": ") or row["effort"], more, row["proof"]])
+    )
+    how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
+    assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
+    folded = [html.Details([html.Summary("how, and what it takes for granted"), *how, *assumed])]
+    bar = [_gain_bar(row, scale)] if row["low"] is not None else []
+    return html.Article(
+        [
+            html.H3([html.B(row["label"]), html.Span(what)]),
+            *bar,
+            html.P(facts_of_it, className="worth"),
+            *(folded if how or assumed else []),
+        ],
+        className="card",
+    )
 
 
-def _edit_link(gain: Prediction, link: Link) -> Any:
-    edits = "\n".join(map(str, gain.edits))
-    return dcc.Link(gain.what(), href=link.query(view="whatif", options={"edit": edits}))
+def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
+    """A gain on the scale of all: x1.0 is a line, the interval a thin one on the bar to its middle."""
+    left, right = scale
 
+    def place(begin: float, end: float, part: float, what: str) -> Component:
+        share = 100 / (right - left)
+        box = {"left": f"{share * (begin - left):.2f}%", "width": f"max(1px, {share * (end - begin):.2f}%)"}
+        return html.I(style=box | {"height": f"{100 * part:.0f}%", "background": f"var(--{what})"})
 
-def _interval(gain: Prediction) -> str:
-    return f"{format_duration(gain.low_ns)} to {format_duration(gain.high_ns)}"
+    parts = [place(*part) for part in parts_of_gain(row, scale)]
+    named: Any = {"role": "img", "aria-label": row["worth"]}
+    ends = [html.Span(times_on_scale(right), className="end")]
+    at_one = html.Span("x1.0", style={"left": f"{100 * (1 - left) / (right - left):.2f}%"})
+    return html.Div(
+        [
+            html.Div([*parts, place(1.0, 1.0, 1.5, "soft")], className="gain", **named),
+            html.Div([at_one, *ends], className="scale"),
+        ]
+    )
 
 
 def _doubts(loaded: Loaded) -> list[str]:
@@ -231,104 +300,46 @@ def _doubts(loaded: Loaded) -> list[str]:
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
-    trust = loaded.trust
-    doubts = interval_doubts(trust, _helpful(loaded).clear[:BEST])
-    said = [*doubts, *_doubts(loaded)]
+    """How far to believe it: what is unsure, and how well the replay fits; hidden where neither is known."""
+    explanation = explain(loaded)
+    try:
+        trust: Trust | None = loaded.trust
+    except DproError:
+        trust = None
+    if trust is None:
+        unsure = explanation.unsure if loaded.run.num_rows(SPANS) else []
+        return (
+            html.Ul([html.Li(line) for line in unsure], className="unknown")
+            if unsure
+            else html.Div(hidden=True)
+        )
+    advised = filter(None, (prediction_of(loaded, advice) for advice in explanation.advice))
+    doubts = interval_doubts(trust, list(advised))
+    said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
-        facts(trust_info(trust)),
         html.Ul([html.Li(line) for line in said], className="unknown"),
+        html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
     ]
-
-
-def _is_replayed(loaded: Loaded) -> bool:
-    try:
-        return loaded.trust is not None
-    except DproError:
-        return False
-
-
-def _where_replayed(fill: Filler) -> Filler:
-    """Of a run that cannot be replayed the panel is hidden: that of trust says why."""
-
-    def filled(loaded: Loaded, link: Link) -> Any:
-        try:
-            return fill(loaded, link)
-        except DproError:
-            if _is_replayed(loaded):
-                raise
-            return html.Div(hidden=True)
-
-    return filled
-
-
-def _mean(loaded: Loaded, link: Link) -> Any:
-    """Return the bar of the mean step; with another run those of both, on one scale."""
-    other = loaded.against(link)
-    if other is None:
-        return _bar(loaded, 1.0, link.theme)
-    runs = (("this run", loaded), (link.against, other))
-    try:
-        longest = max(mean_step_of(run).duration_ms for _, run in runs)
-    except DproError as error:
-        return [*_bar(loaded, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
-    bars = []
-    for name, run in runs:
-        bars += [html.H3(html.Strong(name)), *_bar(run, mean_step_of(run).duration_ms / longest, link.theme)]
-    return bars
-
-
-def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
-    """Return the bar of the mean step, its legend and facts.
-
-    Args:
-        width: of the bar, as a share of the panel's.
-    """
-    mean, steps = mean_step_of(loaded), loaded.breakdown.height
-    words = legend(mean, glyphs=False)
-    ink = [f"var(--{css_name(part.name)})" for part in mean.shares]
-    cells = [
-        html.Span(
-            f"{part.title} {part.share:.0%}" if part.share >= ROOM else "",
-            style={
-                "width": f"{100 * part.share:.3f}%",
-                "background": tint,
-                "color": ink_on(part.name.removesuffix("_ns"), theme),
-            },
-            title=text,
-        )
-        for part, tint, text in zip(mean.shares, ink, words)
-    ]
-    items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
-    title = f"The mean step of a rank in deep windows takes {format_ms(mean.duration_ms)}"
-    title += f" ({steps:,} steps over all ranks)" if steps > 1 else ""
-    said = [facts(facts_of(mean))] if facts_of(mean) else []
-    named: Any = {"role": "img", "aria-label": "; ".join(words)}
-    bar = html.Div(cells, className="shares", style={"width": f"{100 * width:.3f}%"}, **named)
-    return [html.P(title), bar, html.Ul(items, className="legend"), *said]
 
 
 VIEW = view(
     NAME,
     "Verdict",
     needs.anything,
-    Panel("In short", "verdict-short", "working out what limits it", _in_short, wide=True),
-    Panel(
-        "Where the mean step of a rank goes",
-        "verdict-mean",
-        "adding up where the time went",
-        _where_replayed(_mean),
-        wide=True,
+    (
+        Panel("In short", "verdict-short", "working out what limits it", _picture),
+        Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
     ),
-    Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
-    Panel("How far to believe it", "verdict-trust", "replaying", _trust),
-    Panel(
-        "What would help", "verdict-gains", "predicting what would help", _where_replayed(_gains), wide=True
+    (
+        Panel("What to try", "verdict-advice", "predicting what would help", _advice),
+        Panel("How far to believe it", "verdict-trust", "replaying", _trust),
     ),
     Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
     tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
-        "gains": lambda loaded, _link: gain_info(search_once(loaded).predictions),
+        "entries": lambda loaded, _link: _entries(explain(loaded)),
+        "advice": lambda loaded, _link: advice_info(loaded, explain(loaded)),
     },
 )

@@ -5,12 +5,15 @@ In: an `Explanation`. Out: lines of text without markup.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 
+from dpro.account import StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.units import format_ms
 from dpro.verdict.advice import MUCH, Advice
+from dpro.verdict.ledger import RANK
 from dpro.verdict.limits import (
     BUBBLE,
     CHECKPOINT,
@@ -25,6 +28,7 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
 )
 from dpro.verdict.verdict import Explanation, Limit, explain, unlike_the_others
+from dpro.words import ranks_in_words
 
 WIDTH = 80
 TRY, THEN = "TRY", "THEN"
@@ -86,6 +90,15 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
         said.append((THEN, f"{then.do}{worth_in_words(then)}"))
     rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
     return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
+
+
+def entry_in_words(entry: StepEntry) -> str:
+    """What an entry of the account is called: as the limit of that name is, with its ranks."""
+    ranks = [ranks_in_words(entry.ranks)] if entry.ranks else []
+    if ranks and entry.cause == RANK:
+        return ranks[0]
+    name = re.split("[:,]", _LIMITS.get(entry.cause, entry.cause.replace("-", " ")))[0]
+    return ", ".join([name, *ranks])
 
 
 def worth_in_words(advice: Advice) -> str:

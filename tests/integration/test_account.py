@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro.account import Gain
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.verdict import VIEW
 from dpro.documents import plain
 from dpro.extensions.mcp.tools import call
 from dpro.opening import open_path
-from dpro.verdict.verdict import explain
-from dpro.verdict.words import paragraphs_of
+from dpro.verdict.ledger import LIMIT_OF
+from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.words import paragraphs_of, worth_in_words
 from tests.commands import dpro
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -55,10 +57,34 @@ def assert_all_other_faces_have(account: dict, run: Path, folder: Path) -> None:
     loaded = Loaded(open_path(run))
     explanation = explain(loaded)
     assert json.loads(json.dumps(plain(explanation.account))) == account
-    panel = str(VIEW.sections["verdict-short"](loaded, Link()))
     for _, text in paragraphs_of(explanation):
         assert text in page
-        assert text in panel
+    assert_the_first_page_shows(explanation, loaded)
+
+
+def assert_the_first_page_shows(explanation: Explanation, loaded: Loaded) -> None:
+    """Hold the panels of the dashboard's first view, and their tables, to what is explained."""
+    panels = {name: str(fill(loaded, Link())) for name, fill in VIEW.sections.items()}
+    said = dict(paragraphs_of(explanation))
+    assert said.get("LIMIT", "") in panels["verdict-short"]
+    assert said["FAULT"] in panels["verdict-findings"]
+    for text in (*explanation.unsure, *explanation.tempting):
+        assert repr(text)[1:-1] in " ".join(panels.values())
+    for advice in explanation.advice:
+        assert repr(advice.do)[1:-1] in panels["verdict-advice"]
+        assert worth_in_words(advice).removeprefix(": ") in panels["verdict-advice"]
+    account = explanation.account
+    entries = VIEW.tables["entries"](loaded, Link())
+    drawn = entries.select("cause", "ms", "evidence").rows()
+    assert sorted(drawn) == sorted((entry.cause, entry.ms, entry.evidence) for entry in account.entries)
+    assert {
+        LIMIT_OF.get(row["cause"], row["cause"]) for row in entries.filter("is_limit").iter_rows(named=True)
+    } == ({account.limit} if account.entries else set())
+    gains = {
+        row["edit"]: Gain(row["low"], row["middle"], row["high"])
+        for row in VIEW.tables["advice"](loaded, Link()).iter_rows(named=True)
+    }
+    assert {edit: gain for edit, gain in gains.items() if edit} == account.gains
 
 
 def assert_one_account(run: Path) -> dict:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.dashboard import BARS, checks, make_run
+from dpro.dashboards.account import WIDTH
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.command import load, offer
 from dpro.dashboards.runs import ShownRun
@@ -37,9 +39,9 @@ SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .messa
 
 try:
     from selenium.webdriver import ActionChains
-    from selenium.webdriver.support.ui import Select
+    from selenium.webdriver.support.ui import Select, WebDriverWait
 except ImportError:  # `start_browser` says so
-    ActionChains = Select = None
+    ActionChains = Select = WebDriverWait = None
 
 
 @pytest.mark.slow
@@ -59,6 +61,37 @@ def test_the_first_view_names_the_slow_rank(browser, sample):
     said = browser.find_element("css selector", ".health.bad").text
     assert said.startswith("slow host work")
     assert "rank 1" in said
+    labels = browser.find_elements("css selector", "#verdict-step-0 .ytick text")
+    assert [label.text for label in labels if "LIMIT" in label.text] == ["LIMIT rank 1"]
+    assert len(browser.find_elements("css selector", "#verdict-advice .card .gain")) == 2
+    assert browser.find_elements("css selector", "#verdict-step-0 .modebar") == []
+
+
+def test_the_first_view_is_saved_as_a_picture_and_its_link_copied_by_one_click(browser, sample, tmp_path):
+    kept = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", kept)
+    browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    browser.get(f"{sample}?ranks=1&theme=dark")
+    settle(browser)
+    wait(browser, "return document.querySelector('#picture .main-svg')")
+    browser.find_element("id", "save-picture").click()
+    asks_for_file = WebDriverWait(browser, 60, 0.1)
+    (file,) = asks_for_file.until(lambda _: [*tmp_path.glob("dpro-slow_rank*.png")])
+    picture = asks_for_file.until(lambda _: file.read_bytes())
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width == 2 * WIDTH
+    assert height == 2 * browser.execute_script(
+        "return document.querySelector('#picture .js-plotly-plot').layout.height"
+    )
+    button = browser.find_element("id", "copy-link")
+    button.send_keys("\n")  # by the keyboard
+    wait(browser, "return document.getElementById('copy-link').textContent === 'copied'")
+    copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.startswith(sample)
+    assert {*copied.partition("?")[2].split("&")} == {"view=verdict", "ranks=1", "theme=dark"}
+    wait(browser, "return document.getElementById('copy-link').textContent === 'copy link'")
+    assert complaints(browser) == []
 
 
 def sized(browser, width):
@@ -257,7 +290,7 @@ def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_un
             browser.get(address)
             settle(browser)
             pick("pick-against", "healthy")
-            wait(browser, "return document.querySelectorAll('#verdict-mean .shares').length === 2")
+            wait(browser, "return document.querySelectorAll('#verdict-short .dash-graph').length === 3")
             pick("pick-run", "slow_input")
             wait(browser, "return document.title.endsWith('slow_input')")
             browser.back()

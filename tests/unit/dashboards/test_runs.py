@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 from weakref import ref
 
@@ -47,7 +48,7 @@ def test_runs_beside_the_opened_one_are_offered_with_reasons_and_links_are_not(s
 def test_a_link_opens_no_run_that_is_not_offered(several, name):
     app = make_app(several)
     assert "is offered here" in ask(app, "verdict-run", f"?run={name}")
-    assert "is offered here" in ask(app, "verdict-mean", f"?against={name}")
+    assert "is offered here" in ask(app, "verdict-short", f"?against={name}")
     assert "is offered here" in json.dumps(navigate(app, f"?run={name}")["content"])
     client = app.server.test_client()
     for path in ("/csv/verdict/steps", "/timeline/lanes", "/timeline/find"):
@@ -77,10 +78,12 @@ def test_sections_tables_and_timeline_are_of_the_run_that_the_link_names(several
 
 def test_a_second_run_is_drawn_beside_the_first(several):
     app = make_app(several)
-    alone, both = (ask(app, "verdict-mean", f"?against={name}") for name in ("", "before"))
-    assert alone.count("The mean step of") == 1
-    assert both.count("The mean step of") == 2
-    assert '"width":"100.000%"' in both.replace(" ", "")
+    alone, both = (ask(app, "verdict-short", f"?against={name}") for name in ("", "before"))
+    assert alone.count("The usual step takes") == 1
+    assert both.count("The usual step takes") == 2
+    ranges = re.findall(r'"range": ?\[0, ?([\d.]+)\], ?"visible"', both.replace("\\", ""))
+    assert len(ranges) >= 2
+    assert len({*ranges[:2]}) == 1  # one scale
     assert "median of the other run" in ask(app, "verdict-run", "?against=before")
     assert "breakdown-rank-other" in ask(app, "breakdown-rank", "?view=breakdown&against=before")
     assert "breakdown-rank-other" not in ask(app, "breakdown-rank", "?view=breakdown")

@@ -1,0 +1,344 @@
+"""The account of a job as a picture: where the usual step goes, and what changes would give.
+
+In: an `Explanation`. Out: frames; a figure of the step; and one that holds all of it, to be sent as a PNG. It
+is drawn at a fixed size, whatever the window's, and its words are those of the terminal.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from msgspec.structs import replace
+
+from dpro.account import Account
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.predictions import predict_edits
+from dpro.dashboards.theme import colour, escaped, styled
+from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.registry import parse_edit
+from dpro.units import format_ms
+from dpro.verdict.advice import MUCH, Advice
+from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED
+from dpro.verdict.limits import (
+    ALLOCATOR,
+    BUBBLE,
+    CHECKPOINT,
+    COLLECTION,
+    COMMUNICATION,
+    COMPILATION,
+    COMPUTE,
+    COPIES,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    SYNCHRONISATION,
+)
+from dpro.verdict.verdict import Explanation
+from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
+
+STEP = "the step as it runs"
+PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # of what a person can do
+LEAST_SPAN = 0.1  # of the scale of gains, times
+OPEN = 0.25  # of the scale: room for gains without a known end
+_COLOURS = {  # of entries, as parts of the step have them in other views
+    COMPUTE: "compute", COMMUNICATION: "exposed_comm", COPIES: "copy", UNEXPLAINED: "idle",
+    **dict.fromkeys((RANK, IMBALANCE, BUBBLE), "exposed_wait"),
+    **dict.fromkeys((HOST, NO_CORE, INPUT, SYNCHRONISATION, ALLOCATOR), "host_bound"),
+    **dict.fromkeys((COMPILATION, CHECKPOINT, COLLECTION), "host_bound"),
+}  # fmt: skip
+_ROW, _LABEL, _ROOM = 30, 22, 100  # pixels; characters of a line of a label; pixels for what is beside bars
+
+
+def entry_info(account: Account) -> pl.DataFrame:
+    """The usual step as a waterfall: what it goes into, and last what devices have to do, or what remains.
+
+    Returns:
+        `name`, `cause`, `ms`, `share` of the step, `left_ms` (the step without it and those before it; of
+        the last 0), `of_limit` (whether it is part of the limit), `is_limit` (the largest of these),
+        `evidence`.
+    """
+    last = COMPUTE if any(entry.cause == COMPUTE for entry in account.entries) else UNEXPLAINED
+    entries = sorted(account.entries, key=lambda entry: entry.cause == last)
+    rows = [
+        (
+            entry_in_words(entry), entry.cause, entry.ms,
+            bool(account.limit) and LIMIT_OF.get(entry.cause, entry.cause) == account.limit, entry.evidence,
+        )
+        for entry in entries
+    ]  # fmt: skip
+    names = {"name": pl.String, "cause": pl.String, "ms": pl.Float64, "of_limit": pl.Boolean}
+    frame = pl.DataFrame(rows, schema=names | {"evidence": pl.String}, orient="row")
+    of_limit = pl.col("ms").filter("of_limit")
+    return frame.select(
+        "name",
+        "cause",
+        "ms",
+        share=pl.col("ms") / pl.col("ms").sum(),
+        left_ms=pl.col("ms").sum() - pl.col("ms").cum_sum(),
+        of_limit="of_limit",
+        is_limit=pl.col("of_limit") & (pl.col("ms") == of_limit.max()) & (pl.col("ms") > 0),
+        evidence="evidence",
+    )
+
+
+def prediction_of(analysis: Analysis, advice: Advice) -> Prediction | None:
+    """The prediction that the gain of advice is from; None where it is of no edit."""
+    return predict_edits(analysis, [parse_edit(advice.edit)]) if advice.edit else None
+
+
+def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
+    """What to try, in the order of the verdict.
+
+    Returns:
+        `label` (1, 2, …, or THEN), `do`, `low`, `middle`, `high` (times; null where not known), `worth` in
+        words, `effort`, `proof`, `samples` (how many times as many a step has), `edit`, `how`, `assumes`,
+        `check`.
+    """
+    rows = []
+    for number, advice in enumerate(explanation.advice, 1):
+        rows.append((str(number), advice))
+    then = explanation.then
+    if then and then.kind not in {advice.kind for advice in explanation.advice}:
+        rows.append((THEN, replace(then, edit="")))  # which is predicted without the limit
+    gains = explanation.account.gains if explanation.account else {}
+    table = []
+    for label, advice in rows:
+        gain, done = gains.get(advice.edit), prediction_of(analysis, advice)
+        table.append(
+            {
+                "label": label,
+                "do": advice.do,
+                "low": gain.low if gain else advice.gain_low,
+                "middle": gain.middle if gain else None,
+                "high": gain.high if gain else advice.gain_high,
+                "worth": worth_in_words(advice),
+                "effort": advice.effort,
+                "proof": PROOFS.get(done.block, "") if done else "",
+                "samples": done.samples if done else 1.0,
+                "edit": advice.edit,
+                "how": "; ".join(edit.how() for edit in done.edits) if done else "",
+                "assumes": advice.assumes,
+                "check": advice.check,
+            }
+        )
+    numbers = ("low", "middle", "high", "samples")
+    texts = ("label", "do", "worth", "effort", "proof", "edit", "how", "assumes", "check")
+    schema = dict.fromkeys(texts, pl.String()) | dict.fromkeys(numbers, pl.Float64())
+    return pl.DataFrame(table, schema=schema).select(
+        "label", "do", *numbers[:3], "worth", "effort", "proof", "samples", "edit", "how", "assumes", "check"
+    )
+
+
+def scale_of(advice: pl.DataFrame) -> tuple[float, float]:
+    """From and to of the scale that all gains are drawn on: it has x1.0, and room for the largest known."""
+    ends = [1.0, *(value for end in ("low", "middle", "high") for value in advice[end].drop_nulls())]
+    low, high = min(ends), max(max(value for value in ends if value <= MUCH), 1.0 + LEAST_SPAN)
+    is_open = advice.filter(pl.col("low").is_not_null() & ~(pl.col("high") <= MUCH).fill_null(False)).height
+    return low, high + (OPEN * (high - low) if is_open else 0.0)
+
+
+def entry_figure(entries: pl.DataFrame, theme: str, longest_ms: float | None = None) -> go.Figure:
+    """Draw the usual step, and below it what it goes into, one bar each.
+
+    Args:
+        entries: as from `entry_info`.
+        longest_ms: of the axis; None for that of the step.
+    """
+    figure = go.Figure()
+    rows = _draw_entries(figure, entries, theme, longest_ms)
+    styled(figure, theme, height=_ROW * rows + 16)
+    return figure.update_layout(showlegend=False, margin={"l": 8, "r": _ROOM, "t": 8, "b": 8})
+
+
+def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_ms: float | None) -> int:
+    """Draw what `entry_figure` does; returns how many bars that are."""
+    step_ms = float(entries["ms"].sum())
+    entries = pl.concat([entries[:-1].filter(pl.col("ms") > 0), entries[-1:]])  # nothing is left where 0 is
+    ink, soft, bad = (colour(what, theme) for what in ("ink", "soft", "bad"))
+    limits = [False, *entries["is_limit"]]
+    names, times = [STEP, *entries["name"]], [step_ms, *entries["ms"]]
+    shares = ["", *(f"  {share:.0%}" if share >= 0.005 else "  <1%" for share in entries["share"])]
+    said = [format_ms(time) + escaped(share) for time, share in zip(times, shares)]
+    figure.add_bar(
+        orientation="h",
+        y=list(range(len(names))),
+        x=times,
+        base=[0.0, *entries["left_ms"]],
+        marker={
+            "color": [soft, *(colour(_COLOURS.get(cause, "idle"), theme) for cause in entries["cause"])],
+            "line": {"width": 0},
+        },
+        width=0.66,
+        text=[f"<b>{text}</b>" if limit else text for text, limit in zip(said, limits)],
+        textposition="outside",
+        textfont={"size": 12, "color": [bad if limit else ink for limit in limits]},
+        cliponaxis=False,
+        customdata=[
+            escaped(f"{name}: {evidence}")
+            for name, evidence in zip(names, ["as it is", *entries["evidence"]])
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    for row, left_ms in enumerate([step_ms, *entries["left_ms"][:-1]]):  # from each bar to the next
+        line = {"color": soft, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", x0=left_ms, x1=left_ms, y0=row + 0.33, y1=row + 0.67, line=line)
+    labels = ["<br>".join(map(escaped, textwrap.wrap(name, _LABEL))) for name in names]
+    mark = f'<b><span style="color:{bad}">LIMIT</span>'
+    labels = [f"{mark} {label}</b>" if limit else label for label, limit in zip(labels, limits)]
+    figure.update_xaxes(range=[0, longest_ms or step_ms or 1.0], visible=False, fixedrange=True)
+    figure.update_yaxes(
+        tickvals=list(range(len(names))), ticktext=labels, range=[len(names) - 0.5, -0.5], fixedrange=True,
+        showgrid=False, zeroline=False, tickfont={"size": 12, "color": ink}, ticklabelstandoff=6,
+    )  # fmt: skip
+    return len(names)
+
+
+# The whole account on one sheet: texts and shapes are placed in pixels from its upper left corner.
+
+WIDTH = 1200
+_MARGIN, _TEXT, _BARS = 28, 104, 760  # pixels from the left: labels, texts, bars of gains
+_SIZE, _LINE, _PER_LETTER = 14, 20, 7.9  # pixels: of the font, of a line, of a letter
+_NAME_SIZE, _TICK_SIZE, _THICK = 19, 11, 12
+
+
+class _Sheet:
+    """Texts and shapes of the picture, and how far down it is filled."""
+
+    def __init__(self, theme: str) -> None:
+        self.theme, self.y = theme, 0.0
+        self.texts: list[tuple[float, float, str, int, str]] = []
+        self.shapes: list[dict[str, Any]] = []
+
+    def text(self, x: float, y: float, text: str, size: int = _SIZE, what: str = "ink") -> None:
+        """Place a text with its left end and the middle of its first line."""
+        self.texts.append((x, y, text, size, colour(what, self.theme)))
+
+    def bar(self, x0: float, x1: float, y: float, height: float, what: str) -> None:
+        """Place a bar around a height."""
+        fill = {"fillcolor": colour(what, self.theme), "line": {"width": 0}}
+        self.shapes.append(
+            {"type": "rect", "x0": x0, "x1": x1, "y0": y - height / 2, "y1": y + height / 2, **fill}
+        )
+
+    def paragraph(self, label: str, text: str, until: float = WIDTH - _MARGIN, what: str = "ink") -> float:
+        """Place a labelled text below what is there; returns where its middle is."""
+        lines = textwrap.wrap(text, int((until - _TEXT) / _PER_LETTER)) or [""]
+        self.y += _LINE
+        self.text(_MARGIN, self.y, f"<b>{escaped(label)}</b>", what="soft")
+        for number, line in enumerate(lines):
+            self.text(_TEXT, self.y + number * _LINE, escaped(line), what=what)
+        middle = self.y + (len(lines) - 1) * _LINE / 2
+        self.y += (len(lines) - 1) * _LINE + _LINE / 2
+        return middle
+
+
+def picture_figure(
+    explanation: Explanation, entries: pl.DataFrame, advice: pl.DataFrame, theme: str
+) -> go.Figure:
+    """Draw the account on one sheet of a fixed width: the job, its limit, the step, faults, what to try.
+
+    Args:
+        entries: as from `entry_info`.
+        advice: as from `advice_info`.
+    """
+    sheet, figure = _Sheet(theme), go.Figure()
+    sheet.text(_MARGIN, 30, f"<b>{escaped(explanation.job)}</b>", _NAME_SIZE)
+    sheet.y = 52
+    tries: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
+    for label, text in paragraphs_of(explanation):
+        (tries if label in (TRY, THEN, "") else others).append((label, text))
+    for label, text in others:
+        if label in ("LIMIT", "PHASE"):
+            sheet.paragraph(label, text)
+    first = sheet.y + 12
+    last = sheet.y = first + _ROW * _draw_entries(figure, entries, theme, None) if entries.height else sheet.y
+    for label, text in others:
+        if label == "FAULT":
+            sheet.y += 6
+            sheet.paragraph(label, text, what="bad" if explanation.faulty_ranks else "ink")
+    _draw_tries(sheet, tries, advice)
+    for label, text in others:
+        if label not in ("LIMIT", "PHASE", "FAULT"):
+            sheet.paragraph(label, text, what="soft")
+    height = sheet.y + _MARGIN
+    if entries.height:
+        figure.update_xaxes(domain=[(_TEXT + 190) / WIDTH, 1 - (_ROOM + _MARGIN) / WIDTH])
+        figure.update_yaxes(domain=[1 - last / height, 1 - first / height])
+    _draw_sheet(figure, sheet, height)
+    return figure
+
+
+def _draw_tries(sheet: _Sheet, tries: list[tuple[str, str]], advice: pl.DataFrame) -> None:
+    """Place what to try, with bars of the gains beside it where any is known."""
+    low, high = scale_of(advice)
+    drawn = advice["low"].drop_nulls().len() > 0
+    if drawn:
+        sheet.y += _LINE
+        for value in (1.0, high):
+            sheet.text(_on(value, low, high), sheet.y, times_on_scale(value), _TICK_SIZE, "soft")
+    top, until = sheet.y + 8, _BARS - _MARGIN if drawn else WIDTH - _MARGIN
+    for (label, text), row in zip(tries, advice.iter_rows(named=True), strict=True):
+        middle = sheet.paragraph(label, text, until)
+        sheet.y += 4
+        for begin, end, part, what in parts_of_gain(row, (low, high)):
+            sheet.bar(_on(begin, low, high), _on(end, low, high), middle, _THICK * part, what)
+    if drawn:
+        sheet.bar(_on(1.0, low, high), _on(1.0, low, high) + 1, (top + sheet.y) / 2, sheet.y - top, "soft")
+
+
+def _on(value: float, low: float, high: float) -> float:
+    """Pixels from the left, of a gain on the scale."""
+    return _BARS + (value - low) / (high - low) * (WIDTH - 2 * _MARGIN - _BARS)
+
+
+def times_on_scale(value: float) -> str:
+    """A gain at the end of the scale: `x1.4`."""
+    return f"x{value:.1f}" if round(value, 1) == round(value, 2) else f"x{value:.2f}"
+
+
+def parts_of_gain(
+    row: dict[str, Any], scale: tuple[float, float]
+) -> Iterator[tuple[float, float, float, str]]:
+    """The bar of a gain: from x1.0 to its middle, its interval, and a mark at the middle.
+
+    Args:
+        row: of `advice_info`; where `high` is null the interval has no end.
+        scale: from and to, times.
+
+    Yields:
+        From, to, thickness as a share, colour as the palette has it; nothing where no gain is known.
+    """
+    left, right = scale
+    if row["low"] is None:
+        return
+    low, high = max(row["low"], left), min(row["high"] or right, right)
+    hair = (right - left) / 200
+    if row["middle"] is not None:
+        yield (*sorted((1.0, min(row["middle"], right))), 1.0, "compute" if row["middle"] >= 1 else "bad")
+    yield low, high, 0.25, "ink"
+    for end in (low, *([high] if (row["high"] or right + 1) <= right else [])):
+        yield max(end - hair / 2, left), min(end + hair / 2, right), 0.9, "ink"
+
+
+def _draw_sheet(figure: go.Figure, sheet: _Sheet, height: float) -> None:
+    """Put texts and shapes onto axes of pixels that span the figure."""
+    x, y, texts, sizes, colours = zip(*sheet.texts)
+    figure.add_scatter(
+        x=x, y=y, text=texts, mode="text", textposition="middle right", xaxis="x2", yaxis="y2",
+        textfont={"size": sizes, "color": colours}, hoverinfo="skip", cliponaxis=False,
+    )  # fmt: skip
+    for shape in sheet.shapes:
+        figure.add_shape(**shape, xref="x2", yref="y2")
+    styled(figure, sheet.theme, height=round(height))
+    hidden = {"visible": False, "fixedrange": True}
+    figure.update_layout(
+        width=WIDTH, showlegend=False, margin=dict.fromkeys("lrtb", 0),
+        paper_bgcolor=colour("panel", sheet.theme),
+        xaxis2={"range": [0, WIDTH], "anchor": "y2", "domain": [0, 1], **hidden},
+        yaxis2={"range": [height, 0], "anchor": "x2", "domain": [0, 1], **hidden},
+    )  # fmt: skip
