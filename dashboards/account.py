@@ -42,7 +42,7 @@ from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_i
 
 STEP = "the step as it runs"
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # of what a person can do
-LEAST_SPAN = 0.1  # of the scale of gains, times
+MIN_SPAN = 0.1  # of the scale of gains, times
 OPEN = 0.25  # of the scale: room for gains without a known end
 _COLOURS = {  # of entries, as parts of the step have them in other views
     COMPUTE: "compute", COMMUNICATION: "exposed_comm", COPIES: "copy", UNEXPLAINED: "idle",
@@ -136,7 +136,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
 def scale_of(advice: pl.DataFrame) -> tuple[float, float]:
     """From and to of the scale that all gains are drawn on: it has x1.0, and room for the largest known."""
     ends = [1.0, *(value for end in ("low", "middle", "high") for value in advice[end].drop_nulls())]
-    low, high = min(ends), max(max(value for value in ends if value <= MUCH), 1.0 + LEAST_SPAN)
+    low, high = min(ends), max(max(value for value in ends if value <= MUCH), 1.0 + MIN_SPAN)
     is_open = advice.filter(pl.col("low").is_not_null() & ~(pl.col("high") <= MUCH).fill_null(False)).height
     return low, high + (OPEN * (high - low) if is_open else 0.0)
 
