@@ -29,8 +29,13 @@ _SIGNS = "\\.+*?()|[]{}^$"
 
 def exactly(name: str) -> str:
     """Return an expression that matches a name; for a long one, all names with the same beginning."""
-    text = "".join(f"\\{sign}" if sign in _SIGNS else sign for sign in name[:_EXACT])
+    text = literally(name[:_EXACT])
     return f"^{text}$" if len(name) <= _EXACT else f"^{text}"
+
+
+def literally(text: str) -> str:
+    """Return an expression that matches a text."""
+    return "".join(f"\\{sign}" if sign in _SIGNS else sign for sign in text)
 
 
 class FoundSpan(NamedTuple):

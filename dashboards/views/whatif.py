@@ -6,7 +6,8 @@ reason why there is none; what changes on the critical path; what limits the ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,17 @@ from dash.development.base_component import Component
 
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.predictions import as_tried, predict_edits
-from dpro.analysis.summary import gain_info, stands_out
+from dpro.analysis.summary import (
+    HEADINGS,
+    WORTH_SHOWING,
+    gain_in_words,
+    group_of,
+    step_in_words,
+    takes_in_words,
+)
 from dpro.dashboards import needs
+from dpro.dashboards.account import advice_info, prediction_of
+from dpro.dashboards.changed_spans import changed_spans
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, in_browser, message, table, view
@@ -26,12 +36,16 @@ from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import SPAN_LOOKS, colour, series, styled, time_unit
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
+from dpro.plugins import hooks_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
+from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration, ms
+from dpro.verdict.verdict import explain
+from dpro.verdict.words import THEN
 
 # How the step time depends on the speed of each part of the machine, and where it stops improving.
 
@@ -221,12 +235,15 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     prediction = prediction_info(loaded, edits)
     figures = facts(
         [
-            ("speed-up", f"x{prediction.speedup:.3f}"),
-            ("step", f"{format_duration(prediction.predicted_ns)} instead of {now}"),
+            ("throughput", gain_in_words(prediction)),
+            ("step", f"{step_in_words(prediction)} instead of {now}"),
             ("interval", f"{format_duration(prediction.low_ns)} to {format_duration(prediction.high_ns)}"),
-            ("proof", BLOCKS[prediction.block]),
+            ("takes", takes_in_words(prediction)),
+            *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
+            *(("changes", line) for line in prediction.training),
             ("how", prediction.how()),
+            *_next_steps(loaded, prediction, link),
         ]
     )
     return [
@@ -234,6 +251,33 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
         *_changes(loaded, edits, link),
     ]
+
+
+def try_command(run: Run, prediction: Prediction) -> str:
+    """The command that makes the edits to the job that was recorded; empty where that cannot be."""
+    command = next(filter(None, (say([prediction], run) for say in hooks_of("tried"))), "")
+    # Imported traces do not say what was run.
+    return command.replace(
+        " -- COMMAND", f" -- {shlex.join(run.manifest.command)}" if run.manifest.command else " -- COMMAND"
+    )
+
+
+def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
+    """How to try the edits on the job, and where the timeline has what they change."""
+    said: list[tuple[str, Any]] = []
+    if command := try_command(loaded.run, prediction):
+        copies: Any = {"data-copies": command}
+        button = html.Button("copy", title="Copy this command", **copies)
+        said.append(("try it", [html.Code(command), " ", button]))
+    spans = None
+    if loaded.condensed is None:  # else the whole graph is not there
+        applied = loaded.changed(prediction.edits)
+        spans = changed_spans(applied.before.graph, applied.after.graph)
+    if spans:
+        address = link.query(view="timeline", ranks=spans.ranks, options={"find": spans.find})
+        marks = f"spans with {spans.share:.0%} of the time that it changes"
+        said.append(("timeline", dcc.Link(marks, href=address, id="changed-spans")))
+    return said
 
 
 def _changes(loaded: Loaded, edits: Sequence[Edit], link: Link) -> list[Component]:
@@ -262,35 +306,121 @@ def _limits(loaded: Loaded, link: Link) -> Any:
     ]
 
 
+def ranked_info(loaded: Loaded) -> pl.DataFrame:
+    """What would help: predictions of the search, and all that the first view says to try.
+
+    Returns:
+        `group` (key of `HEADINGS`), `advice` (its number there; empty where it is none), `edit`, `what`,
+        `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`, `takes`.
+        Group by group, in each what gains most first.
+    """
+    explanation = explain(loaded)
+    tries = advice_info(loaded, explanation).filter(pl.col("label") != THEN)
+    numbers = dict(tries.filter(pl.col("edit") != "").select("edit", "label").iter_rows())
+    advised = [prediction_of(loaded, advice) for advice in explanation.advice]
+    searched = {_text_of(prediction): prediction for prediction in search_once(loaded).predictions}
+    searched |= {_text_of(prediction): prediction for prediction in advised if prediction}
+    rows = [_ranked_row(loaded, prediction, numbers) for prediction in searched.values()]
+    for row in tries.filter(pl.col("edit") == "").iter_rows(named=True):
+        sure = loaded.trust.answerable and row["low"] is not None and row["low"] > 1
+        gain, _, takes = row["worth"].removeprefix(": ").rpartition(", ")
+        rows.append(
+            {
+                "group": "faster" if sure else "unclear",
+                "advice": row["label"],
+                "edit": "",
+                "what": row["do"],
+                "speedup_low": row["low"],
+                "speedup_high": row["high"],
+                "gain": gain,
+                "takes": takes or row["effort"],
+            }
+        )
+    numbers_of = ("speedup_low", "speedup", "speedup_high", "predicted_ms", "samples")
+    texts = dict.fromkeys(("group", "advice", "edit", "what"), pl.String())
+    schema = (
+        texts
+        | dict.fromkeys(numbers_of, pl.Float64())
+        | dict.fromkeys(("gain", "step", "takes"), pl.String())
+    )
+    middle = (pl.col("speedup_low") * pl.col("speedup_high")).sqrt()
+    group = pl.col("group").replace_strict(list(HEADINGS), range(len(HEADINGS)), return_dtype=pl.Int64)
+    by = [group, pl.coalesce("speedup", middle), pl.col("edit")]
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    return frame.sort(by, descending=[False, True, False], nulls_last=True, maintain_order=True)
+
+
+def _text_of(prediction: Prediction) -> str:
+    return "\n".join(map(str, prediction.edits))
+
+
+def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, str]) -> dict[str, Any]:
+    """A row of `ranked_info`.
+
+    Args:
+        numbers: of advice, by its edit.
+    """
+    text = _text_of(prediction)
+    mended = text in numbers and not prediction.is_advice
+    return {
+        "group": group_of(prediction, loaded.trust.answerable, mended),
+        "advice": numbers.get(text, ""),
+        "edit": text,
+        "what": prediction.what(),
+        "speedup_low": prediction.speedup_at(prediction.gain_low_ns),
+        "speedup": prediction.speedup,
+        "speedup_high": prediction.speedup_at(prediction.gain_high_ns),
+        "predicted_ms": ms(prediction.predicted_ns),
+        "samples": prediction.samples,
+        "gain": gain_in_words(prediction),
+        "step": step_in_words(prediction),
+        "takes": takes_in_words(prediction),
+    }
+
+
 def _ranked(loaded: Loaded, link: Link) -> Any:
     predictions, refused = search_once(loaded).predictions, search_once(loaded).refused
+    ranked = ranked_info(loaded)
+    worth = ranked.filter((pl.col("speedup") >= WORTH_SHOWING).fill_null(True) | (pl.col("advice") != ""))
+    groups: list[Any] = []
+    for (group,), rows in worth.group_by("group", maintain_order=True):
+        heading, listed = HEADINGS[str(group)], _edits(rows, link)
+        folded = html.Details([html.Summary(f"{heading} ({rows.height})"), listed])
+        groups += [folded] if group == "bound" else [html.H3(html.Strong(heading)), listed]
+    little = ranked.height - worth.height
     widened = [f"{gain.what()}: interval {gain.widened}" for gain in predictions if gain.widened]
-    clear = [prediction for prediction in predictions if stands_out(prediction)]
-    within = [prediction for prediction in predictions if not stands_out(prediction)]
     refusals = [html.Li(f"{refusal.edit}: {refusal.reason}") for refusal in refused]
-    summary = html.Summary(f"{len(within)} more of x1.00, or within the noise of the steps")
+    offered = not worth.filter(pl.col("group") != "bound").is_empty()
     return [
-        _edits(clear, link) if clear else message("Nothing that was tried beats the noise of the steps."),
-        *([html.Details([summary, _edits(within, link)])] if within else []),
+        *([] if offered else [message("Nothing that was tried shortens the step.")]),
+        *groups,
+        *(
+            [html.P(f"{little} more would change little or nothing: the CSV has them.", className="note")]
+            if little
+            else []
+        ),
         html.Ul([html.Li(line) for line in widened], className="unknown"),
         html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
         csv_link(NAME, "ranked", link),
     ]
 
 
-def _edits(predictions: Sequence[Prediction], link: Link) -> Component:
-    """Return a table of predictions whose links choose their edits."""
-    rows = [
-        [
-            dcc.Link(row["what"], href=link.with_options(edit=row["edit"]), className="name"),
-            f"x{row['speedup']:.3f}",
-            format_duration(row["predicted_ms"] * NS_PER_MS),
-            " to ".join(format_duration(row[end] * NS_PER_MS) for end in ("low_ms", "high_ms")),
-            row["block"],
-        ]
-        for row in gain_info(predictions).iter_rows(named=True)
-    ]
-    return table(["if", "speed-up", "step", "interval", "proof"], rows)
+def _edits(ranked: pl.DataFrame, link: Link) -> Component:
+    """Return a table of `ranked_info` whose links choose the edits."""
+    rows = []
+    for row in ranked.iter_rows(named=True):
+        address = link.with_options(edit=row["edit"])
+        what = dcc.Link(row["what"], href=address) if row["edit"] else html.Span(row["what"])
+        number = [html.B(f"TRY {row['advice']}", className="try")] if row["advice"] else []
+        rows.append(
+            [
+                html.Div([*number, what]),
+                row["gain"],
+                row["step"] or "",
+                html.Span(row["takes"], className="takes"),
+            ]
+        )
+    return html.Div(table(["if", "throughput", "step", "takes"], rows, numbers_to=3), className="ranked")
 
 
 def _register(app: Dash, _runs: Runs) -> None:
@@ -311,7 +441,7 @@ VIEW = view(
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
-        "ranked": lambda loaded, _link: gain_info(search_once(loaded).predictions),
+        "ranked": lambda loaded, _link: ranked_info(loaded),
     },
     register=_register,
 )

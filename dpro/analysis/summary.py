@@ -17,6 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import verdict_in_words
 from dpro.detect.words import summarise
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms
@@ -210,6 +211,48 @@ def what_helps(predictions: Sequence[Prediction]) -> Gains:
 def stands_out(prediction: Prediction) -> bool:
     """Whether an edit shortens the step by more than its noise, and by more than x1.00."""
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
+
+
+HEADINGS = {  # groups of predictions, in their order
+    "mended": "Once the ranks that findings name are as fast as their peers",
+    "faster": "Faster at both ends of the interval",
+    "unclear": "May gain nothing",
+    "slower": "Slower at both ends of the interval",
+    "bound": "What parts are worth: bounds and suppositions, no advice",
+}
+
+
+def group_of(prediction: Prediction, answerable: bool, mended: bool) -> str:
+    """In which group of `HEADINGS` a prediction is listed.
+
+    Args:
+        answerable: whether the replay fits; nothing is sure where it does not.
+        mended: whether it takes away what findings name, as is advised.
+    """
+    if mended:
+        return "mended"
+    if not prediction.is_advice:
+        return "bound"
+    return prediction.effect if answerable else "unclear"
+
+
+def gain_in_words(prediction: Prediction) -> str:
+    """How many times the throughput is, with its interval: `x1.24 (0.98 to 1.36)`."""
+    low, high = map(prediction.speedup_at, (prediction.gain_low_ns, prediction.gain_high_ns))
+    return f"x{prediction.speedup:.2f} ({low:.2f} to {high:.2f})"
+
+
+def step_in_words(prediction: Prediction) -> str:
+    """The predicted step: `25.00 ms`, or `50.00 ms for x2 the samples`."""
+    more = "" if prediction.samples == 1 else f" for x{prediction.samples:.3g} the samples"
+    return f"{ms(prediction.predicted_ns):.2f} ms{more}"
+
+
+def takes_in_words(prediction: Prediction) -> str:
+    """What a prediction takes, and whether such ones have come true: `a line of code; unproven`."""
+    proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(prediction.block, "")
+    training = "; changes the training" if prediction.training and prediction.is_advice else ""
+    return f"{EFFORTS[prediction.effort]}{proof}{training}"
 
 
 def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str]:

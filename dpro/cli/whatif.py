@@ -21,7 +21,7 @@ from dpro.cli.output import (
 )
 from dpro.errors import UsageError
 from dpro.plugins import hooks_of
-from dpro.units import format_bytes, ms
+from dpro.units import format_bytes
 from dpro.words import capitalised, one_line
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 ROWS = 12  # of each block that are listed where all are asked for
 _INDENT = 9 * " "  # of edits
 MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
-HEADINGS = {
-    "mended": "Once the ranks that findings name are as fast as their peers",
-    "faster": "Faster at both ends of the interval",
-    "unclear": "May gain nothing",
-    "slower": "Slower at both ends of the interval",
-    "bound": "What parts are worth: bounds and suppositions, no advice",
-}
 
 
 class _WithEdits(click.Command):
@@ -335,31 +328,20 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
     """
     from itertools import groupby
 
-    from dpro.replay.whatif.edit import EFFORTS
+    from dpro.analysis.summary import HEADINGS, gain_in_words, group_of, step_in_words, takes_in_words
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
 
-    def heading(row: Prediction) -> str:
-        if row in mended:
-            return HEADINGS["mended"]
-        sure = row.effect if answerable else "unclear"
-        return HEADINGS[sure if row.is_advice else "bound"]
+    def place(row: Prediction) -> int:
+        return list(HEADINGS).index(group_of(row, answerable, row in mended))
 
-    for words, rows in groupby(
-        sorted(shown, key=lambda row: list(HEADINGS.values()).index(heading(row))), heading
-    ):
-        out.print(f"{words}:")
+    for number, rows in groupby(sorted(shown, key=place), place):
+        out.print(f"{list(HEADINGS.values())[number]}:")
         for row in list(rows)[:ROWS]:
-            low, high = map(row.speedup_at, (row.gain_low_ns, row.gain_high_ns))
-            step = f"{ms(row.predicted_ns):.2f} ms" + (
-                "" if row.samples == 1 else f" for x{row.samples:.3g} the samples"
-            )
-            out.print(f"  x{row.speedup:.2f} ({low:.2f} to {high:.2f})  {step}: {row.what()}")
+            out.print(f"  {gain_in_words(row)}  {step_in_words(row)}: {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
-            proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(row.block, "")
-            proof += "; changes the training" if row.training and row.is_advice else ""
-            block = f"({EFFORTS[row.effort]}{proof})"
+            block = f"({takes_in_words(row)})"
             fits = not out.is_terminal or len(_INDENT) + len(edits) + 2 + len(block) <= out.width
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 

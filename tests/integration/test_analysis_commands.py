@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 from dpro.analysis.answers.whatif import what_if
-from dpro.analysis.summary import WORTH_SHOWING
+from dpro.analysis.summary import HEADINGS, WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
-from dpro.cli.whatif import HEADINGS, ROWS
+from dpro.cli.whatif import ROWS
 from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS

@@ -94,6 +94,24 @@ def test_the_first_view_is_saved_as_a_picture_and_its_link_copied_by_one_click(b
     assert complaints(browser) == []
 
 
+def test_a_click_on_what_to_try_leads_to_its_command_and_to_the_spans_that_it_changes(browser, sample):
+    browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    browser.get(f"{sample}?view=verdict")
+    settle(browser)
+    browser.find_element("partial link text", "have 1 DataLoader worker").click()
+    wait(browser, "return location.search.includes('view=whatif')")
+    settle(browser)
+    button = wait(browser, "return document.querySelector('#whatif-answer [data-copies]')")
+    button.click()
+    wait(browser, "return document.querySelector('[data-copies]').textContent === 'copied'")
+    copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.startswith("dpro try workers:count=1 -- torchrun --nproc-per-node 2 sample_traces/train.py")
+    browser.find_element("id", "changed-spans").click()
+    wait(browser, f"return location.search.includes('view=timeline') && {DRAWN}")
+    wait(browser, "return /[1-9].* spans/.test(dproTimeline.foundText.textContent)")
+    assert complaints(browser) == []
+
+
 def sized(browser, width):
     """Give the page a size, whatever the size of its window."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

@@ -7,6 +7,7 @@ edit has the same meaning, the text is the same.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any
@@ -391,7 +392,7 @@ def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
         return ""
     if any(map(is_of_ddp, texts)) and _reduces_without_ddp(run):
         return ""
-    return f"dpro try {' '.join(texts)} -- COMMAND"
+    return f"dpro try {shlex.join(texts)} -- COMMAND"
 
 
 def _reduces_without_ddp(run: Run) -> bool:

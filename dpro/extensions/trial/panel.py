@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 from dash import html
+from dash.development.base_component import Component
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, View, csv_link, message, table, with_panel
 from dpro.dashboards.views.whatif import NAME
-from dpro.extensions.trial.ledger import LedgerEntry, read
+from dpro.extensions.trial.changes import kind_of_edit
+from dpro.extensions.trial.ledger import LedgerEntry, joint_kind, read
 from dpro.units import NS_PER_MS, format_duration
 
 _RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
@@ -56,6 +58,22 @@ def _tries(_loaded: Loaded, link: Link) -> Any:
     entries, damaged = read()
     if not entries:
         return message("No change was tried on this machine yet: dpro try EDIT... -- COMMAND...")
+    chosen = [line.strip() for line in link.options.get("edit", "").splitlines() if line.strip()]
+    kind = joint_kind(map(kind_of_edit, chosen))
+    same, others = (
+        [entry for entry in entries if (entry.kind == kind) == wanted] for wanted in (True, False)
+    )
+    lost = f"{damaged} damaged lines of the ledger are passed over." if damaged else ""
+    summary = html.Summary(f"{len(others)} of other kinds")
+    listed = [
+        *([html.P("Of the kind of the chosen edits:"), _table(same)] if same else []),
+        *([html.Details([summary, _table(others)])] if same and others else []),
+        *([] if same else [_table(others)]),
+    ]
+    return [*listed, html.P(lost, className="note"), csv_link(NAME, "tries", link)]
+
+
+def _table(entries: Sequence[LedgerEntry]) -> Component:
     header = ["tried", "on", "of", "predicted", "measured", "off by", "inside its interval"]
     rows = [
         [
@@ -69,8 +87,7 @@ def _tries(_loaded: Loaded, link: Link) -> Any:
         ]
         for row in ledger_info(entries).iter_rows(named=True)
     ]
-    lost = f"{damaged} damaged lines of the ledger are passed over." if damaged else ""
-    return [table(header, rows, 2), html.P(lost, className="note"), csv_link(NAME, "tries", link)]
+    return table(header, rows, 2)
 
 
 def _interval(row: Mapping[str, Any], side: str) -> str:

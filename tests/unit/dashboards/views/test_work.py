@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
+from dash import html
 from msgspec import structs
 
 from dpro.analysis.answers.whatif import search_once
-from dpro.analysis.summary import stands_out
+from dpro.analysis.summary import HEADINGS, WORTH_SHOWING, gain_in_words, step_in_words
+from dpro.cli.whatif import ROWS
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -27,6 +30,8 @@ from dpro.dashboards.views.whatif import (
     path_info,
     prediction_figure,
     prediction_info,
+    ranked_info,
+    try_command,
 )
 from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
@@ -36,7 +41,9 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
 from dpro.units import ms, us
+from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, gpu_job
+from tests.commands import dpro
 from tests.pipelines import Job, written
 
 EDITS = [
@@ -149,19 +156,81 @@ def test_a_prediction_is_drawn_with_its_interval(loaded):
     assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(us(prediction.low_ns))
 
 
-def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
-    predictions = search_once(loaded).predictions
-    middle = float(np.median([each.speedup for each in predictions]))
-    monkeypatch.setattr("dpro.analysis.summary.WORTH_SHOWING", middle)
-    clear = [each.what() for each in predictions if stands_out(each)]
-    hidden = [each.what() for each in predictions if not stands_out(each)]
-    assert clear
-    assert hidden
-    shown, folded, *_ = VIEW.sections["whatif-ranked"](loaded, Link())
-    assert [row.children[0].children.children for row in shown.children[1].children] == clear
-    summary, rest = folded.children
-    assert summary.children.startswith(f"{len(hidden)} more of x1.00")
-    assert [row.children[0].children.children for row in rest.children[1].children] == hidden
+def listed_by_command(run) -> dict[str, list[str]]:
+    """The predictions that the command lists: heading -> gain, step and what is changed, a line each."""
+    lines: dict[str, list[str]] = {}
+    heading = ""
+    for line in dpro("whatif", run, "--all", "--bounds").stdout.splitlines():
+        if line.removesuffix(":") in HEADINGS.values():
+            heading = line.removesuffix(":")
+        elif heading and line.startswith("  x"):
+            lines.setdefault(heading, []).append(line.strip())
+    return lines
+
+
+def test_what_would_help_has_the_groups_and_intervals_of_the_command(loaded):
+    ranked = ranked_info(loaded).filter(pl.col("speedup") >= WORTH_SHOWING)
+    searched = {"\n".join(map(str, each.edits)) for each in search_once(loaded).predictions}
+    shown: dict[str, list[str]] = {}
+    for row in ranked.filter(pl.col("edit").is_in(searched)).iter_rows(named=True):
+        line = f"{row['gain']}  {row['step']}: {row['what']}"
+        shown.setdefault(HEADINGS[row["group"]], []).append(line)
+    commanded = listed_by_command(loaded.run.path)
+    assert len(shown) >= 2
+    assert list(shown) == list(commanded)
+    for heading, lines in commanded.items():
+        assert len(lines) < ROWS  # of which the command lists no more
+        assert sorted(shown[heading]) == sorted(lines)
+
+
+def test_what_would_help_goes_by_gain_and_has_all_that_the_first_view_says_to_try(loaded):
+    ranked = ranked_info(loaded)
+    for _, rows in ranked.filter(pl.col("speedup").is_not_null()).group_by("group", maintain_order=True):
+        assert rows["speedup"].to_list() == sorted(rows["speedup"], reverse=True)
+    advice = explain(loaded).advice
+    assert advice
+    numbers = dict(ranked.filter(pl.col("advice") != "").select("advice", "what").iter_rows())
+    assert set(numbers) == {str(number + 1) for number in range(len(advice))}
+    assert all(numbers[str(number + 1)] == each.do for number, each in enumerate(advice) if not each.edit)
+    page = str(VIEW.sections["whatif-ranked"](loaded, Link()))
+    assert all(f"TRY {number}" in page for number in numbers)
+
+
+def test_bounds_are_folded_under_a_heading_that_says_that_they_are_no_advice(loaded):
+    parts = VIEW.sections["whatif-ranked"](loaded, Link())
+    bounds = ranked_info(loaded).filter((pl.col("group") == "bound") & (pl.col("speedup") >= WORTH_SHOWING))
+    assert bounds.height
+    (folded,) = (part for part in parts if HEADINGS["bound"] in str(getattr(part, "children", "")))
+    assert isinstance(folded, html.Details)
+    others = str([part for part in parts if part is not folded])
+    for what in bounds["what"]:
+        assert repr(what)[1:-1] in str(folded)
+        assert f"children={what!r}" not in others
+
+
+def test_a_step_of_more_samples_says_so(loaded):
+    rows = dict(ranked_info(loaded).select("edit", "step").iter_rows())
+    prediction = prediction_info(loaded, [parse_edit("accumulate:steps=2")])
+    assert step_in_words(prediction).endswith(" for x2 the samples")
+    assert rows["accumulate:steps=2"] == step_in_words(prediction)
+    answer = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "accumulate:steps=2"})))
+    assert f"{step_in_words(prediction)} instead of" in answer
+    assert gain_in_words(prediction) in answer
+
+
+def test_an_edit_that_can_be_tried_comes_with_the_command_for_the_job_itself(loaded):
+    recorded = replace(loaded.run.manifest, command=["torchrun", "train.py", "--name", "a b"])
+    run = replace(loaded.run, manifest=recorded)
+    prediction = prediction_info(loaded, [parse_edit("accumulate:steps=2")])
+    assert try_command(run, prediction) == "dpro try accumulate:steps=2 -- torchrun train.py --name 'a b'"
+    assert try_command(loaded.run, prediction) == "dpro try accumulate:steps=2 -- COMMAND"
+    assert try_command(run, prediction_info(loaded, [parse_edit("heal:rank=1")])) == ""
+    answer = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "accumulate:steps=2"})))
+    assert "dpro try accumulate:steps=2" in answer
+    assert "changed-spans" not in answer  # what it adds is in no recording
+    healed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
+    assert "dpro try" not in healed
+    assert "view=timeline&ranks=1&find=" in healed
 
 
 def test_what_an_edit_takes_off_the_critical_path_shows(loaded):
@@ -247,6 +316,17 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
     assert "Code('gc:every=100')" in str(
         add_tries(VIEW).sections["whatif-tries"](loaded, Link(view="whatif"))
     )
+
+    append(
+        LedgerEntry(
+            "workers:count", ["workers:count=3"], None, Ratio(0.8, 0.7, 0.9), 0.01, 20.0, 3, 9, 2, "2026"
+        )
+    )
+    chosen = Link(view="whatif", options={"edit": "workers:count=2"})
+    first, others, *_ = add_tries(VIEW).sections["whatif-tries"](loaded, chosen)[1:]
+    assert "workers:count=3" in str(first)
+    assert "gc:every=100" in str(others)
+    assert "gc:every=100" not in str(first)
 
     def doubled(prediction):
         high_ns = 2e6 * prediction.high_ns
