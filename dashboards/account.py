@@ -20,7 +20,7 @@ from dpro.analysis.predictions import predict_edits
 from dpro.dashboards.theme import colour, escaped, styled
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
-from dpro.units import format_ms
+from dpro.units import NS_PER_MS, format_ms
 from dpro.verdict.advice import MUCH, Advice
 from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED
 from dpro.verdict.limits import (
@@ -157,7 +157,8 @@ def entry_figure(entries: pl.DataFrame, theme: str, longest_ms: float | None = N
 def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_ms: float | None) -> int:
     """Draw what `entry_figure` does; returns how many bars that are."""
     step_ms = float(entries["ms"].sum())
-    entries = pl.concat([entries[:-1].filter(pl.col("ms") > 0), entries[-1:]])  # nothing is left where 0 is
+    shown = entries[:-1].filter(pl.col("ms") * NS_PER_MS >= 1)  # what takes no time is in the table
+    entries = pl.concat([shown, entries[-1:]])
     ink, soft, bad = (colour(what, theme) for what in ("ink", "soft", "bad"))
     limits = [False, *entries["is_limit"]]
     names, times = [STEP, *entries["name"]], [step_ms, *entries["ms"]]

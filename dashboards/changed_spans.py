@@ -19,9 +19,9 @@ from dpro.replay.graph import Graph
 NEARLY_ALL = (
     0.9  # of the time of the spans of a name that is of changed ones, for the name to mark the change
 )
-MOST, ENOUGH = 0.5, 0.95  # of the change: what names have to hold, and from where on no more are needed
+MIN_SHARE, ENOUGH = 0.5, 0.95  # of the change: what names have to hold, and from where on no more are needed
 LITTLE = 0.01  # of the change: ranks that have less of it are not shown
-LEAST = (40, 4)  # letters of a name that is shortened: as many as there is room for
+MIN_LETTERS = (40, 4)  # letters of a name that is shortened: as many as there is room for
 
 
 class ChangedSpans(NamedTuple):
@@ -39,7 +39,7 @@ class ChangedSpans(NamedTuple):
 
 
 def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
-    """The spans whose time differs between two graphs; None where they cannot be told by their names."""
+    """The spans whose time differs between two graphs; None where names do not distinguish them."""
     if not after.has_nodes_of(before):
         return None
     nodes = before.nodes
@@ -63,10 +63,10 @@ def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
     shares = {
         before.names[name]: (ns / whole_ns, changed >= NEARLY_ALL) for name, ns, changed in names.iter_rows()
     }
-    for least in LEAST:
+    for least in MIN_LETTERS:
         beginnings = _beginnings(shares, least)
         held = sum(share for text, (share, _) in shares.items() if text.startswith(tuple(beginnings)))
-        if held >= MOST:
+        if held >= MIN_SHARE:
             return ChangedSpans(_expression(beginnings), tuple(ranks) if ranks != before.ranks else (), held)
     return None
 

@@ -12,6 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 import polars as pl
 
+from dpro.account import Account
+from dpro.dashboards.account import entry_figure, entry_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
@@ -23,8 +25,9 @@ from dpro.plugins import load, places
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_ranges
 from dpro.units import ms
+from dpro.verdict.verdict import explain
 
-_LEGEND = 50  # pixels
+_LEGEND, _BUTTONS = 50, 26  # pixels
 
 
 class Figures:
@@ -45,6 +48,13 @@ class Figures:
         if place is None:
             raise AttributeError(f"no figure {name!r}")
         return lambda **selected: load(place)(self._run, selection(**selected))
+
+    def account(self, theme: str = LIGHT) -> go.Figure:
+        """Draw the usual step as a waterfall: what it goes into, and what devices have to do."""
+        entries = _some(entry_info(explain(self._run).account or Account()), "deep window")
+        figure = entry_figure(entries, selection(theme=theme).theme)
+        room = {"height": figure.layout.height + _BUTTONS, "margin_t": figure.layout.margin.t + _BUTTONS}
+        return figure.update_layout(**room)
 
     def steps(self, **selected: Any) -> go.Figure:
         """Draw the time of each step: the median over ranks, and their range."""

@@ -98,6 +98,7 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     """Yield the title of each figure and a function that draws it, the most informative first."""
     draw = Figures(loaded)
     yield "Which ranks wait for which", draw.hang
+    yield "Where the usual step goes", draw.account
     lanes = lanes_of(loaded)
     for more in hooks_of("report_figures"):
         yield from more(loaded, lanes)

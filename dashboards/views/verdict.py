@@ -46,7 +46,7 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
-from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
 from dpro.verdict.words import limit_of_run, paragraphs_of
 
 NAME = "verdict"
@@ -208,8 +208,10 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     said_of_trust = _doubts(loaded) if replayed else []
     open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    listed: list[Any] = [html.P([html.B("FAULT"), explain(loaded).fault], className="said")]
+    fault = explain(loaded).fault
+    listed: list[Any] = [html.P([html.B("FAULT"), fault], className="said")]
     listed += [_finding(finding, loaded.workers, link) for finding in findings]
+    said_in_short = said_in_short or fault.startswith(NOT_DIAGNOSED.rstrip("."))
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
     listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []

@@ -87,10 +87,10 @@ def test_the_figure_has_a_bar_for_each_entry_and_marks_the_limit(theme):
 
 def test_an_entry_of_no_time_is_in_the_frame_and_not_drawn():
     frame = entry_info(
-        Account(entries=[entry("host", 0.0), entry("unexplained", 0.0), entry("compute", 2.0)])
+        Account(entries=[entry("host", 1e-9), entry("unexplained", 0.0), entry("compute", 2.0)])
     )
-    assert frame["ms"].to_list() == [0.0, 0.0, 2.0]
-    assert list(entry_figure(frame, "light").data[0].x) == [2.0, 2.0]
+    assert frame["ms"].to_list() == [1e-9, 0.0, 2.0]
+    assert list(entry_figure(frame, "light").data[0].x) == pytest.approx([2.0, 2.0])
 
 
 def gains(*ends: tuple[float | None, float | None, float | None]) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Spans that a change acts on are marked by their names, where these are told from those of all others."""
+"""Spans that a change acts on are marked by their names, where no others have these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kernels(folder, *names: str) -> Graph:
 
 
 def shortened(graph: Graph, *wanted: str, every: int = 1) -> Graph:
-    """The graph with work of some names half as long; of every so many of it only."""
+    """The graph with work of some names half as long; or only every second, third, … piece of it."""
     numbers = [graph.names.index(name) for name in wanted]
     chosen = np.flatnonzero(np.isin(graph.nodes.name, numbers) & (graph.nodes.step >= 0))[::every]
     duration = graph.nodes.duration.copy()

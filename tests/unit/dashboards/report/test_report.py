@@ -77,7 +77,7 @@ def test_the_page_says_what_the_report_says_and_has_its_figures(tmp_path):
     for name in ("Step time", "Where the mean step of each rank in deep windows goes", "Timeline"):
         assert name in parts.text
     figures = [json.loads(script) for script in parts.scripts if script.startswith('{"data"')]
-    assert len(figures) == 6
+    assert len(figures) == 7
     assert "scattergl" not in {trace["type"] for figure in figures for trace in figure["data"]}
 
 
