@@ -47,6 +47,19 @@ for (const figure of document.querySelectorAll(".dash-graph .main-svg")) {
 }
 return found;
 """
+# Texts of the waterfall that reach beyond its panel, and parts of the first view that scroll sideways.
+CUT = """
+const panel = document.querySelector("#verdict-short").getBoundingClientRect();
+const texts = [...document.querySelectorAll("#verdict-step-0 .main-svg text")];
+if (texts.length < 10) return ["no waterfall"];
+const beyond = texts.filter(text => {
+  const at = text.getBoundingClientRect();
+  return at.width && (at.left < panel.left - 1 || at.right > panel.right + 1);
+}).map(text => text.textContent);
+const parts = [...document.querySelectorAll("main .section, main .card")];
+const scroll = parts.filter(part => part.scrollWidth > part.clientWidth).map(part => part.id || "card");
+return [...beyond, ...scroll];
+"""
 SCROLLS = ("matrix", "hang")  # within a panel: below some width their figures cannot be read
 
 
@@ -79,6 +92,13 @@ def test_texts_of_figures_are_whole_and_none_lies_over_another(opened, view, wid
     browser, address, place = opened
     show(browser, view, width, "dark", address, place)
     assert browser.execute_script(UNREADABLE) == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_word_of_the_waterfall_is_cut_and_no_card_scrolls(opened, width):
+    browser, address, place = opened
+    show(browser, "verdict", width, "light", address, place)
+    assert browser.execute_script(CUT) == []
 
 
 @pytest.mark.parametrize("view", ["heatmap", "kernels"])

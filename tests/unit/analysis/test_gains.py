@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from dpro.analysis.summary import interval_doubts, shown_grade, what_helps
+from dpro.analysis.summary import (
+    gain_in_words,
+    group_of,
+    interval_doubts,
+    shown_grade,
+    step_in_words,
+    takes_in_words,
+    what_helps,
+)
 from dpro.replay.fidelity.accuracy import TraceCoverage
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
@@ -37,6 +46,20 @@ def test_a_gain_that_rounds_to_nothing_is_within_noise_however_sure_it_is():
     tiny = _prediction("cuda-graph", 99.8, 99.7, 99.9)
     assert tiny.effect == "faster"
     assert what_helps([tiny]) == ([], [tiny])
+
+
+def test_a_prediction_is_in_one_group_and_said_with_its_interval():
+    rows = (GRAPHS, UNCLEAR, SLOWER, BOUND, HEAL)
+    groups = [group_of(row, answerable=True, mended=False) for row in rows]
+    assert groups == ["faster", "unclear", "unclear", "bound", "bound"]
+    assert group_of(HEAL, answerable=True, mended=True) == "mended"
+    assert group_of(GRAPHS, answerable=False, mended=False) == "unclear"
+    assert group_of(_prediction("bucket:mb=1", 110, 105, 115), answerable=True, mended=False) == "slower"
+    assert gain_in_words(GRAPHS) == "x1.11 (1.05 to 1.18)"
+    assert step_in_words(GRAPHS) == "90.00 ms"
+    assert step_in_words(replace(GRAPHS, samples=2.0)) == "90.00 ms for x2 the samples"
+    assert takes_in_words(GRAPHS) == "a line of code; unproven"
+    assert takes_in_words(replace(GRAPHS, proven=True)) == "a line of code; proven on real jobs"
 
 
 class Fit:

@@ -18,13 +18,18 @@ from dpro.dashboards.account import (
     scale_of,
 )
 from dpro.dashboards.command import load
+from dpro.dashboards.figures import Figures
+from dpro.dashboards.links import Link
 from dpro.dashboards.theme import THEMES, colour
+from dpro.dashboards.views import verdict
+from dpro.dashboards.views.verdict import VIEW
 from dpro.detect.words import describe
+from dpro.errors import Unanswerable
 from dpro.verdict.advice import Advice
 from dpro.verdict.ledger import ORDER
 from dpro.verdict.verdict import Explanation, explain
 from dpro.verdict.words import paragraphs_of
-from tests.builders import cpu_job
+from tests.builders import TinyRun, cpu_job
 
 
 def entry(cause: str, ms: float, *ranks: int) -> StepEntry:
@@ -144,6 +149,25 @@ def test_what_to_try_has_the_gains_of_the_account(slow):
     assert of_edits
     assert of_edits == explanation.account.gains
     assert all(row["how"] for row in rows.iter_rows(named=True) if row["edit"])
+
+
+def test_reports_and_notebooks_draw_the_same_bars(slow, tmp_path):
+    drawn = entry_figure(entry_info(explain(slow).account), "light").data[0]
+    (bars,) = Figures(slow).account().data
+    assert (list(bars.x), list(bars.base)) == (list(drawn.x), list(drawn.base))
+    run = TinyRun()
+    for step in range(3):
+        run.step(step, 100 * step, 100 * step + 90)
+    with pytest.raises(Unanswerable, match="no deep window"):
+        Figures(load(run.write(tmp_path))).account()
+
+
+def test_a_gain_of_more_samples_says_so_on_its_card(slow, monkeypatch):
+    fill = VIEW.sections["verdict-advice"]
+    assert "the samples" not in str(fill(slow, Link()))
+    doubled = advice_info(slow, explain(slow)).with_columns(samples=pl.lit(2.0))
+    monkeypatch.setattr(verdict, "advice_info", lambda *_: doubled)
+    assert "for x2 the samples" in str(fill(slow, Link()))
 
 
 def words_of(figure) -> str:
