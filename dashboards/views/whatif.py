@@ -269,6 +269,7 @@ def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tupl
         copies: Any = {"data-copies": command}
         button = html.Button("copy", title="Copy this command", **copies)
         said.append(("try it", [html.Code(command), " ", button]))
+    said += [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
     spans = None
     if loaded.condensed is None:  # else the whole graph is not there
         applied = loaded.changed(prediction.edits)

@@ -22,5 +22,6 @@ EXTENSION = Extension(
         "predicted": "dpro.extensions.trial.calibrate:as_tried",
         "view whatif": "dpro.extensions.trial.panel:add_tries",
         "tried": "dpro.extensions.trial.changes:how_to_try",
+        "measured": "dpro.extensions.trial.panel:measured_in_words",
     },
 )

@@ -18,6 +18,7 @@ from dpro.dashboards.page import Panel, View, csv_link, message, table, with_pan
 from dpro.dashboards.views.whatif import NAME
 from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, joint_kind, read
+from dpro.replay.whatif.predict import Prediction
 from dpro.units import NS_PER_MS, format_duration
 
 _RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
@@ -96,6 +97,17 @@ def _interval(row: Mapping[str, Any], side: str) -> str:
         return "not"
     said = [format_duration(value * NS_PER_MS) for value in (middle, low, high)]
     return f"{said[0]} ({said[1]} to {said[2]})"
+
+
+def measured_in_words(prediction: Prediction) -> list[str]:
+    """What tries of just these edits measured beside what was predicted for them, a line each."""
+    texts = {str(edit) for edit in prediction.edits}
+    entries = [entry for entry in read()[0] if {*entry.edits} == texts]
+    return [
+        f"{_interval(row, 'measured')}, predicted {_interval(row, 'predicted')}, "
+        f"of {format_duration(row['baseline_ms'] * NS_PER_MS)} on {row['time'][:10]}"
+        for row in ledger_info(entries).iter_rows(named=True)
+    ]
 
 
 def add_tries(view: View) -> View:

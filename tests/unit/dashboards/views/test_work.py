@@ -322,6 +322,23 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
             "workers:count", ["workers:count=3"], None, Ratio(0.8, 0.7, 0.9), 0.01, 20.0, 3, 9, 2, "2026"
         )
     )
+    tried = LedgerEntry(
+        "heal",
+        ["heal:rank=1"],
+        Ratio(0.9, 0.8, 1.0),
+        Ratio(0.85, 0.75, 0.95),
+        0.01,
+        20.0,
+        3,
+        9,
+        2,
+        "2026-11-29T1",
+    )
+    append(tried)
+    healed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
+    assert "17 ms (15 ms to 19 ms), predicted 18 ms (16 ms to 20 ms), of 20 ms on 2026-11-29" in healed
+    slowed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "network:bandwidth=0.5"})))
+    assert "predicted 18 ms" not in slowed
     chosen = Link(view="whatif", options={"edit": "workers:count=2"})
     first, others, *_ = add_tries(VIEW).sections["whatif-tries"](loaded, chosen)[1:]
     assert "workers:count=3" in str(first)
