@@ -46,7 +46,7 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     alone = _of_logs(runs) or (_of_dumps(Path(runs[0])) if holds_traces(runs[0]) else None)
     if alone is not None:
-        if not as_json:
+        if not as_json and alone.end.sentence:
             print_end(alone.end)
         print_json(diagnosis_document(alone)) if as_json else print_diagnosis(alone)
         return
