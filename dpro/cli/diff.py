@@ -32,6 +32,7 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
     "--fail-on", callback=share, metavar="SHARE",
     help="Exit with 1 if steps of B take longer than steps of A by SHARE or more, for example 3%.",
 )  # fmt: skip
+@click.option("--markdown", is_flag=True, help="Print Markdown, as for a comment on a pull request.")
 @json_option
 @click.pass_context
 def diff(
@@ -40,13 +41,14 @@ def diff(
     steps: Ranges,
     ranks: RankChoice,
     fail_on: float | None,
+    markdown: bool,
     as_json: bool,
 ) -> None:
     """Explain why steps of run B take longer, or less time, than steps of run A.
 
     \b
     dpro diff BEFORE AFTER
-    dpro diff BEFORE AFTER --fail-on 3%      for CI
+    dpro diff BEFORE AFTER --fail-on 3%      for CI; with --markdown for a comment
     dpro diff TRACES_A TRACES_B
     dpro diff BEFORE AFTER --steps 5-7       steps with these numbers in both
     dpro diff BEFORE AFTER --ranks 0,2-3     only the work of these ranks
@@ -62,9 +64,12 @@ def diff(
     """
     from dpro.analysis.selected import difference_of, selection_of
 
+    if markdown and as_json:
+        raise UsageError("--markdown and --json both write to stdout: give one of them")
     if len(runs) != 2:
-        if len(runs) < 2 or steps or ranks or fail_on is not None:
-            raise UsageError("give two runs; --steps, --ranks and --fail-on do not work with more than two")
+        if len(runs) < 2 or steps or ranks or markdown or fail_on is not None:
+            only = "--steps, --ranks, --markdown and --fail-on"
+            raise UsageError(f"give two runs; {only} do not work with more than two")
         _compare(runs, as_json)
         return
     before, after = map(analyse, runs)
@@ -76,13 +81,53 @@ def diff(
         from dpro.verdict.verdict import account_of, with_account
 
         print_json(replace(with_account(difference, before), account_b=account_of(after)))
+    elif markdown:
+        click.echo(_in_markdown(difference, fail_on))
     else:
         print_selection(selection)
         _print(difference)
-    if fail_on is not None and difference.b_ms > (1 + fail_on) * difference.a_ms:
+    if _is_too_long(difference, fail_on):
         longer = f"{difference.b_ms / difference.a_ms - 1:.1%} longer"
         click.echo(f"dpro: a step of B takes {longer} than one of A", err=True)
         ctx.exit(1)
+
+
+def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
+    return fail_on is not None and document.b_ms > (1 + fail_on) * document.a_ms
+
+
+def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
+    """The difference as a comment on a pull request: what to know first, the rest as a table."""
+    change = document.delta_ms / document.a_ms
+    mark = "\U0001f534 " if _is_too_long(document, fail_on) else "" if fail_on is None else "\U0001f7e2 "
+    allowed = "" if fail_on is None else f" ({fail_on:.1%} more is too much)"
+    lines = [
+        f"{mark}**A step takes {format_ms(document.b_ms)} instead of {format_ms(document.a_ms)}: "
+        f"{change:+.1%}**{allowed}",
+        "",
+        f"A: `{_named(document.a)}`, B: `{_named(document.b)}`",
+    ]
+    rows = _rows_of(document)
+    if rows:
+        lines += ["", "| step | A | B | because of (A, B: per rank and step) |", "|---:|---:|---:|---|"]
+        for delta_ms, of_a, of_b, kind, name in rows:
+            named = f"{kind} `{name.replace('|', '/').replace('`', '')}`" if name else kind
+            lines.append(f"| {_signed(delta_ms)} | {of_a} | {of_b} | {named} |")
+    return "\n".join([*lines, *(f"- {doubt}" for doubt in document.doubts)])
+
+
+def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, str]]:
+    """What contributes: its share of the change in ms, its time in A and in B, its kind and name."""
+    least_ms = MIN_SHARE * document.a_ms
+    shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
+    rows = [
+        (part.delta_ms, format_ms(part.a_ms), format_ms(part.b_ms), part.kind, short_name(part.name))
+        for part in shown
+    ]
+    less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
+    for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
+        rows += [(rest_ms, "", "", words, "")] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
+    return rows
 
 
 def _print(document: DifferenceDocument) -> None:
@@ -94,21 +139,13 @@ def _print(document: DifferenceDocument) -> None:
         f"{format_ms(document.b_ms)} a step: {_signed(document.delta_ms)} "
         f"({document.delta_ms / document.a_ms:+.1%})"
     )
-    shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
-    rows = [
-        (part.delta_ms, format_ms(part.a_ms), format_ms(part.b_ms), f"{part.kind} {short_name(part.name)}")
-        for part in shown
-    ]
-    less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
-    for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
-        rows += [(rest_ms, "", "", words)] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
-    if rows:
+    if rows := _rows_of(document):
         table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
         for column in table.columns[:3]:
             column.justify, column.no_wrap = "right", True
         room = max(out.width - _BESIDE_NAME, _MIN_NAME)
-        for delta_ms, of_a, of_b, what in rows:
-            table.add_row(_signed(delta_ms), of_a, of_b, shortened(what.strip(), room))
+        for delta_ms, of_a, of_b, kind, name in rows:
+            table.add_row(_signed(delta_ms), of_a, of_b, shortened(f"{kind} {name}".strip(), room))
         out.print(table)
     by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
     ranks = [f"rank {rank} {_signed(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][:MAX_RANKS]

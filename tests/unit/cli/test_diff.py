@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli.diff import diff
+from dpro.errors import UsageError
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
@@ -30,6 +31,27 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
     done = CliRunner().invoke(diff, [*pair, "--fail-on", "3%"])
     assert done.exit_code == code
     assert ("longer than one of A" in done.stderr) == bool(code)
+
+
+def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is_allowed():
+    done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--markdown", "--fail-on", "3%"])
+    head, _, runs, _, columns, align, first, *_ = done.stdout.splitlines()
+    assert head == "\U0001f534 **A step takes 123 ms instead of 74.7 ms: +64.7%** (3.0% more is too much)"
+    assert runs == "A: `healthy`, B: `slow_rank`"
+    assert columns.count("|") == align.count("|") == first.count("|") == 5
+    assert "host code `enumerate(DataLoader)" in first
+    assert done.exit_code == 1
+    same = CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--markdown", "--fail-on", "3%"])
+    assert same.stdout.startswith("\U0001f7e2 **A step takes 74.7 ms instead of 74.7 ms: +0.0%**")
+    assert same.exit_code == 0
+    assert CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--markdown"]).stdout.startswith("**A step")
+
+
+@pytest.mark.parametrize("given", [["--json", "--markdown"], [HEALTHY, "--markdown"]])
+def test_markdown_is_of_two_runs_and_not_beside_json(given):
+    refused = CliRunner().invoke(diff, [HEALTHY, HEALTHY, *given])
+    assert isinstance(refused.exception, UsageError)
+    assert "--markdown" in str(refused.exception)
 
 
 def test_allowance_that_is_no_share_is_refused():
