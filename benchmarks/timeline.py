@@ -43,7 +43,7 @@ NAMES = (
     "aten::scaled_dot_product_attention",
 )
 FIRST = "const t = window.dproTimeline; return t && t.root && t.data && t.data.size > 0 && !t.since"
-ALL = "return dproTimeline.info.complete && !dproTimeline.since"
+ALL = "return dproTimeline.info.complete && dproTimeline.fitting && !dproTimeline.since"
 STILL = "return !dproTimeline.since"
 SEARCH = "const box = dproTimeline.findBox; box.value = 'kernel'; box.dispatchEvent(new Event('input'))"
 

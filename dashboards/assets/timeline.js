@@ -13,6 +13,7 @@
     root: null,  // element that contains the timeline
     info: null,  // lanes, as the server has them
     rows: [], height: 0, pinned: 0, place: new Map(),  // pixels of all rows, of those that are pinned
+    fitting: null,  // the ranks that are unfolded at first, and what they were chosen for
     view: null,  // {begin, end}, ns
     data: null,  // segments of the viewport that was fetched last
     names: new Map(),
@@ -64,7 +65,7 @@
   T.forget = () => {
     Object.assign(T, {
       info: null, rows: [], view: null, data: null, span: null, range: null, totals: null, chosen: undefined, counted: undefined,
-      wantsReplay: false, jumped: false,
+      wantsReplay: false, jumped: false, fitting: null,
     });
     T.names.clear();
   };
@@ -101,18 +102,31 @@
   // ---- rows -------------------------------------------------------------------------------------------
 
   const keyOf = (side, rank) => `${side === "m" ? "" : side}${rank}`;
-  const unfolded = (key, usually) => ((T.link.open || "").split(",").includes(key) ? !usually : usually);
-  T.toggleQuietly = (key, list) => {
-    const keys = new Set((T.link[list] || "").split(",").filter(Boolean));
-    if (!keys.delete(key)) keys.add(key);
-    T.link[list] = [...keys].join(",");
+  const listed = (list) => new Set((T.link[list] || "").split(",").filter(Boolean));
+  // What the link lists as unfolded, and after a minus as folded; the rest as usually: that depends on the window.
+  const unfolded = (key, usually) => {
+    const keys = listed("open");
+    return keys.has(key) || (usually && !keys.has(`-${key}`));
   };
-  T.toggle = (key, list = "open") => {
-    T.toggleQuietly(key, list);
+  T.fold = (rows, open) => {
+    const keys = listed("open");
+    for (const { key } of rows) {
+      keys.delete(open ? `-${key}` : key);
+      keys.add(open ? key : `-${key}`);
+    }
+    change("open", keys);
+  };
+  T.togglePin = (key) => {
+    const keys = listed("pin");
+    if (!keys.delete(key)) keys.add(key);
+    change("pin", keys);
+  };
+  function change(list, keys) {
+    T.link[list] = [...keys].join(",");
     T.arrange();
     T.changed();
     T.go({ [list]: T.link[list] });
-  };
+  }
 
   function chosenRanks() {
     const found = new Set();
@@ -143,14 +157,42 @@
       ({ side: rank.side, rank: rank.rank, row: low + n })));
   }
 
+  // How many pixels the lanes of a rank take that is unfolded, with its counters.
+  function unfoldedHeight(rank, lanesOpen) {
+    const lanes = (rank.lanes || []).map(([label, gpu, low, high]) =>
+      (foldable([label, gpu, low, high]) && (!lanesOpen || label.endsWith("ranges")) ? 1 : high - low));
+    return ROW * lanes.reduce((sum, rows) => sum + rows, 0) + COUNTER * countersOf(rank.rank, lanesOpen);
+  }
+  const foldable = ([label, gpu, low, high]) => high - low > 1 && (!gpu || label.endsWith("ranges"));
+  const countersOf = (rank, lanesOpen) => {
+    const count = T.info.counters.filter(([of]) => of === rank).length;
+    return lanesOpen ? count : Math.min(count, 1);
+  };
+
+  // The ranks that are unfolded at first: those for which the frame has room, taking others to be as high as the first
+  // one; ranks that findings are about come first. It stays so until other ranks are shown. Null: not known yet.
+  function fitting(ranks, lanesOpen) {
+    const what = JSON.stringify([lanesOpen, ...ranks.map((each) => each.side + each.rank)]);
+    if (T.fitting?.what !== what) {
+      const room = T.mostHeight() - AXIS - 2 - ROW - ranks.length * HEAD - COUNTER * countersOf(-1, lanesOpen);
+      const least = ranks.length <= MANY_RANKS || chosenRanks().size ? 1 : 0;
+      if (!T.surrounded() || (!ranks[0].lanes && (least || room > 0))) return null;
+      const fit = Math.floor(room / Math.max(unfoldedHeight(ranks[0], lanesOpen), ROW));
+      const guilt = (each) => (T.info.fault.includes(each.rank) ? T.info.fault.indexOf(each.rank) : Infinity);
+      const first = [...ranks].sort((a, b) => (guilt(a) === guilt(b) ? 0 : guilt(a) - guilt(b)));
+      T.fitting = { what, keys: new Set(first.slice(0, Math.max(fit, least)).map((each) => keyOf(each.side, each.rank))) };
+    }
+    return T.fitting.keys;
+  }
+
   // A row is there once its place is final: whatever unfolds above it has been read, and what is folded is decided
-  // by the number of ranks to come and the lanes of the first.
+  // by the number of ranks to come, the lanes of the first and the height of the frame.
   T.arrange = () => {
     if (!T.info) return;
     const { ranks, path } = ordered(), { replay, spans } = T.info;
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
-    const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
     const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
+    const usually = ranks.length ? fitting(ranks, lanesOpen) : null;
     const rows = [], pinned = [], pins = (T.link.pin || "").split(",").filter(Boolean);
     let group = null, whole = true;
     const add = (row) => {
@@ -171,8 +213,8 @@
     };
     for (const rank of ranks) {
       const key = keyOf(rank.side, rank.rank);
-      const open = unfolded(key, ranksOpen);
-      if (open && !(rank.lanes && ranks[0].lanes)) { whole = false; break; }
+      const open = usually && unfolded(key, usually.has(key));
+      if (!usually || (open && !(rank.lanes && ranks[0].lanes))) { whole = false; break; }
       if (axis && rank.place[axis] !== group) {
         group = rank.place[axis];
         add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
@@ -182,7 +224,7 @@
       const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
       add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank });
       if (open) rank.lanes.forEach(([label, gpu, low, high], number) => {
-        const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
+        const own = `${key}.${number}`, folds = foldable([label, gpu, low, high]);
         const folded = folds && !unfolded(own, lanesOpen && !label.endsWith("ranges"));
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
         (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
@@ -214,7 +256,7 @@
   T.reveal = (side, rank, row) => {
     for (let times = 0; times < 2; times++) {
       const hiding = T.rowOf(side, rank, row);
-      if (hiding && hiding.key && !hiding.open) T.toggle(hiding.key);
+      if (hiding && hiding.key && !hiding.open) T.fold([hiding], true);
     }
   };
 

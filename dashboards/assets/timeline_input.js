@@ -5,6 +5,7 @@
   const T = window.dproTimeline;
   const { AXIS, ROW } = T;
   const CLICK = 4, SNAP = 6;  // pixels: how far a click may move, from how far a ruler's end goes to a bar's
+  const MIN_HEIGHT = 240, BORDERS = 2, BELOW = 8;  // pixels: of the frame's height, and from its panel to the window's end
 
   const make = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -64,8 +65,16 @@
     T.frame.addEventListener("pointermove", hover);
     T.frame.addEventListener("pointerleave", () => { tip(null); T.pointer = null; });
     T.frame.addEventListener("dblclick", () => T.toSelection());
-    new ResizeObserver(() => { T.resized(); T.changed(); }).observe(root);
+    new ResizeObserver(refit).observe(root.closest(".panel") || root);
   };
+
+  // The page around the frame has changed its size.
+  function refit() {
+    if (!T.root) return;
+    if (T.info && !T.fitting) T.arrange(); else T.resized();
+    T.changed();
+  }
+  addEventListener("resize", refit);
 
   function find(text) {
     if (text === (T.link.find || "")) return;
@@ -75,13 +84,24 @@
     T.go({ find: text });
   }
 
+  // How high the frame is: down to the end of the window, but for what is below it in its panel.
+  T.mostHeight = () => {
+    const [frame, panel] = [T.frame, T.root.closest(".panel") || T.root].map((each) => each.getBoundingClientRect());
+    return Math.max(Math.floor(innerHeight - (frame.top + scrollY) - (panel.bottom - frame.bottom) - BELOW), MIN_HEIGHT);
+  };
+
+  // Whether the panel has what is above and below the frame, so that its height is final.
+  T.surrounded = () => {
+    const legend = document.getElementById("timeline-legend");
+    return !T.root.closest(".panel")?.querySelector(".pending") && (!legend || legend.childElementCount > 0);
+  };
+
   T.resized = () => {
     if (!T.frame) return;
-    const most = Math.max(Math.round(innerHeight * 0.66), 240);
-    const height = Math.min(T.height + AXIS + 2, most);
+    const height = T.mostHeight();
     T.frame.style.height = `${height}px`;
-    T.space.style.height = `${Math.max(T.height + AXIS - height, 0)}px`;
-    T.frame.querySelector(".timeline-sticky").style.height = `${height}px`;
+    T.space.style.height = `${Math.max(T.height + AXIS - height + BORDERS, 0)}px`;
+    T.frame.querySelector(".timeline-sticky").style.height = `${height - BORDERS}px`;
   };
 
   T.scrollTo = (row) => {
@@ -106,7 +126,7 @@
           made.type = "button";
           made.dataset.key = row.key;
           made.setAttribute("aria-expanded", String(!!row.open));
-          made.onclick = () => T.toggle(row.key);
+          made.onclick = () => T.fold([row], !row.open);
           made.append(make("i", { textContent: row.open ? "▾" : "▸" }));
         }
         made.append(make("span", { className: "words", textContent: words }));
@@ -115,7 +135,7 @@
         const title = row.pinned ? "Unpin" : "Pin to the top";
         const pin = make("button", { className: `pin${row.pinned ? " on" : ""}`, type: "button", textContent: row.pinned ? "×" : "↑", title });
         pin.setAttribute("aria-label", `${title}: ${words}`);
-        pin.onclick = () => T.toggle(row.pin, "pin");
+        pin.onclick = () => T.togglePin(row.pin);
         return [made, pin];
       }));
       const again = focused && [...box.children].find((each) => each.dataset.key === focused);
@@ -134,10 +154,7 @@
     const many = T.rows.filter((row) => row.type === "rank").length > 1;
     const some = T.rows.filter((row) => row.key && (many ? row.type === "rank" || row.rank < 0 : row.type !== "rank"));
     const open = some.some((row) => row.open);
-    for (const row of some) if (row.open === open) T.toggleQuietly(row.key, "open");
-    T.arrange();
-    T.changed();
-    T.go({ open: T.link.open });
+    T.fold(some.filter((row) => row.open === open), !open);
   };
   T.say = (text) => { if (T.statusText) T.statusText.textContent = text; };
   T.sayFound = (text, bad = false) => {

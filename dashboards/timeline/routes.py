@@ -122,6 +122,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
             [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < num_own else "o"]
             for number, track in enumerate(tracks)
         ],
+        "fault": _at_fault(loaded),
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
@@ -139,6 +140,12 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
             for rank, lanes in sorted(ranks.items())
         ],
     }
+
+
+def _at_fault(loaded: Loaded) -> list[int]:
+    """Return the ranks that findings are about, those of the first finding first; compute nothing."""
+    findings = loaded.findings_so_far().findings
+    return list(dict.fromkeys(rank for finding in findings for rank in finding.ranks))
 
 
 def _beside_info(other: Beside) -> dict[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import contextmanager
 from threading import Semaphore
 
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
 from dpro.dashboards.command import load, offer
+from dpro.dashboards.loaded import EarlierFindings, Loaded
 from dpro.dashboards.timeline.measured import MeasuredLanes
+from dpro.detect.findings import Finding
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
 
 DRAWN = """
 const t = window.dproTimeline;
-return t && t.root && t.info && t.info.complete && t.data && !t.since && t.data.size;
+return t && t.root && t.info && t.info.complete && t.fitting && t.data && !t.since && t.data.size;
 """
 # Where each rank is drawn, and bars of a rank in another's rows, frame by frame.
 RECORDED = """
@@ -133,6 +136,46 @@ def test_a_row_is_drawn_once_its_place_is_final(browser, tmp_path, monkeypatch):
         browser.get("about:blank")  # before the server is gone
 
 
+@contextmanager
+def _window(browser, width: int, height: int):
+    device = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_frame_fills_the_window_and_ranks_are_unfolded_as_far_as_they_fit_those_at_fault_first(
+    browser, tmp_path, monkeypatch
+):
+    slow = Finding("slow.compute", "rank", "7", (7,), 0.5, 1.0, 3e6, ())
+    monkeypatch.setattr(Loaded, "findings_so_far", lambda _: EarlierFindings((slow,)))
+    page = "const { scrollHeight } = document.documentElement, panel = dproTimeline.root.closest('.panel');"
+    page += "return [scrollHeight <= innerHeight, innerHeight - panel.getBoundingClientRect().bottom]"
+    ranks = "dproTimeline.rows.filter((row) => row.type === 'rank')"
+    opened = f"return {ranks}.filter((row) => row.open).map((row) => row.rank)"
+    room = "return dproTimeline.frame.clientHeight - dproTimeline.AXIS - dproTimeline.height"
+    with served(load(gpu_job(num_ranks=12).write(tmp_path))) as address:
+        for height, unfolded in ((810, [0, 1, 2, 3, 7]), (600, [7])):
+            with _window(browser, 1440, height):
+                _open(browser, f"{address}?view=timeline")
+                wait(browser, PATH)
+                settle(browser)
+                fits, below = browser.execute_script(page)
+                assert fits
+                assert 0 <= below < 12
+                assert browser.execute_script(opened) == unfolded
+                assert 0 <= browser.execute_script(room) < 51  # pixels: of the three lanes of a rank
+                browser.execute_script("document.querySelector('[data-key=\"8\"]').click()")
+                assert browser.execute_script(opened) == sorted([*unfolded, 8])
+                wait(browser, "return location.search.includes('open=8')")
+        _open(browser, browser.current_url)  # in a larger window the link keeps what it says
+        assert 8 in browser.execute_script(opened)
+        assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone
+
+
 @pytest.mark.slow
 def test_keys_zoom_move_and_choose(browser, job):
     _open(browser, f"{job}?view=timeline")
@@ -243,7 +286,7 @@ def test_lanes_fold_and_the_link_keeps_it(browser, sample):
     rank = browser.find_element("css selector", ".timeline-labels .label.rank")
     assert rank.get_attribute("aria-expanded") == "true"
     rank.click()
-    wait(browser, "return location.search.includes('open=0')")
+    wait(browser, "return location.search.includes('open=-0')")
     assert browser.execute_script(rows) < before
     label = "return document.querySelector('.timeline-labels .label.rank').getAttribute('aria-expanded')"
     wait(browser, f"{label} === 'false'")
@@ -253,7 +296,7 @@ def test_lanes_fold_and_the_link_keeps_it(browser, sample):
     thread = f"{labels}.find((each) => each.dataset.key === '0.0')"
     wait(browser, f"return {thread}")
     browser.execute_script(f"{thread}.click()")
-    wait(browser, "return location.search.includes('open=0.0')")
+    wait(browser, "return location.search.includes('open=-0.0')")
     assert browser.execute_script(rows) < before
     folded = "dproTimeline.rows.find((row) => row.folded && row.key === '0.0')"
     strips = f"const row = {folded}; return row.from.map((each) => dproTimeline.strip(row, each.row))"
@@ -332,8 +375,8 @@ def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
         wait(browser, "return document.getElementById('tip').innerText.includes('300 W')")
         browser.execute_script("document.querySelector('.timeline-labels .label.counter').click()")
         wait(browser, f"return {counted}.length === 1")
-        wait(browser, "return location.search.includes('open=1.c')")
-        browser.execute_script("dpro.go({ open: '1' })")  # a folded rank keeps them, in one row
+        wait(browser, "return location.search.includes('open=-1.c')")
+        browser.execute_script("dpro.go({ open: '-1' })")  # a folded rank keeps them, in one row
         wait(browser, f"return {counted}.length === 1 && {counted}[0].from.length === 2")
         folded = "dproTimeline.rows.find((row) => row.type === 'rank' && row.rank === 1)"
         assert browser.execute_script(f"return [{folded}.open, {counted}[0].y > {folded}.y]") == [False, True]
@@ -393,9 +436,7 @@ def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
 @pytest.mark.parametrize("width", [390, 820, 1400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_timeline_fits_pages_of_all_widths(browser, job, width, theme):
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    try:
+    with _window(browser, width, 900):
         _open(browser, f"{job}?view=timeline&theme={theme}&span=0.1")
         settle(browser)
         box = browser.execute_script(
@@ -407,8 +448,6 @@ def test_the_timeline_fits_pages_of_all_widths(browser, job, width, theme):
         )
         assert inner[0] <= inner[1]
         assert complaints(browser) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.slow
