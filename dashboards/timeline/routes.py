@@ -27,6 +27,7 @@ from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, PHASES, REPLA
 from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
+from dpro.replay.construction.data_dependencies import backward_of_forward
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.mesh import named_axes, places_along
@@ -480,8 +481,8 @@ MAX_ARROWS = 12
 _KINDS = {"cpu": "operator", "wait": "collective", "transfer": "collective", "host": "range"}
 _STACK = 24  # enclosing spans that are named
 _COLUMNS = (
-    "span_id", "rank", "kind", "correlation", "sequence_number", "forward_thread", "bytes", "shapes",
-    "stream",
+    "span_id", "rank", "window", "kind", "start_ns", "tid", "correlation", "sequence_number",
+    "forward_thread", "bytes", "shapes", "stream",
 )  # fmt: skip
 
 
@@ -588,22 +589,21 @@ def _recorded(
     measured: MeasuredLanes, rows: pl.DataFrame, row: dict[str, Any], launch: int
 ) -> Iterable[dict[str, Any]]:
     """Yield arrows between launches and their GPU work, and between forward and backward operators."""
-    rank, is_another = row["rank"], pl.col("span_id") != row["span_id"]
+    rank = row["rank"]
     if launch >= 0:
         yield from _arrow(measured, rank, launch, False, "launched it")
     elif row["kind"] == "runtime" and row["correlation"] >= 0:
         work = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") >= 0))
         for other in work["span_id"].head(MAX_ARROWS).to_list():
             yield from _arrow(measured, rank, other, True, "is launched by it")
-    if row["sequence_number"] >= 0 and row["kind"] == "cpu_op":
-        same = rows.filter(
-            (pl.col("sequence_number") == row["sequence_number"]) & is_another & (pl.col("kind") == "cpu_op")
-        )
-        backward = row["forward_thread"] > 0
-        other = same.filter((pl.col("forward_thread") > 0) != backward)["span_id"].head(1).to_list()
-        for partner in other:
-            why = "is its forward operator" if backward else "is its backward operator"
-            yield from _arrow(measured, rank, partner, not backward, why)
+    if row["sequence_number"] >= 0:
+        pairs = backward_of_forward(rows.filter(pl.col("sequence_number") == row["sequence_number"]))
+        forward = pairs.filter(pl.col("target_span_id") == row["span_id"])["source_span_id"]
+        backward = pairs.filter(pl.col("source_span_id") == row["span_id"])["target_span_id"]
+        for other in forward.to_list():
+            yield from _arrow(measured, rank, other, False, "is its forward operator")
+        for other in backward.head(MAX_ARROWS).to_list():
+            yield from _arrow(measured, rank, other, True, "is its backward operator")
 
 
 def _members(measured: MeasuredLanes, rank: int, ident: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError
-from tests.builders import TinyRun, gpu_job
+from tests.builders import BACKWARD, TinyRun, gpu_job
 
 HOST = {"Host": "localhost"}
 EVIL = "<img src=x onerror=alert(1)>"
@@ -160,6 +160,29 @@ def test_a_kernel_names_the_call_that_launched_it_and_what_is_around_that(client
     assert known["stack"][0] == "cudaLaunchKernel"
     call = _ask(client, f"span?rank=0&id={launch['place']['id']}").json
     assert kernel["span_id"] in [each["place"]["id"] for each in call["arrows"] if each["out"]]
+
+
+def test_a_backward_operator_is_linked_with_the_operator_that_asked_for_it_alone(tmp_path):
+    run, ids = TinyRun(), {}
+    for at, name in enumerate(("aten::view", "aten::item", "aten::mm")):  # one number: the last made the node
+        ids[name] = run.op(name, 100 * at, 100 * at + 90, sequence_number=5)
+    ids["aten::sum"] = run.op("aten::sum", 300, 390, sequence_number=6)
+    for at, name in enumerate(("SumBackward", "MmBackward")):
+        more = {"tid": BACKWARD, "sequence_number": 6 - at, "forward_thread": 1}
+        ids[name] = run.op(name, 500 + 100 * at, 590 + 100 * at, **more)
+    ids["no_grad"] = run.op("no_grad", 800, 890, sequence_number=7)
+    linked = load(run.write(tmp_path))
+    linked.measured.all()
+    asked = make_app(linked).server.test_client()
+    arrows = {}
+    for name, ident in ids.items():
+        found = _ask(asked, f"span?rank=0&id={ident}").json["arrows"]
+        arrows[name] = [(each["place"]["name"], each["out"]) for each in found]
+    assert arrows == {
+        "aten::view": [], "aten::item": [], "aten::mm": [("MmBackward", True)],
+        "aten::sum": [("SumBackward", True)], "SumBackward": [("aten::sum", False)],
+        "MmBackward": [("aten::mm", False)], "no_grad": [],
+    }  # fmt: skip
 
 
 def test_a_replay_that_ends_meanwhile_is_ready_only_with_its_lanes(loaded, monkeypatch):
