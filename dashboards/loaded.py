@@ -113,7 +113,7 @@ class Loaded(Analysis):
     @cached
     def measured(self) -> MeasuredLanes:
         """The measured lanes of its timeline; they do not need the graph."""
-        return MeasuredLanes(self.run)
+        return MeasuredLanes(self.run, lambda: self.hangs)
 
     @cached
     def pipeline(self) -> Operations | None:

@@ -5,6 +5,7 @@
 
   const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, a counter, the axis
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
+  const CALLS = "last calls";  // the lane of those at which a job stopped
   const REST_MS = 800;  // from the last movement to the change of the link, which all of the page follows
   const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
 
@@ -151,7 +152,7 @@
 
   // What of a rank is seen in one line: its streams, or where there are none its main thread and communication.
   function summary(rank) {
-    const streams = rank.lanes.filter(([label, gpu]) => gpu && !label.endsWith("ranges"));
+    const streams = rank.lanes.filter(([label, gpu]) => label === CALLS || (gpu && !label.endsWith("ranges")));
     const lanes = streams.length ? streams : rank.lanes;
     return lanes.flatMap(([, , low, high]) => Array.from({ length: streams.length ? high - low : 1 }, (_, n) =>
       ({ side: rank.side, rank: rank.rank, row: low + n })));
@@ -160,9 +161,10 @@
   // How many pixels the lanes of a rank take that is unfolded, with its counters.
   function unfoldedHeight(rank, lanesOpen) {
     const lanes = (rank.lanes || []).map(([label, gpu, low, high]) =>
-      (foldable([label, gpu, low, high]) && (!lanesOpen || label.endsWith("ranges")) ? 1 : high - low));
+      (foldable([label, gpu, low, high]) && !usuallyOpen(label, lanesOpen) ? 1 : high - low));
     return ROW * lanes.reduce((sum, rows) => sum + rows, 0) + COUNTER * countersOf(rank.rank, lanesOpen);
   }
+  const usuallyOpen = (label, lanesOpen) => label === CALLS || (lanesOpen && !label.endsWith("ranges"));
   const foldable = ([label, gpu, low, high]) => high - low > 1 && (!gpu || label.endsWith("ranges"));
   const countersOf = (rank, lanesOpen) => {
     const count = T.info.counters.filter(([of]) => of === rank).length;
@@ -191,7 +193,7 @@
     if (!T.info) return;
     const { ranks, path } = ordered(), { replay, spans } = T.info;
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
-    const lanesOpen = ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
+    const lanesOpen = !T.info.stop && ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
     const usually = ranks.length ? fitting(ranks, lanesOpen) : null;
     const rows = [], pinned = [], pins = (T.link.pin || "").split(",").filter(Boolean);
     let group = null, whole = true;
@@ -225,7 +227,7 @@
       add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank });
       if (open) rank.lanes.forEach(([label, gpu, low, high], number) => {
         const own = `${key}.${number}`, folds = foldable([label, gpu, low, high]);
-        const folded = folds && !unfolded(own, lanesOpen && !label.endsWith("ranges"));
+        const folded = folds && !unfolded(own, usuallyOpen(label, lanesOpen));
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
         (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
           type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
@@ -262,13 +264,17 @@
 
   // ---- what is seen -------------------------------------------------------------------------------------
 
-  // The stretch that the link names, else the selected steps, else those of two runs that begin together, else the
-  // first deep window.
+  // The stretch that the link names, else the selected steps, else those of two runs that begin together, else where
+  // the job stopped, else the first deep window.
   T.home = () => {
-    const { steps, end, beside } = T.info;
+    const { steps, end, beside, stop: stopped } = T.info;
     if (beside && !T.link.steps) {
       const room = (beside.end - beside.begin) * ROOM || 1000;
       return { begin: beside.begin - room, end: beside.end + room };
+    }
+    if (stopped && !T.link.steps) {
+      const [begin, at] = stopped, length = Math.max(at - begin, 1e6);
+      return { begin: begin - 0.5 * length, end: at + length };
     }
     const wanted = (T.link.steps || "").split(",").filter(Boolean).map((part) => part.split("-").map(Number));
     let seen = steps.filter(([, step]) => !wanted.length || wanted.some(([first, last]) => step >= first && step <= (last ?? first)));

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
+from dpro.dashboards.timeline.stopped import CALLS
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 from dpro.timelines.lanes import HANDLES, STREAM, stream_work
 from dpro.words import shortened
@@ -31,6 +32,7 @@ _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy":
 _STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 _MAX_MOVES = 64  # rounds of moving overlapping spans; spans that still overlap are cut
 _LONGEST = 40  # characters of a span's name that names a thread
+WAITING = "last calls"  # the lane of those at which a job stopped; the script unfolds it
 
 
 @dataclass(frozen=True)
@@ -181,16 +183,18 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
         loads=pl.col("name").str.contains("DataLoader|pin_memory").any(),
         longest=pl.col("name").sort_by("duration_ns").last(),
         spans=pl.len(),
+        calls=(pl.col("tid") == CALLS).first() & (pl.col("stream") < 0).first(),
     )
     order = lanes.join(_stream_work(spans), on=["device", "stream"], how="left").sort(
-        "gpu", "shadow", "busy", "marks", "autograd", "spans", "lane",
-        descending=[True, False, True, True, False, True, False],
+        "gpu", "calls", "shadow", "busy", "marks", "autograd", "spans", "lane",
+        descending=[True, True, False, True, True, False, True, False],
     )  # fmt: skip
-    main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
+    main = ~pl.col("gpu") & ~pl.col("calls") & (pl.int_range(pl.len()).over("gpu", "calls") == 0)
     library = pl.col("longest").str.replace(r"^(\w+):[a-z]\w*$", "$1")  # gloo, of `gloo:broadcast`
     longest = library.map_elements(lambda name: shortened(name, _LONGEST), return_dtype=pl.String)
     what = (
         pl.when("gpu").then(pl.col("work").fill_null(STREAM))
+        .when("calls").then(pl.lit(WAITING))
         .when(main).then(pl.lit("main thread"))
         .when("autograd").then(pl.lit("autograd"))
         .when("loads").then(pl.lit("data loader"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from dpro.dashboards import defect_in
 from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid, make_lanes
 from dpro.dashboards.timeline.search import Search
+from dpro.dashboards.timeline.stopped import Stop, stop_of
+from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import match_collectives
@@ -52,9 +55,9 @@ class MeasuredLanes(Cached):
         failed: the reason why reading ended early; empty where it did not.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, hangs: Callable[[], Sequence[Finding]] = list) -> None:
         super().__init__()
-        self.run, self.names = run, SpanNames()
+        self.run, self.names, self._hangs = run, SpanNames(), hangs
         self.search = Search(self.names)
         self.ranks: dict[int, RankLanes] = {}
         self.failed = ""
@@ -63,7 +66,15 @@ class MeasuredLanes(Cached):
     @cached
     def clocks(self) -> Clocked:
         """The clock of each rank, steps, collectives."""
-        return clocked(self.run)
+        hangs: Sequence[Finding] = ()
+        with suppress(DproError):  # the view of hangs says it
+            hangs = self._hangs()
+        return clocked(self.run, hangs)
+
+    def calls(self, rank: int) -> pl.DataFrame:
+        """The calls at which a rank stopped, as spans; none of a run that does not hang."""
+        stop = self.clocks.stop
+        return SPANS.empty() if stop is None else stop.calls.filter(rank=rank).drop("until_ns")
 
     @property
     def complete(self) -> bool:
@@ -97,6 +108,8 @@ class MeasuredLanes(Cached):
         spans = self.run.read(SPANS, of.parts[rank], COLUMNS).filter(pl.col("rank") == rank)
         spans = of.alignment.aligned(spans)
         spans = spans.join(arrivals(of, rank), on="span_id", how="left", maintain_order="left")
+        if of.stop is not None:
+            spans = pl.concat([spans, of.stop.calls.filter(rank=rank).select(spans.columns)])
         return make_lanes(spans, self.names, of.window_ns, of.origin_ns)
 
 
@@ -119,6 +132,7 @@ class Clocked:
         window_ns: duration of the longest deep window.
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
         lateness_ms: rank -> by how much it comes later to collectives than the first member, on average.
+        stop: where it stopped, of a job that hangs.
     """
 
     alignment: Alignment
@@ -130,10 +144,11 @@ class Clocked:
     steps: pl.DataFrame
     lateness_ms: Mapping[int, float]
     spans: int
+    stop: Stop | None = None
 
 
-def clocked(run: Run) -> Clocked:
-    """Find the clock of each rank, and when collectives met.
+def clocked(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
+    """Find the clock of each rank, when collectives met, and where it stopped.
 
     Raises:
         InputError: a part of the run cannot be read.
@@ -163,13 +178,16 @@ def clocked(run: Run) -> Clocked:
     begin = moved["start_ns"].to_numpy()
     origin = int(begin.min(initial=np.iinfo(np.int64).max)) if begin.size else 0
     end_ns = int((begin + moved["duration_ns"].to_numpy()).max(initial=origin))
+    waited_ns = max((finding.waited_ns for finding in hangs), default=0)
+    stop = stop_of(run, alignment, waited_ns) if hangs and begin.size else None
+    end_ns = end_ns if stop is None else max(end_ns, stop.end)
     length = moved.group_by("window").agg(
         last=(pl.col("start_ns") + pl.col("duration_ns")).max() - pl.col("start_ns").min()
     )["last"]
     return Clocked(
         alignment, members, dict(sorted(parts.items())), origin, end_ns - origin,
         int(length.to_numpy().max(initial=1)), _steps(run, alignment, moved, origin), _lateness(members),
-        spans,
+        spans, stop,
     )  # fmt: skip
 
 

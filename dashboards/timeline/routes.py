@@ -119,6 +119,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
+        "stop": of.stop and [of.stop.begin - of.origin_ns, of.stop.at - of.origin_ns],
         "counters": [
             [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < num_own else "o"]
             for number, track in enumerate(tracks)
@@ -501,6 +502,7 @@ def span_info(
     lanes = measured.ranks[rank]
     ident = int(lanes.ident[item])
     rows = measured.run.read(SPANS, measured.clocks.parts[rank], _COLUMNS).filter(pl.col("rank") == rank)
+    rows = pl.concat([rows, measured.calls(rank).select(rows.columns)])
     (row,) = rows.filter(pl.col("span_id") == ident).head(1).to_dicts()
     launch = _launch(rows, row)
     caller = lanes.find(launch) if launch >= 0 else item

@@ -14,6 +14,7 @@ from dpro.dashboards.command import load, offer
 from dpro.dashboards.loaded import EarlierFindings, Loaded
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.detect.findings import Finding
+from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
 from tests.builders import gpu_job
 
@@ -173,6 +174,25 @@ def test_the_frame_fills_the_window_and_ranks_are_unfolded_as_far_as_they_fit_th
         _open(browser, browser.current_url)  # in a larger window the link keeps what it says
         assert 8 in browser.execute_script(opened)
         assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone
+
+
+@pytest.mark.slow
+def test_a_hang_opens_where_it_stopped_with_the_last_calls_of_each_rank_in_view(browser, repository):
+    with served(load(open_run(repository / "sample_traces" / "h200_hang"))) as address:
+        _open(browser, f"{address}?view=timeline")
+        begin, end = _view(browser)
+        stop = browser.execute_script("return dproTimeline.info.stop")
+        assert begin < stop[0] < stop[1] < end
+        drawn = "const t = dproTimeline; return [...t.data.order].map((at) => "
+        drawn += "[t.source(at).rank, t.names.get(t.data.name[at]), t.yOf(t.data.ask.from[t.data.row[at]])])"
+        bars = [bar for bar in browser.execute_script(drawn) if bar[1]]
+        height = browser.execute_script("return dproTimeline.frame.clientHeight")
+        assert all(y < height for _, _, y in bars)
+        names = {(rank, name) for rank, name, _ in bars}
+        assert names >= {(rank, "all_reduce #124") for rank in (0, 1)}  # the last that finished
+        assert names >= {(0, "all_reduce #125: started, never finished")}
+        assert names >= {(1, "all_reduce #125: scheduled, never finished")}
         browser.get("about:blank")  # before the server is gone
 
 
