@@ -49,7 +49,7 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
 SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> its colour, what it is called
     "kernel": ("compute", "kernel"),
     "transfer": ("exposed_comm", "transfer of a collective"),
-    "wait": ("wait", "wait for others in it"),
+    "wait": ("wait", "wait in a collective"),
     "copy": ("copy", "copy"),
     "cpu": ("cpu", "operator"),
     "runtime": ("runtime", "GPU runtime call"),
@@ -57,6 +57,12 @@ SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> its c
     "gap": ("idle", "CPU time in no span"),
     "delay": ("idle", "late launch"),
 }
+
+
+def kind_words(kinds: Iterable[str]) -> list[str]:
+    """Return what kinds of spans are called; a kind without a look is its own word."""
+    return [SPAN_LOOKS.get(kind, ("", kind))[1] for kind in kinds]
+
 
 _BLACK, _WHITE = "#000000", "#ffffff"
 _ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, a shade for each such pair

@@ -289,7 +289,7 @@
     const place = { clientX: event.clientX, clientY: event.clientY };
     hovering = setTimeout(async () => {
       const { side, rank } = T.source(at), data = T.data, item = data.item[at], count = data.count[at];
-      const kind = T.info.kinds[data.kind[at]], lasts = data.width[at] * data.nsPerPixel * data.density[at];
+      const kind = T.info.words[data.kind[at]], lasts = data.width[at] * data.nsPerPixel * data.density[at];
       const name = T.names.get(data.name[at]) ?? (await T.get("span", { side, rank, item, brief: 1 })).name;
       if (mine !== asked) return;
       const facts = count === 1 ? [[kind, name || ""], ["takes", T.duration(lasts)]]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from dpro.dashboards.theme import kind_words
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes
 from dpro.replay.intervals import union
 
@@ -43,7 +44,7 @@ def by_name(spans: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     totals = spans.group_by("name", "kind").agg(
         spans=pl.len(), total_ns=lasts.sum(), mean_ns=lasts.mean(), longest_ns=lasts.max()
     )
-    texts, kinds = pl.Series(names, dtype=pl.String), pl.Series(KINDS)
+    texts, kinds = pl.Series(names, dtype=pl.String), pl.Series(kind_words(KINDS))
     named = totals.with_columns(name=texts.gather(totals["name"]), kind=kinds.gather(totals["kind"]))
     return named.sort("total_ns", "name", "kind", descending=[True, False, False])
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.theme import kind_words
 from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
 from dpro.dashboards.timeline.beside import Beside, beside
 from dpro.dashboards.timeline.counters import CounterTrack
@@ -126,6 +127,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
         ],
         "fault": _at_fault(loaded),
         "kinds": KINDS,
+        "words": kind_words(KINDS),
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
         "replay": {"state": state, "why": why, "automatic": of.spans <= MAX_UNASKED}
@@ -479,7 +481,6 @@ def _json(content: Any, status: int = 200) -> Response:
 
 LONGEST = 400  # characters of a name
 MAX_ARROWS = 12
-_KINDS = {"cpu": "operator", "wait": "collective", "transfer": "collective", "host": "range"}
 _STACK = 24  # enclosing spans that are named
 _COLUMNS = (
     "span_id", "rank", "window", "kind", "start_ns", "tid", "correlation", "sequence_number",
@@ -552,9 +553,9 @@ def _facts(measured: MeasuredLanes, lanes: RankLanes, item: int) -> Iterable[tup
     first = int(lanes.all.first[row])
     before = int(np.searchsorted(lanes.all.start[first : int(lanes.all.first[row + 1])], start, "left")) - 1
     lane = lanes.lanes[lanes.lane_of(row)]
-    kind = KINDS[int(lanes.all.kind[item])]
+    (kind,) = kind_words([KINDS[int(lanes.all.kind[item])]])
     yield "name", place["name"]
-    yield "kind", _KINDS.get(kind, kind)
+    yield "kind", kind
     yield "where", f"rank {lanes.rank}, {lane.label}"
     yield "step", str(step["step"][-1]) if step.height else ""
     yield "phase", PHASES[lanes.phase[item]] if lanes.phase[item] != UNKNOWN else ""
@@ -751,7 +752,7 @@ def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
     measured = int(nodes.measured_end[node] - nodes.measured_start[node])
     rows = [
         ("name", graph.names[nodes.name[node]][:LONGEST]),
-        ("kind", kind.name.lower()),
+        ("kind", *kind_words([kind.name.lower()])),
         (
             "where",
             f"rank {nodes.rank[node]}, {lane_names(graph)[nodes.lane[node]]}"

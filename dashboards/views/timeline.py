@@ -29,7 +29,7 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import SPAN_LOOKS, css_name
+from dpro.dashboards.theme import SPAN_LOOKS, css_name, kind_words
 from dpro.dashboards.timeline.beside import LANE_COLUMNS, NO_STEP, Beside, beside, lane_difference
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, REPLAYED, SIDES, RankLanes
@@ -177,7 +177,8 @@ def shown_info(
         ).gather(places)
         columns = {
             "rank": pl.Series([lanes.rank]).new_from_index(0, visible.row.size),
-            "lane": labels.gather(places), "row": depth, "kind": pl.Series(KINDS).gather(visible.kind),
+            "lane": labels.gather(places), "row": depth,
+            "kind": pl.Series(kind_words(KINDS)).gather(visible.kind),
             "name": texts.set(pl.Series(visible.count > 1), ""),
             "start_ms": visible.start / NS_PER_MS, "end_ms": visible.end / NS_PER_MS, "spans": visible.count,
             "busy_ms": visible.busy / NS_PER_MS,

@@ -31,11 +31,11 @@ def test_names_are_totalled_within_the_area_with_wait_and_transfer_apart(laid):
     lanes, names = laid
     spans = spans_within(lanes, range(lanes.all.first.size - 1), 50, 175)
     assert by_name(spans, names.texts).rows() == [
-        ("outer", "cpu", 1, 125, 125.0, 125),
+        ("outer", "operator", 1, 125, 125.0, 125),
         ("gemm", "kernel", 2, 75, 37.5, 50),
-        ("ncclAllReduce", "transfer", 1, 75, 75.0, 75),
-        ("ncclAllReduce", "wait", 1, 50, 50.0, 50),
-        ("inner", "cpu", 1, 10, 10.0, 10),
+        ("ncclAllReduce", "transfer of a collective", 1, 75, 75.0, 75),
+        ("ncclAllReduce", "wait in a collective", 1, 50, 50.0, 50),
+        ("inner", "operator", 1, 10, 10.0, 10),
     ]
 
 

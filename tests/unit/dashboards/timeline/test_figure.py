@@ -61,7 +61,7 @@ def test_the_figure_has_a_trace_per_kind_with_gaps_between_its_segments(loaded):
     assert {trace.type for trace in figure.data} == {"scattergl"}
     assert [note.text for note in figure.layout.annotations] == ["step 0", "step 1", "step 2"]
     assert figure.layout.xaxis.title.text == "ms since the first span"
-    assert "wait for others in it" in {trace.name for trace in figure.data}
+    assert "wait in a collective" in {trace.name for trace in figure.data}
 
 
 def test_the_time_of_a_figure_without_steps_is_that_of_its_tracks(loaded):

@@ -11,6 +11,7 @@ import pytest
 
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
+from dpro.dashboards.theme import SPAN_LOOKS
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError
 from tests.builders import BACKWARD, TinyRun, gpu_job
@@ -142,7 +143,7 @@ def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded)
     known = _ask(client, f"span?rank=0&id={early['span_id']}").json
     facts = dict(known["facts"])
     assert facts["waited"].endswith("for rank 1, which came last")
-    assert facts["kind"] == "collective"
+    assert facts["kind"] == "transfer of a collective"
     (arrow,) = [each for each in known["arrows"] if each["place"]["rank"] == 1]
     assert not arrow["out"]
     last = _ask(client, f"span?rank=1&id={arrow['place']['id']}").json
@@ -288,3 +289,23 @@ def test_what_is_shown_can_be_had_as_a_table(client, loaded):
     assert any("softmax" in line for line in lines)
     step = loaded.measured.clocks.steps.filter(step=1).row(0, named=True)
     assert all(float(line.split(",")[-4]) <= step["end_ms"] for line in lines)
+
+
+def test_the_tip_the_panel_the_area_the_legend_and_the_table_have_one_word_for_a_kind(client, loaded):
+    legend = {words for _, words in SPAN_LOOKS.values()}
+    info = _ask(client, "lanes").json
+    area = _ask(client, f"area?begin=0&end={info['end']}&rows={_all_rows(info)}").json
+    table = pl.read_csv(client.get("/csv/timeline/segments?view=timeline", headers=HOST).data)
+    panel = set()
+    for rank, lanes in loaded.measured.ranks.items():
+        for item in range(lanes.name.size):
+            panel.add(dict(_ask(client, f"span?rank={rank}&item={item}").json["facts"])["kind"])
+    assert panel == set(table["kind"]) == {row[1] for row in area["names"]}
+    assert panel == {
+        "kernel",
+        "GPU runtime call",
+        "operator",
+        "transfer of a collective",
+        "wait in a collective",
+    }
+    assert panel < set(info["words"]) == legend
