@@ -58,7 +58,9 @@
     T.frame.setAttribute("aria-label", "Timeline. w and s zoom, a and d or the arrows move, comma and full stop choose the span before and after, f zooms to it, slash searches.");
     T.statusText = make("p", { className: "note timeline-status" });
     T.statusText.setAttribute("role", "status");
-    root.replaceChildren(bar, T.frame, T.statusText);
+    const facts = make("div", { id: "timeline-facts" });
+    root.replaceChildren(bar, make("div", { className: "timeline-body" }, T.frame, facts), T.statusText);
+    new ResizeObserver(refit).observe(T.frame);
     T.frame.addEventListener("scroll", () => T.changed());
     T.frame.addEventListener("wheel", wheel, { passive: false });
     T.frame.addEventListener("pointerdown", down);
@@ -71,7 +73,7 @@
   // The page around the frame has changed its size.
   function refit() {
     if (!T.root) return;
-    if (T.info && !T.fitting) T.arrange(); else T.resized();
+    if (T.info && !T.fitting) { T.arrange(); T.total(); } else T.resized();
     T.changed();
   }
   addEventListener("resize", refit);
@@ -100,6 +102,7 @@
     if (!T.frame) return;
     const height = T.mostHeight();
     T.frame.style.height = `${height}px`;
+    T.frame.parentElement.style.setProperty("--height", `${height}px`);
     T.space.style.height = `${Math.max(T.height + AXIS - height + BORDERS, 0)}px`;
     T.frame.querySelector(".timeline-sticky").style.height = `${height - BORDERS}px`;
   };

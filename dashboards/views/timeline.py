@@ -220,7 +220,6 @@ def _layout() -> Component:
                 html.Div(id="timeline", className="timeline"),
                 html.Div(id="timeline-legend"),
             ),
-            html.Div(id="timeline-facts", className="below"),
             html.Div(id="timeline-beside"),
         ],
         className="stack",

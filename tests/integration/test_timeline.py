@@ -336,12 +336,12 @@ def test_lanes_fold_and_the_link_keeps_it(browser, sample):
 def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
     _open(browser, f"{job}?view=timeline")
     browser.find_element("id", "timeline-ruler").click()
+    width = browser.execute_script("return dproTimeline.width()")  # before the panel stands beside it
     box = browser.execute_script("return dproTimeline.frame.getBoundingClientRect().toJSON()")
     for x in (300, 500):
         _at(browser, (round(box["left"]) + x, round(box["top"]) + 20)).click().perform()
     marked = browser.execute_script("return dproTimeline.range")
     begin, end = _view(browser)
-    width = browser.execute_script("return dproTimeline.width()")
     assert marked["b"] - marked["a"] == pytest.approx(200 / width * (end - begin), rel=0.02)
     browser.find_element("id", "timeline-zoom").click()
     closer = _view(browser)
@@ -362,8 +362,10 @@ def test_an_area_of_some_rows_is_totalled_and_kept_in_the_link(browser, job):
     assert "nccl" not in names.lower()
     assert [line.split("\t")[0] for line in lanes.splitlines()] == ["rank 0 compute 7"]
     wait(browser, "return location.search.includes('area=')")
-    panel = browser.execute_script("return document.querySelector('#timeline-facts .panel').offsetHeight")
-    assert panel <= 0.2 * browser.execute_script("return innerHeight") + 1
+    beside = "const [facts, frame] = [document.querySelector('#timeline-facts .panel'), dproTimeline.frame]"
+    beside += ".map((each) => each.getBoundingClientRect());"
+    beside += "return [frame.right <= facts.left, facts.top >= frame.top, facts.bottom <= frame.bottom]"
+    assert browser.execute_script(beside) == [True, True, True]
     address = browser.current_url
     browser.get("about:blank")
     _open(browser, address)
