@@ -337,6 +337,7 @@
     context.restore();
     context.fillStyle = look.soft;
     context.font = FONT;
+    context.fillText(left > 100 ? "0 is the first span's start" : "0: first span", 8, 10);
     context.fillText(`${T.duration(end - begin)} wide`, 8, 30);
   }
 

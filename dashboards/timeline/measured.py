@@ -115,7 +115,7 @@ class MeasuredLanes(Cached):
 
 # One clock for all ranks, the steps on it, and when the members of each collective arrived.
 
-_EXTENT = ("rank", "window", "span_id", "device", "stream", "start_ns", "duration_ns")
+_EXTENT = ("rank", "window", "span_id", "kind", "device", "stream", "start_ns", "duration_ns")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Clocked:
             `key` (its group), `instance`, `members`, `start_ns`, `duration_ns`, `rendezvous_ns`, `bytes_in`,
             `bytes_out`, `dtype`, `launch_span_id`.
         parts: rank -> the files its spans are in.
-        origin_ns: begin of the timeline, on the aligned clock.
+        origin_ns: begin of the timeline, which is that of the first span drawn, on the aligned clock.
         end_ns: end of the timeline, since the origin.
         window_ns: duration of the longest deep window.
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
@@ -159,8 +159,9 @@ def clocked(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
     extents, called, spans = [], [SPANS.empty().select(_EXTENT)], 0
     for path, part in zip(run.parts(SPANS), run.part_by_part(SPANS, _EXTENT)):
         end = (pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
-        extents.append(part.group_by("rank", "window").agg(pl.col("start_ns").min(), end=end))
-        called.append(part.join(wanted.unique(), on=["rank", "span_id"], how="semi"))
+        drawn = part.filter(pl.col("kind") != "overhead")  # what tools do before the job may be long before
+        extents.append(drawn.group_by("rank", "window").agg(pl.col("start_ns").min(), end=end))
+        called.append(drawn.join(wanted.unique(), on=["rank", "span_id"], how="semi"))
         spans += part.height
         for rank in extents[-1]["rank"].unique().to_list():
             parts.setdefault(rank, []).append(path)

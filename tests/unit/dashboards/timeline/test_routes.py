@@ -309,3 +309,12 @@ def test_the_tip_the_panel_the_area_the_legend_and_the_table_have_one_word_for_a
         "wait in a collective",
     }
     assert panel < set(info["words"]) == legend
+
+
+def test_the_axis_begins_with_the_first_span_that_is_drawn(tmp_path):
+    run = gpu_job()
+    run.span("overhead", "the profiler starts", -9_000_000, -8_999_000)
+    late = load(run.write(tmp_path))
+    late.measured.all()
+    assert min(int(lanes.all.start.min()) for lanes in late.measured.ranks.values()) == 0
+    assert lane_info(late)["steps"][0][2] == 0
