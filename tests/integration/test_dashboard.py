@@ -418,8 +418,9 @@ def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(rep
     environment = os.environ | {"TMPDIR": str(files)}
 
     def heard() -> None:
-        """Not ignored, as where `nohup` runs the tests."""
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        """Not ignored, as where `nohup` runs the tests, or a shell in the background."""
+        for ended_by in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(ended_by, signal.SIG_DFL)
 
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heard
