@@ -23,7 +23,7 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 
 
 @click.command()
-@click.argument("runs", metavar="RUN | LOG...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN | LOG...", nargs=-1, required=True, type=click.Path())
 @layout_option
 @json_option
 def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:

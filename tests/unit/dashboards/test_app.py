@@ -90,7 +90,7 @@ def test_every_section_of_every_view_fills_or_says_why_not(app, stepless, hung, 
 
 def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
     for name in ("verdict-findings", "hang-verdict"):
-        assert "its host code does not come to" in ask(hung, name, f"?view={name.partition('-')[0]}")
+        assert "its host code has not reached" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
 def navigate(app, query: str, shown: Any = None) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def tabs(page) -> list[str]:
 
 def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_verdict(app, hung):
     assert navigate(hung, "")["title"]["children"] == "Hang"
-    assert "its host code does not come to" in ask(hung, "hang-verdict", "")
+    assert "its host code has not reached" in ask(hung, "hang-verdict", "")
     assert navigate(hung, "?view=verdict")["title"]["children"] == "Verdict"
     assert navigate(app, "")["title"]["children"] == "Verdict"
     address = navigate(hung, "")["nav"]["children"][0]["props"]["href"]

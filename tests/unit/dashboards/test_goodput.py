@@ -125,7 +125,10 @@ def test_ends_of_very_many_attempts_are_under_the_pointer_alone(tmp_path):
 
 def test_report_begins_its_figures_with_the_life_of_a_recorded_job(loaded):
     titles = [title for title, _ in report._figures(loaded, make_report(loaded))]
-    assert titles[1] == "Life of the job: 31% of its time was training that counts"
+    assert titles[1:3] == [
+        "Where the usual step goes",
+        "Life of the job: 31% of its time was training that counts",
+    ]
 
 
 def test_shares_of_classes_are_those_of_the_selected_ranks(loaded):

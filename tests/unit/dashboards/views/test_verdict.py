@@ -81,7 +81,7 @@ def test_what_was_found_does_not_say_again_what_is_said_in_short_and_of_the_repl
         return json.dumps(html.Div(fill(loaded, Link())), cls=PlotlyJSONEncoder)
 
     assert "rank 1" in said(slow)
-    assert "slow.host: rank 1 (the input pipeline)" in said(slow)
+    assert "slow host work: rank 1 (the input pipeline)" in said(slow)
     assert health_info(*slow.verdict, slow.trust)[1] not in said(slow)
     assert limit_of_run(slow) not in said(slow)
     monkeypatch.setattr(Loaded, "verdict", ([], [*even.trust.doubts, "one rank is missing"]))
