@@ -22,10 +22,12 @@ def log_files(paths: list[Path]) -> list[Path] | None:
         if path.is_file():
             files.append(path)
         elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix in _LOGS and file.is_file())
-            if len(inside) != sum(file.is_file() for file in path.rglob("*")):
-                return None  # a run, or traces with texts beside them
-            files += inside[:MAX_FILES]
+            inside = []
+            for file in path.rglob("*"):
+                if file.suffix not in _LOGS and file.is_file():
+                    return None  # a run, or traces with texts beside them: the rest of it is not walked
+                inside += [file] if file.is_file() else []
+            files += sorted(inside)[:MAX_FILES]
         else:
             return None
     files = [path for path in files if path.stat().st_size]
