@@ -21,7 +21,7 @@ LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
 MIN_DIVIDED = 0.7  # decades: at least two of their ticks are seen
-MAX_DIVIDED, FEW_POWERS = 3, 10  # decades that are divided; powers of ten along an axis
+MAX_DIVIDED, FEW_POWERS = 1.5, 10  # decades that are divided; powers of ten along an axis
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
     "ink": ("#1c2430", "#dfe5ec"),
@@ -143,12 +143,14 @@ def whole_ticks(count: int) -> dict[str, Any]:
 
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
-    """Tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only."""
+    """Tick settings for a logarithmic axis: its powers of ten; 2 and 5 where there is hardly one."""
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
     if decades < MIN_DIVIDED:
         return {}
-    return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
+    if decades <= MAX_DIVIDED:
+        return {"dtick": "D2"}
+    return {"dtick": math.ceil(decades / FEW_POWERS), "minor": {"dtick": "D1", "ticks": "inside"}}
 
 
 @lru_cache

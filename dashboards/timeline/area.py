@@ -50,7 +50,9 @@ def by_name(spans: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def by_lane(spans: pl.DataFrame, lanes: RankLanes) -> pl.DataFrame:
-    """`rank`, `lane` (its label), `spans`, and `busy_ns`: while at least one of them runs; as on the screen.
+    """`rank`, `lane` (its label), `spans`, and `busy_ns`: while one runs that does not wait for peers.
+
+    Lanes are in the order of the screen.
 
     Args:
         spans: as from `spans_within`, of one rank.
@@ -59,7 +61,8 @@ def by_lane(spans: pl.DataFrame, lanes: RankLanes) -> pl.DataFrame:
     for number, lane in enumerate(lanes.lanes):
         of_lane = spans.filter(lane=number)
         if of_lane.height:
-            busy = union(of_lane["start"].to_numpy(), of_lane["end"].to_numpy())
+            works = of_lane.filter(pl.col("kind") != KINDS.index("wait"))
+            busy = union(works["start"].to_numpy(), works["end"].to_numpy())
             rows.append((lanes.rank, lane.label, of_lane.height, int((busy[:, 1] - busy[:, 0]).sum())))
     schema = {"rank": pl.Int64, "lane": pl.String, "spans": pl.Int64, "busy_ns": pl.Int64}
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -52,11 +52,14 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
 def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCost], theme: str) -> go.Figure:
     """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
+    A diamond is the median of a size, which predictions go through; between them they follow the line.
+
     Args:
         lines: as from `dpro.replay.cost.transfers.fit_costs`.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
+    are_several = few["group"].n_unique() > 1
     for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
         ink, line = series(number, theme), lines.get((str(op), str(group)))
         figure.add_scatter(
@@ -64,7 +67,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
-            name=plain(f"{op} {group}") + _fit_in_words(line),
+            name=plain(f"{op} {group}" if are_several else op) + _fit_in_words(line),
             legendgroup=number,
             customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
@@ -73,14 +76,15 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
         if line is not None:
             ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
-            y = line.time_ns(x) / NS_PER_S
-            figure.add_scatter(
-                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, hoverinfo="skip",
-                showlegend=False, legendgroup=number,
-            )  # fmt: skip
-    sizes, times = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
-    figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **sizes)
-    figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **times)
+            drawn = {"hoverinfo": "skip", "showlegend": False, "legendgroup": number}
+            y = line.line_ns(x) / NS_PER_S
+            figure.add_scatter(x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, **drawn)
+            sizes, times = line.knots
+            open_diamond = {"symbol": "diamond-open", "size": 9, "color": ink}
+            figure.add_scatter(x=sizes, y=times / NS_PER_S, mode="markers", marker=open_diamond, **drawn)
+    across, up = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
+    figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **across)
+    figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **up)
     below = {"y": -0.25, "yanchor": "top"}  # above, a phone has no room for it beside the buttons
     return styled(figure, theme, height=380).update_layout(legend=below)
 

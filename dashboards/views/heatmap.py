@@ -7,7 +7,8 @@ It always shows the whole run; clicked cells or a dragged rectangle become the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +36,17 @@ from dpro.dashboards.page import (
 )
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
+from dpro.detect.findings import NETWORK
+from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
 NAME = "heatmap"
 COLUMNS = 1200  # a figure of this width cannot resolve more
 SCALE = "Cividis"  # its lightness grows evenly, also with colour vision deficiencies
-_CLIPPED = (1, 99)  # percentiles that the colours span, so that one outlier does not flatten the rest
+_CLIPPED = 99  # percentile that the colours span, so that one outlier does not flatten the rest
+_BEYOND = 2.0  # times that percentile at most: what is longer has the last colour
+_NOTABLE = 0.05  # of the usual value: ranks that differ by less look the same
 _ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
@@ -73,6 +78,14 @@ METRICS = {
 }
 
 
+# What shows a finding of a class: of several the one in which it stands out most.
+_SHOWN_BY: Mapping[str, tuple[str, ...]] = {
+    "slow.compute": ("compute",),
+    "slow.host": ("data", "gc", "core", "host"),
+    **dict.fromkeys(NETWORK, ("transfer",)),
+}
+
+
 def metrics_of(loaded: Loaded) -> dict[str, str]:
     """Return the metrics that a run has values of, with their titles."""
     return {name: metric.title for name, metric in METRICS.items() if _has(loaded, metric)}
@@ -84,6 +97,33 @@ def _has(loaded: Loaded, metric: StepMetric) -> bool:
     except DproError:
         return False
     return bool((values > 0).any())
+
+
+def first_metric(loaded: Loaded, there: Collection[str]) -> str:
+    """Return the metric that shows what is at fault: of several that in which its ranks exceed others most.
+
+    Args:
+        there: the metrics that the run has values of.
+    """
+    with suppress(DproError):  # the verdict says it
+        for finding in loaded.verdict[0]:
+            loads = INPUT_PIPELINE in (finding.component_id, finding.cause)
+            shows = ("data",) if loads else _SHOWN_BY.get(finding.class_, ())
+            shown = [name for name in shows if name in there]
+            if shown:
+                return max(shown, key=lambda name: _excess_ms(heat_info(loaded, name), finding.ranks))
+    return "step" if "step" in there else next(iter(there), "step")
+
+
+def _excess_ms(values: pl.DataFrame, ranks: Collection[int]) -> float:
+    """By how much the mean of some ranks exceeds the others' median; their mean where there are no others."""
+    means = values.group_by("rank").agg(pl.col("value_ms").mean())
+    concerned = pl.col("rank").is_in(list(ranks))
+    mean, others = means.select(
+        pl.col("value_ms").filter(concerned).mean(),
+        others=pl.col("value_ms").filter(~concerned).median(),
+    ).row(0)
+    return float((mean or 0.0) - (others or 0.0))
 
 
 def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
@@ -124,7 +164,8 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     more = f", %{{z:+.3f}} {fine} from the step's median" if compared else ""
     facts = np.empty((*cells.shape, 3), object)
     facts[..., 0], facts[..., 1], facts[..., 2] = cells, names, ranks[:, None]
-    figure, scaled = go.Figure(), _colours(colours, compared, link.theme)
+    notable = _NOTABLE * float(np.nanmedian(cells)) * (scale / finer) if compared else None
+    figure, scaled = go.Figure(), _colours(colours, notable, link.theme)
     ends = scaled["zmin"], scaled["zmax"]
     figure.add_heatmap(
         x=np.arange(firsts.size),
@@ -174,12 +215,17 @@ def colour_bar(title: str, ends: tuple[float, float], theme: str) -> dict[str, A
     }
 
 
-def _colours(values: NDArray[np.float64], compared: bool, theme: str) -> dict[str, Any]:
-    """Return a colour scale over the clipped range; for deviations centred on the colour of the panel."""
-    if not compared:
-        low, high = np.nanpercentile(values, _CLIPPED)
-        return {"zmin": low, "zmax": high if high > low else low + 1, "colorscale": SCALE}
-    most = float(np.nanpercentile(np.abs(values), _CLIPPED[1])) or 1.0
+def _colours(values: NDArray[np.float64], notable: float | None, theme: str) -> dict[str, Any]:
+    """Return a colour scale from 0; for deviations centred on the colour of the panel.
+
+    Args:
+        notable: the least deviation that the last colour stands for; None of values that are none.
+    """
+    usual = float(np.nanpercentile(np.abs(values), _CLIPPED))
+    if notable is None:
+        most = min(float(np.nanmax(values)), _BEYOND * usual) or float(np.nanmax(values)) or 1.0
+        return {"zmin": 0.0, "zmax": most, "colorscale": SCALE}
+    most = max(usual, notable) or 1.0
     ends = ("compute", "panel", "exposed_comm")
     tints = [[place, colour(name, theme)] for place, name in zip((0, 0.5, 1), ends)]
     return {"zmin": -most, "zmax": most, "colorscale": tints}
@@ -212,8 +258,8 @@ def _outline(
 
 def _metric(loaded: Loaded, link: Link) -> str:
     there = metrics_of(loaded)
-    chosen = link.options.get("metric", "step")
-    return chosen if chosen in there else next(iter(there), "step")
+    chosen = link.options.get("metric", "")
+    return chosen if chosen in there else first_metric(loaded, there)
 
 
 def _heat(loaded: Loaded, link: Link) -> Any:
@@ -222,7 +268,7 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     if values.is_empty():
         return message("No step was recorded, so there are no step times to show.")
     return [
-        choices(link, "metric", there, "step"),
+        choices(link, "metric", there, first_metric(loaded, there)),
         *order_choice(loaded, link),
         graph("heat-figure", heat_figure(values, METRICS[metric].title, link, order_of(loaded, link))),
         csv_link(NAME, "values", link),

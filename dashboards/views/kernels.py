@@ -23,6 +23,7 @@ from dpro.dashboards.page import View, csv_link, graph, in_browser, message, pan
 from dpro.dashboards.theme import FEW_POWERS, colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
+from dpro.recorders import SHAPES, how_to_record
 from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps import kernel_totals
@@ -112,10 +113,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
-            [
-                html.Span(className="bar", style={"width": f"{100 * (row['total_ms'] / largest):.0f}%"}),
-                _named(row["name"], link),
-            ],
+            _barred(row["total_ms"] / largest, _named(row["name"], link)),
             row["class"],
             f"{row['count']:,}",
             format_duration(row["total_ms"] * NS_PER_MS),
@@ -128,6 +126,12 @@ def _table(loaded: Loaded, link: Link) -> Any:
     named = "kernel" if (loaded.spans["kind"] == "kernel").any() else "operator, by its own time"
     header = [_header(link, column, title) for column, title in (COLUMNS | {"name": named}).items()]
     return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
+
+
+def _barred(share: float, name: Component) -> Component:
+    """Return a name beside a bar of a share of the longest, from 0 to 1."""
+    filled = html.I(style={"width": f"{share:.0%}"})
+    return html.Div([html.Span(filled, className="bar"), name], className="barred")
 
 
 def _named(name: str, link: Link) -> Component:
@@ -148,7 +152,8 @@ def _header(link: Link, column: str, title: str) -> Component:
 def _roofline(loaded: Loaded, link: Link) -> Any:
     reached, gpu = _reached(loaded, link), gpu_of(loaded.built.predictive)
     if reached.is_empty():
-        return message("No matmul of this selection has shapes: `dpro record --shapes` records them.")
+        how = how_to_record(SHAPES, loaded.run)
+        return message(f"No matmul of this selection has shapes: record with {how}.")
     compute = pl.col("limit") == "compute"
     share = reached.select(pl.col("total_ms").filter(compute).sum() / pl.col("total_ms").sum()).item()
     mean = reached.select((pl.col("of_limit") * pl.col("total_ms")).sum() / pl.col("total_ms").sum()).item()

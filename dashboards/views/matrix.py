@@ -65,14 +65,14 @@ class PairMetric(NamedTuple):
     """What a cell of the square can show.
 
     Attributes:
-        least, most: what the colours span at least; None where that is as the values are.
+        least, most: what the colours span at least.
     """
 
     title: str
     column: str
     unit: str
-    least: float | None = None
-    most: float | None = None
+    least: float = 0.0
+    most: float = 0.0
 
 
 METRICS = {
@@ -179,8 +179,8 @@ def square_figure(
     figure.add_heatmap(
         x=np.arange(len(names)), y=np.arange(len(names)), z=values, colorscale=SCALE, xgap=1, ygap=1,
         colorbar={"title": {"text": unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
-        zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
-        zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
+        zmin=min(metric.least, float(np.nanmin(values))),
+        zmax=max(metric.most, float(np.nanmax(values))) or 1.0,
         texttemplate=f"%{{z:,.{_decimals(values)}~f}}" if few else "",
         customdata=np.array([[f"{row} → {column}" for column in labels] for row in labels], object),
         hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",

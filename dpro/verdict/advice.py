@@ -22,6 +22,7 @@ from dpro.detect.findings import CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
+from dpro.recorders import STACKS, how_to_record
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
@@ -384,8 +385,12 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         most,
         "new code",
         "a launch of it can cost what others do",
-        "record with --stacks",
+        _with_stacks(facts),
     )
+
+
+def _with_stacks(facts: JobFacts) -> str:
+    return f"record with {how_to_record(STACKS, facts.analysis.run)}"
 
 
 def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -395,7 +400,7 @@ def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(HOST, 1.0)
     outside = _longest_names(_work_by_name(facts, outside_operators), facts.rank_steps)
     do = f"shorten what ranks do outside operators{outside}"
-    yield Advice("python", do, partly(gain, 0.5), gain, "new code", check="record with --stacks")
+    yield Advice("python", do, partly(gain, 0.5), gain, "new code", check=_with_stacks(facts))
 
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:

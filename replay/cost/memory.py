@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
+from dpro.recorders import MEMORY, how_to_record
 from dpro.replay.attribution import MODULE
 from dpro.replay.graph import Graph
 from dpro.schema import COUNTERS, SPANS, STEPS
@@ -56,7 +57,7 @@ def footprint_of(run: Run | None) -> Footprint:
             peak = max(peak, int(value[inside].max()))
     if not within:
         raise Unanswerable(
-            "the run holds no allocations within whole steps: record with `dpro record --memory`"
+            f"the run holds no allocations within whole steps: record with {how_to_record(MEMORY, run)}"
         )
     # Free is what the smallest GPU has left at the peak; without GPUs, it is the host's memory.
     total = total_bytes_of(run)
@@ -123,7 +124,7 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
     rows = rows.filter((pl.col("counter") == ALLOCATED) & (pl.col("rank") >= 0))
     if rows.is_empty():
         raise Unanswerable(
-            "the run does not hold what its allocator gave out: record with `dpro record --memory`"
+            f"the run does not hold what its allocator gave out: record with {how_to_record(MEMORY, run)}"
         )
     if (rows["device"] != "").any():
         rows = rows.filter(pl.col("device") != "")

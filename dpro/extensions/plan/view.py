@@ -29,6 +29,7 @@ from dpro.extensions.plan.recorded_job import (
     recorded_job,
     usual_batch,
 )
+from dpro.recorders import SHAPES, how_to_record
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.schema import SPANS
 from dpro.words import capitalised
@@ -51,8 +52,8 @@ SCHEMA = {
 
 
 _NO_PRODUCTS = (
-    "No matrix products with their shapes, forward and backward, were recorded, as `dpro record --shapes` "
-    "does: other layouts are computed of a model whose equal layers show in them."
+    "No matrix products with their shapes, forward and backward, were recorded: other layouts are computed "
+    "of a model whose equal layers show in them. Record with {}."
 )
 
 
@@ -77,7 +78,7 @@ def nothing_to_plan(loaded: Loaded, link: Link) -> str:
     if why := needs.windows(loaded, link):
         return why
     if not has_products(loaded):
-        return _NO_PRODUCTS
+        return _NO_PRODUCTS.format(how_to_record(SHAPES, loaded.run))
     try:
         own_degrees(loaded.mesh, loaded.run.manifest.world_size)
     except Unanswerable as error:

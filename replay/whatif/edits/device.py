@@ -16,6 +16,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
+from dpro.recorders import SHAPES, how_to_record
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.products import PRODUCTS, sources_of
 from dpro.replay.cost.kernels.recorded import SCHEMA, on_another_device, summed
@@ -217,7 +218,9 @@ def products_of(graph: Graph) -> pl.DataFrame:
         pl.col("kind") == "product"
     )
     if products.is_empty():
-        raise Unanswerable("no matmul with shapes in the run: record with --shapes")
+        raise Unanswerable(
+            f"no matmul with shapes in the run: record with {how_to_record(SHAPES, graph.run)}"
+        )
     return products.select(list(PRODUCTS))
 
 

@@ -25,6 +25,7 @@ from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.limits import MAX_RANKS, refuse_large_graph
+from dpro.recorders import MODULES, how_to_record
 from dpro.replay.cost.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.cost.transfers import (
     FLAT,
@@ -480,7 +481,8 @@ class Recompute(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         patterns = sorted(blocks_of_run(facts.graph.run))
         if not patterns:
-            raise Unanswerable("no modules in the run: record with `dpro record --modules`")
+            how = how_to_record(MODULES, facts.graph.run)
+            raise Unanswerable(f"no modules in the run: record with {how}")
         return [cls(pattern) for pattern in patterns]
 
     def bound(self, facts: RunFacts) -> float:

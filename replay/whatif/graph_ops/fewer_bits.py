@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.recorders import SHAPES, how_to_record
 from dpro.replay.cost.kernels.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, once
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
@@ -32,7 +33,8 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     """
     matmuls = _matmuls_of(graph, kernels)
     if not any(shapes for _, shapes, _ in matmuls.kinds):
-        raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
+        how = how_to_record(SHAPES, graph.run)
+        raise Unanswerable(f"no matmul with shapes in the run: record with {how}; or give speedup=")
     gpu = gpu_named(graph.run.manifest.gpus if graph.run is not None else [])
     if dtype not in gpu.tflops:
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")

@@ -18,6 +18,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
+from dpro.recorders import MODULES, how_to_record
 from dpro.replay.attribution import MODULE
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
@@ -261,7 +262,8 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
     if chosen.is_empty():
         near = nearest(pattern, ranges["name"].unique().sort().to_list())
         raise NothingToChange(
-            f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
+            f"no module or range in the run fits {pattern!r}{near}: for modules, record with "
+            f"{how_to_record(MODULES, run)}"
         )
     return nodes_of(graph, run, nesting.with_backward(nesting.marked(chosen)))
 
@@ -289,7 +291,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     """
     run = _run_of(graph)
     nesting = nesting_of(graph, run)
-    calls = _modules(nesting.spans, pattern)
+    calls = _modules(graph, nesting, pattern)
     again = _run_again(nesting, calls)
     if again:
         named = few(again, MAX_NAMES)
@@ -312,21 +314,22 @@ def outermost_modules(graph: Graph, pattern: str) -> list[str]:
         Unanswerable: there is no such module.
     """
     return (
-        _outermost(_modules(nesting_of(graph, _run_of(graph)).spans, pattern))["name"]
+        _outermost(_modules(graph, nesting_of(graph, _run_of(graph)), pattern))["name"]
         .unique()
         .sort()
         .to_list()
     )
 
 
-def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
+def _modules(graph: Graph, nesting: Nesting, pattern: str) -> pl.DataFrame:
     """Calls of the modules that fit a pattern, by their names."""
-    ranges = spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
+    ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     fits = ranges.filter(_fits(ranges, pattern))
     if fits.is_empty():
         near = nearest(pattern, ranges["name"].unique().sort().to_list())
-        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: `dpro record --modules` names them")
+        how = how_to_record(MODULES, graph.run)
+        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: for modules, record with {how}")
     return fits
 
 

@@ -30,7 +30,15 @@ def test_a_report_that_turns_dark_has_the_ink_of_the_dark_page(part):
 
 @pytest.mark.parametrize(
     ("values", "dtick"),
-    [([20, 90], None), ([], None), ([0, 50], None), ([20, 900], "D2"), ([1, 1e6], 1), ([1, 1e25], 3)],
+    [
+        ([20, 90], None),
+        ([], None),
+        ([0, 50], None),
+        ([20, 400], "D2"),
+        ([20, 900], 1),
+        ([1, 1e6], 1),
+        ([1, 1e25], 3),
+    ],
 )
 def test_an_axis_of_many_powers_of_ten_is_not_crowded(values, dtick):
     assert log_ticks(values).get("dtick") == dtick

@@ -108,6 +108,12 @@ def test_waits_for_each_rank_add_up_to_what_each_rank_waited(linked):
     )
 
 
+def test_equal_times_have_one_colour_and_the_scale_begins_at_zero():
+    for metric in ("time", "speed"):
+        (heat,) = square_figure([(0, 1, 2.0), (1, 0, 2.0)], [0, 1], METRICS[metric], "light").data
+        assert (heat.zmin, heat.zmax) == (0, 2)  # plotly heeds both or none
+
+
 def test_names_of_hosts_are_never_markup():
     figure = square_figure([("<b>a</b>", "<i>", 1.0)], ["<b>a</b>", "<i>"], METRICS["time"], "light")
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt;", "&lt;i&gt;"]

@@ -10,8 +10,10 @@ from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.theme import time_unit
 from dpro.dashboards.views.breakdown import PARTS, UNMARKED, part_figure, part_info
-from dpro.dashboards.views.heatmap import COLUMNS, heat_figure, heat_info, metrics_of
-from tests.builders import gpu_job
+from dpro.dashboards.views.heatmap import COLUMNS, VIEW, first_metric, heat_figure, heat_info, metrics_of
+from dpro.store import open_run
+from tests.builders import cpu_job, gpu_job
+from tests.jobs import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,24 @@ def test_a_value_per_rank_and_step_becomes_a_cell(loaded):
     assert (figure.layout.xaxis.ticktext[0], figure.layout.yaxis.title.text) == ("step 0", "rank")
     (outline,) = figure.layout.shapes
     assert (outline.x0, outline.x1, outline.y0, outline.y1) == (0.5, 2.5, -0.5, 0.5)
+
+
+def test_the_first_metric_is_that_of_the_fault_until_another_is_chosen(tmp_path):
+    loaded = load(open_run(ROOT / "sample_traces" / "slow_rank"))  # the input of rank 1 is slow
+    assert first_metric(loaded, metrics_of(loaded)) == "data"
+    chosen, *_ = VIEW.sections["heatmap-values"](loaded, Link(view="heatmap"))
+    marked = {link.children: link.href for link in chosen.children if "chosen" in link.className}
+    assert marked == {"waiting for data": "?view=heatmap"}
+    chosen, *_ = VIEW.sections["heatmap-values"](loaded, parse_link("?view=heatmap&metric=step"))
+    assert [link.children for link in chosen.children if "chosen" in link.className] == ["step time"]
+    healthy = load(cpu_job(num_steps=12, extra=0).write(tmp_path / "healthy"))
+    assert first_metric(healthy, metrics_of(healthy)) == "step"
+
+
+def test_ranks_that_differ_by_noise_look_the_same():
+    values = pl.DataFrame({"rank": [0, 1], "step": [5, 5], "value_ms": [100.0, 100.2]})
+    (heat,) = heat_figure(values, "step time", Link()).data
+    assert (heat.zmin, heat.zmax) == pytest.approx((-5005, 5005))  # us: 5% of the step
 
 
 def test_small_deviations_from_long_steps_have_a_unit_of_their_own():
@@ -75,6 +95,7 @@ def test_steps_that_all_ranks_take_as_long_are_coloured_by_their_length():
     (heat,) = heat_figure(values, "step time", Link()).data
     assert np.asarray(heat.z).tolist() == [[20, 30], [20, 30]]
     assert heat.colorbar.title.text == "ms"
+    assert (heat.zmin, heat.zmax) == (0, 30)
 
 
 def test_steps_that_were_not_recorded_take_no_room_and_one_slow_step_of_many_shows():
@@ -86,7 +107,7 @@ def test_steps_that_were_not_recorded_take_no_room_and_one_slow_step_of_many_sho
     assert cells.shape[1] <= COLUMNS + 1
     assert np.nanmax(cells) == 7
     assert not np.isnan(cells).any()
-    assert heat.zmax == 2  # the colours are spent on what is common
+    assert (heat.zmin, heat.zmax) == (0, 2)  # the colours are spent on what is common
 
 
 @pytest.mark.parametrize("by", ["rank", "step"])

@@ -36,6 +36,7 @@ from dpro.dashboards.views.whatif import (
 from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
+from dpro.replay.cost.curves import fit_line, medians
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -86,10 +87,24 @@ def test_transfers_lie_on_the_line_that_is_drawn_through_them(sized):
     transfers = transfer_info(sized.built.graph, Link())
     assert transfers.height == 12
     figure = transfer_figure(transfers, sized.costs, "light")
-    points, line = figure.data
+    points, line, medians = figure.data
     assert points.name.endswith("<br>latency 20 us, up to 1 GB/s")
     assert np.allclose(np.interp(points.x, line.x, line.y), points.y, rtol=0.05)
+    assert np.allclose(medians.y, np.interp(medians.x, points.x[::2], points.y[::2]), rtol=0.05)
     assert transfer_info(sized.built.graph, parse_link("?ranks=1&steps=2-3")).height == 2
+
+
+def test_the_line_of_transfers_never_falls_where_one_size_was_slow():
+    sizes = np.repeat([1e3, 1e4, 1e5, 1e6], 5)
+    times = np.repeat([21.0, 500.0, 120.0, 1020.0], 5)  # us: that of 10 kB was stuck
+    transfers = pl.DataFrame(
+        {"rank": 0, "step": 0, "op": "all_reduce", "group": "world", "bytes": sizes, "transfer_us": times,
+         "payload_gbps": 1.0}
+    )  # fmt: skip
+    cost = fit_line(sizes, times * 1e3).with_knots(*medians(sizes, times * 1e3))
+    _, line, stuck = transfer_figure(transfers, {("all_reduce", "world"): cost}, "light").data
+    assert (np.diff(line.y) > 0).all()
+    assert np.allclose(stuck.y, [21e-6, 500e-6, 120e-6, 1020e-6])  # what was measured is drawn, too
 
 
 def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):

@@ -1,0 +1,45 @@
+"""How to record a detail that a run lacks, in the words of the tool that made the run.
+
+In: a run, and the detail. Out: a phrase that follows "record with".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpro.store import Run
+
+MEMORY: Final = "--memory"
+MODULES: Final = "--modules"
+SHAPES: Final = "--shapes"
+STACKS: Final = "--stacks"
+
+_OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
+    MEMORY: "profile_memory=True",
+    MODULES: "with_stack=True",
+    SHAPES: "record_shapes=True",
+    STACKS: "with_stack=True",
+}
+_TORCH = "kineto"
+
+
+def tools_of(run: Run) -> list[str]:
+    """The formats of the traces that a run was imported from; none of one that dpro recorded."""
+    manifest = run.manifest
+    if manifest.created_by.startswith("dpro record"):
+        return []
+    return sorted({tool for tools in manifest.sources.values() for tool in tools.split(", ")})
+
+
+def how_to_record(detail: str, run: Run | None) -> str:
+    """How to record a detail that a run lacks: `record_shapes=True of torch.profiler`.
+
+    Args:
+        detail: as the option of `dpro record` is called.
+        run: None where the tool is not known.
+    """
+    dpro, torch = f"`dpro record {detail}`", f"{_OF_TORCH[detail]} of torch.profiler"
+    tools = [] if run is None else tools_of(run)
+    if _TORCH in tools:
+        return torch
+    return f"{torch} or {dpro}, since {' and '.join(tools)} traces lack it" if tools else dpro
