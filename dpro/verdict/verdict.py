@@ -62,6 +62,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
+WINDOWS_ONLY = "what was recorded in depth is mostly what recording costs"
 NOT_RECORDED = "devices idle for a reason that was not recorded"
 LONGEST_KERNELS = 20  # among which those are looked for that take most of a step
 NOT_DIAGNOSED = "not diagnosed."
@@ -160,9 +161,13 @@ def _without_label(analysis: Analysis, error: DproError) -> str:
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     entries = entries_of(facts)
-    limit = limit_of(facts, entries)
+    slowed = slowed_by_windows(analysis) >= FAR
+    limit = None if slowed else limit_of(facts, entries)
     ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
-    if not limit and not ranked:
+    if slowed:
+        do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
+        ranked = [Advice("record-more", do, None, None, "a setting"), *remedies_of(facts.findings)]
+    elif not limit and not ranked:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
         ranked = [Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
@@ -247,6 +252,8 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
     return [
         "no work of devices was recorded, only calls that launch it"
         if facts.lacks_device_work
+        else WINDOWS_ONLY
+        if slowed_by_windows(facts.analysis) >= FAR
         else NOT_RECORDED
     ]
 
@@ -415,6 +422,12 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
+def slowed_by_windows(analysis: Analysis) -> float:
+    """How many times as long recording in depth makes steps: as the others show, or what is taken out."""
+    both = deep_and_usual(analysis.steps)
+    return max(both[0] / both[1].typical_ns if both else 1.0, analysis.trust.taken_out)
+
+
 def unlike_the_others(analysis: Analysis) -> str:
     """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
     both = deep_and_usual(analysis.steps)
@@ -426,7 +439,6 @@ def unlike_the_others(analysis: Analysis) -> str:
     return (
         f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(usual_ns)}: "
         "what limits those is not known"
-        + ("; record for longer, with fewer windows (--skip, --every)" if deep_ns >= FAR * usual_ns else "")
     )
 
 
