@@ -38,6 +38,7 @@ from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.plugins import hooks_of
 from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import help_rows, parse_edit
@@ -243,6 +244,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("changes", line) for line in prediction.training),
             ("how", prediction.how()),
+            *code_change(prediction.edits),
             *_next_steps(loaded, prediction, link),
         ]
     )
@@ -251,6 +253,16 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
         *_changes(loaded, edits, link),
     ]
+
+
+def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:
+    """The edits as lines that leave and enter a script like the job's; nothing where they are no code."""
+    lines = code_difference(edits)
+    if not lines:
+        return []
+    kinds = {"+": "added", "-": "left-out"}
+    marked = [html.Span(f"{line}\n", className=kinds.get(line[:1], "")) for line in lines]
+    return [("code", html.Pre(marked, className="difference"))]
 
 
 def try_command(run: Run, prediction: Prediction) -> str:

@@ -23,6 +23,7 @@ from dpro.dashboards.views.kernels import kernel_info
 from dpro.dashboards.views.whatif import (
     VIEW,
     change_info,
+    code_change,
     curve_figure,
     curve_info,
     edits_of,
@@ -231,6 +232,17 @@ def test_a_step_of_more_samples_says_so(loaded):
     answer = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "accumulate:steps=2"})))
     assert f"{step_in_words(prediction)} instead of" in answer
     assert gain_in_words(prediction) in answer
+
+
+def test_an_edit_of_code_shows_the_lines_that_leave_and_enter(loaded):
+    ((_, shown),) = code_change([parse_edit("optimizer:impl=fused")])
+    marked = {line.className: line.children for line in shown.children if line.className}
+    assert marked["left-out"] == "-optimizer = torch.optim.AdamW(model.parameters())\n"
+    assert marked["added"] == "+optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
+    healed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
+    assert "difference" not in healed
+    collected = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "accumulate:steps=2"})))
+    assert "+    if (step + 1) % 2 == 0:" in collected
 
 
 def test_an_edit_that_can_be_tried_comes_with_the_command_for_the_job_itself(loaded):
