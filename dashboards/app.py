@@ -38,6 +38,7 @@ from dpro.dashboards.views import (
     kernels,
     layout,
     matrix,
+    over_time,
     pipeline,
     telemetry,
     timeline,
@@ -52,20 +53,21 @@ from dpro.words import printable, shortened
 
 _MODULES = (  # in the order of the navigation
     verdict, heatmap, breakdown, timeline, collectives, matrix, kernels, whatif, telemetry, hang, difference,
-    layout, pipeline,
+    layout, pipeline, over_time,
 )  # fmt: skip
 VIEWS: tuple[View, ...] = (
     *(extended(f"view {module.VIEW.name}", module.VIEW) for module in _MODULES),
     *map(load, places("views").values()),
 )
 
+POLLED = {view.name: view.state for view in VIEWS if view.state is not None}
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened
 MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
-_VIEW_KEYS = "1234567890-=[];'\\"  # the top row of a keyboard, and what follows on the next
+_VIEW_KEYS = "1234567890-=[];'\\`"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ; ' \\", "go to a view"),
+    ("1 … 9 0 - = [ ] ; ' \\ `", "go to a view"),
     ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),
@@ -215,9 +217,16 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         before = before if isinstance(before, dict) else {}
         page = page_of(runs, search or "", before)
         # A later copy of the run: sections fill themselves, and what is being typed stays.
-        if before.get("view") and ctx.triggered_id == "version":
-            return dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
-        if runs.change and before and page["shown"]["head"] != before.get("head"):
+        # Where another view was asked for meanwhile, its own answer is dropped by the browser: this one has it.
+        stays = all(page["shown"][name] == before.get(name) for name in ("asked", "view"))
+        if stays and before.get("view") and ctx.triggered_id == "version":
+            same = dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
+            if page["shown"]["head"] == before.get("head"):
+                return same
+            head = {"shown": before | {"head": page["shown"]["head"]}}
+            return same | {name: page[name] for name in ("nav", "more", "runs")} | head
+        polled = page["shown"]["view"] in POLLED
+        if runs.change and (polled or (before and page["shown"]["head"] != before.get("head"))):
             set_props("tick", {"disabled": False})
         kept = [name for name, text in zip(entries, texts) if page[name] == (text or "")]
         kept += ["shown"] if page["shown"] == before else []
@@ -379,9 +388,11 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         lives = [run.lives for run in shown_runs]  # before the versions: the last version is not missed
         if not lives[0]:
             set_props(window_button.PLACE, {"hidden": True})
-        now(sum(run.version for run in shown_runs))
+        follow = POLLED.get(link.view)
+        besides = crc32(repr(follow(shown_runs[0].loaded)).encode()) if follow else 0
+        now(sum(run.version for run in shown_runs) + besides)
         ended = "recorded" if shown_runs[0].version else ""
-        return "recording" if lives[0] else ended, not any(lives)
+        return "recording" if lives[0] else ended, not any(lives) and not follow
 
 
 def _serve_tables(app: Dash, runs: Runs) -> None:

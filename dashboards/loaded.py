@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -50,6 +50,9 @@ from dpro.verdict.verdict import explain
 
 _VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of `Analysis`, in its order
 
+if TYPE_CHECKING:
+    from dpro.dashboards.runs import OfferedRun
+
 
 class Withdrawn(NamedTuple):
     """A finding that an earlier copy of a run showed which is still being recorded, and that holds no longer.
@@ -84,7 +87,7 @@ class Loaded(Analysis):
 
     Attributes:
         others: returns another run of the page by its name.
-        offered: returns all runs that the page offers.
+        offers: returns all runs that a link can name.
     """
 
     min_searched_elsewhere: float = 200_000
@@ -93,7 +96,7 @@ class Loaded(Analysis):
         """Make an analysis; it reads the run when it is first asked for something."""
         super().__init__(run)
         self.others: Callable[[str], Loaded] = _no_other
-        self.offered: Callable[[], list[Run]] = list
+        self.offers: Callable[[], Sequence[OfferedRun]] = tuple
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
 
     def warm(self) -> None:

@@ -44,6 +44,8 @@ class View:
             It is asked with every link, so it must be cheap.
         sections: id -> function that fills the section, called whenever the link changes.
         tables: name -> function that returns the data of a figure, for its CSV.
+        state: what its content follows from besides the run and the link; it is asked every second while the
+            view is shown. None where there is nothing else.
     """
 
     name: str
@@ -53,6 +55,7 @@ class View:
     sections: Mapping[str, Filler]
     tables: Mapping[str, Tabler] = field(default_factory=dict)
     register: Callable[[Dash, Runs], None] = _nothing_more
+    state: Callable[[Loaded], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def view(
     *panels: Panel | tuple[Panel, ...],
     tables: Mapping[str, Tabler],
     register: Callable[[Dash, Runs], None] = _nothing_more,
+    state: Callable[[Loaded], object] | None = None,
 ) -> View:
     """Return a view of panels in a grid, or of a single one; arguments as those of `View`.
 
@@ -95,7 +99,7 @@ def view(
 
     parts = [one for part in panels for one in (part if isinstance(part, tuple) else (part,))]
     sections = {part.section: part.fill for part in parts}
-    return View(name, title, missing, layout, sections, tables, register)
+    return View(name, title, missing, layout, sections, tables, register, state)
 
 
 def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:

@@ -19,7 +19,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.remote import is_url
 from dpro.selection import quoted
-from dpro.store import Run, is_run, open_run
+from dpro.store import is_run
 
 KEPT = 2  # runs that stay open besides the first: one that is shown, and one to compare it with
 PATIENCE_S = 2.0  # how long a request waits for a run to open; the page asks again
@@ -42,6 +42,11 @@ class OfferedRun(NamedTuple):
     path: str
     why: str = ""
     lives: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a run that can be read: no traces, and not one that is still being recorded."""
+        return not self.why and not self.lives and not is_url(self.path) and is_run(self.path)
 
 
 class Runs:
@@ -70,7 +75,7 @@ class Runs:
         self._offers, self._show = offers, show
         self._open: OrderedDict[str, Future[ShownRun]] = OrderedDict()
         self._lock = threading.Lock()
-        opened.loaded.others, opened.loaded.offered = self.loaded, self.whole
+        opened.loaded.others, opened.loaded.offers = self.loaded, self._offers
 
     @property
     def change(self) -> bool:
@@ -80,11 +85,6 @@ class Runs:
     def offers(self) -> Sequence[OfferedRun]:
         """All runs that a link can name."""
         return self._offers()
-
-    def whole(self) -> list[Run]:
-        """All runs that are offered, opened: without traces, and without what is still being recorded."""
-        finished = [offer for offer in self._offers() if not offer.why and not offer.lives]
-        return [open_run(offer.path) for offer in finished if not is_url(offer.path) and is_run(offer.path)]
 
     def loaded(self, name: str) -> Loaded:
         """The latest state of a run.
@@ -140,7 +140,7 @@ class Runs:
         gc.collect()  # what was closed has cycles
         try:
             shown = show(offer)
-            shown.loaded.others, shown.loaded.offered = self.loaded, self.whole
+            shown.loaded.others, shown.loaded.offers = self.loaded, self._offers
         except BaseException as error:
             future.set_exception(error)
             return
@@ -213,7 +213,7 @@ class ShownRun:
                 if self._left:
                     return
                 state.earlier, state.others = self.loaded.findings_so_far(), self.loaded.others
-                state.offered = self.loaded.offered
+                state.offers = self.loaded.offers
                 self.loaded = state
                 self.version += 1
         except DproError as error:

@@ -94,6 +94,15 @@
     go({ [`${figure.layout.meta.by}s`]: click.points[0].x, time: null });
   }
 
+  // A click on a run opens it, with no selection of another's steps and ranks.
+  function openRun(click) {
+    if (!click || !click.points.length) return;
+    const shown = new URLSearchParams(location.search), query = new URLSearchParams();
+    if (shown.get("theme")) query.set("theme", shown.get("theme"));
+    query.set("run", click.points[0].customdata);
+    dash_clientside.set_props("url", { search: "?" + query });
+  }
+
   // A click on a cell of the layout selects its rank.
   function place(click, figure) {
     if (!click || !click.points.length) return;
@@ -110,6 +119,7 @@
       cell: (click, figure) => { cell(click, figure); return nothing(); },
       cells: (moved, figure) => { cells(moved, figure); return nothing(); },
       place: (click, figure) => { place(click, figure); return nothing(); },
+      open_run: (click) => { openRun(click); return nothing(); },
       bar: (click, figure) => { bar(click, figure); return nothing(); },
       filter: (value) => { go({ filter: (value || "").trim() }); return nothing(); },
       predict: (clicks, text) => { if (clicks) go({ edit: (text || "").trim() }); return nothing(); },

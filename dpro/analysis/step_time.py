@@ -139,7 +139,7 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
     if min(before.size, after.size) < MIN_SIDE * series.cycle:
         return None
     change = float(np.median(after) / np.median(before)) - 1
-    (low, high), (low_after, high_after) = (_median_between(times, series.cycle) for times in (before, after))
+    (low, high), (low_after, high_after) = (median_between(times, series.cycle) for times in (before, after))
     lowest, highest = low_after / high - 1, high_after / low - 1
     if abs(change) < SMALL or lowest <= 0 <= highest:
         return None
@@ -163,7 +163,7 @@ def after_window_in_words(document: AfterWindow) -> str:
     )
 
 
-def _median_between(times: Floats, cycle: int) -> tuple[float, float]:
+def median_between(times: Floats, cycle: int) -> tuple[float, float]:
     """Bounds of the median; of steps that a host times in cycles, each cycle counts once."""
     ordered = np.sort(times)
     from_middle = SIGMAS * math.sqrt(times.size * cycle) / 2

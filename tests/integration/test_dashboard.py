@@ -330,6 +330,34 @@ def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_un
 
 
 @pytest.mark.slow
+def test_a_run_that_comes_is_listed_a_click_opens_one_or_says_what_changed(browser, repository, tmp_path):
+    samples = repository / "sample_traces"
+    for name in ("healthy", "slow_rank"):
+        shutil.copytree(samples / name, tmp_path / name)
+    with served(offer([str(tmp_path)])) as address:
+        browser.get(f"{address}?view=runs")
+        settle(browser)
+        shutil.copytree(samples / "healthy", tmp_path / "again")
+        wait(browser, "return document.querySelector('#runs-table').innerText.includes('again')")
+        wait(browser, "return document.querySelectorAll('#pick-run option').length === 3")
+        changed = "[...document.querySelectorAll('#runs-table a')].find(a => /against/.test(a.search))"
+        wait(browser, f"return {changed}")
+        wait(browser, "return document.querySelector('#runs-figure .main-svg')")
+        browser.execute_script(f"{changed}.click()")
+        wait(browser, "return document.querySelector('#difference-figure .main-svg')")
+        assert {"view=difference", "run=healthy", "against=again"} <= parameters(browser)
+        browser.back()
+        wait(browser, "return document.querySelector('#runs-figure .main-svg')")
+        browser.execute_script("document.querySelector('#runs-table td a').click()")
+        wait(browser, "return /^[?]run=/.test(location.search) && document.querySelector('#verdict-short')")
+        assert complaints(browser) == []
+
+
+def parameters(browser) -> set[str]:
+    """The parameters of the address."""
+    return set(browser.current_url.partition("?")[2].split("&"))
+
+
 def test_the_page_follows_a_run_that_is_being_recorded_until_it_is_over(browser, repository):
     first, last = (open_run(repository / "sample_traces" / name) for name in ("healthy", "slow_rank"))
     go_on = threading.Event()
@@ -356,7 +384,7 @@ def test_keys_reach_every_view(browser, sample):
     browser.get(sample)
     settle(browser)
     body = browser.find_element("css selector", "body")
-    for key, view in zip("1234567890-=[];'\\", VIEWS, strict=True):
+    for key, view in zip("1234567890-=[];'\\`", VIEWS, strict=True):
         body.send_keys(key)
         wait(browser, f"{CURRENT}.endsWith({view.title!r})")
     first, *_, last = browser.execute_script(TABS)

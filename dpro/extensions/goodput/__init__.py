@@ -14,5 +14,8 @@ EXTENSION = Extension(
     changes={"goodput": "dpro.extensions.goodput.outlook:DESIGNS"},
     views={"goodput": "dpro.extensions.goodput.view:VIEW"},
     figures={"life": "dpro.extensions.goodput.view:draw_life"},
-    hooks={"report_figures": "dpro.extensions.goodput.view:figures_of_report"},
+    hooks={
+        "goodput": "dpro.extensions.goodput.view:goodput_of",
+        "report_figures": "dpro.extensions.goodput.view:figures_of_report",
+    },
 )

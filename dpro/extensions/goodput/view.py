@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -23,7 +24,7 @@ from dpro.extensions.goodput.attempts import DOWN, ensure_one_job
 from dpro.extensions.goodput.document import IN_WORDS, goodput_document, in_words
 from dpro.extensions.goodput.life import JobLife, life_of
 from dpro.schema import STARTS
-from dpro.store import Run
+from dpro.store import Run, open_run
 from dpro.units import NS_PER_H, NS_PER_MS, format_duration
 
 # The picture of a job's life: which step it had come to when, and what each rank did all the time.
@@ -66,11 +67,19 @@ def own_life(loaded: Loaded) -> JobLife:
     return life_of([loaded.run], [loaded])
 
 
+def goodput_of(analysis: Analysis) -> float | None:
+    """Share of a run's time in which steps were done for the first time; None where that is not known."""
+    if not analysis.run.num_rows(STARTS):
+        return None
+    return goodput_document(life_of([analysis.run], [analysis]), [analysis.run.label]).goodput
+
+
 @cached
 def of_same_job(loaded: Loaded) -> list[Run]:
     """The other runs that are offered and that the same command made."""
     command, path = loaded.run.manifest.command, loaded.run.path.resolve()
-    of_command = [other for other in loaded.offered() if other.manifest.command == command]
+    whole = [open_run(offer.path) for offer in loaded.offers() if offer.is_whole]
+    of_command = [other for other in whole if other.manifest.command == command]
     return [other for other in of_command if other.path.resolve() != path] if command else []
 
 

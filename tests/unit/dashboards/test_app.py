@@ -93,7 +93,7 @@ def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
         assert "its host code has not reached" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
-def navigate(app, query: str, shown: Any = None) -> dict[str, Any]:
+def navigate(app, query: str, shown: Any = None, changed: str = "url.search") -> dict[str, Any]:
     """What the page consists of for a link: the navigation, and the content of the view."""
     (output,) = (each for each in app.callback_map if "nav.children" in each)
     names = [dict(zip(("id", "property"), each.split("."))) for each in output.strip(".").split("...")]
@@ -105,7 +105,7 @@ def navigate(app, query: str, shown: Any = None) -> dict[str, Any]:
             each | {"value": shown if each["id"] == "shown" else ""}
             for each in app.callback_map[output]["state"]
         ],
-        "changedPropIds": ["url.search"],
+        "changedPropIds": [changed],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
     return answer.json["response"]
@@ -140,7 +140,7 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
     page = navigate(stepless, "?view=telemetry")
     assert dimmed(page) == [
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
-        "Difference", "Layout", "Pipeline", "Fabric", "Goodput", "Plan", "Serving",
+        "Difference", "Layout", "Pipeline", "Runs", "Fabric", "Goodput", "Plan", "Serving",
     ]  # fmt: skip
     assert tabs(page) == ["Verdict", "Steps × ranks"]
     assert page["shown"]["data"]["view"] == "telemetry"
@@ -153,6 +153,7 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
         "Difference",
         "Layout",
         "Pipeline",
+        "Runs",
         "Fabric",
         "Goodput",
         "Plan",
@@ -162,6 +163,13 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
     recorded = navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")
     assert dimmed(recorded) == []
     assert tabs(recorded) == [view.title for view in VIEWS]
+
+
+def test_a_view_that_was_asked_for_as_the_run_changed_is_shown(loaded):
+    app = make_app(ShownRun(loaded, iter(())))
+    shown = navigate(app, "?view=kernels")["shown"]["data"]
+    assert navigate(app, "?view=kernels", shown, "version.data").keys() == {"outside"}
+    assert "whatif-form" in json.dumps(navigate(app, "?view=whatif", shown, "version.data")["content"])
 
 
 def test_a_selection_leaves_all_that_surrounds_the_view_as_it_is(app):

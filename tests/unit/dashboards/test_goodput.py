@@ -184,7 +184,7 @@ def test_runs_that_the_same_command_made_are_one_job_where_that_is_chosen(tmp_pa
 def test_runs_of_one_command_that_ran_at_the_same_time_are_refused(tmp_path):
     first, second = runs_of_one_command(tmp_path, (0, 2))
     loaded = Loaded(first)
-    loaded.offered = lambda: [first, second]
+    loaded.offers = lambda: [OfferedRun(run.path.name, str(run.path)) for run in (first, second)]
     with pytest.raises(InputError, match="ran at the same time"):
         life_info(loaded, Link(options={"of": "job"}))
 
@@ -197,4 +197,4 @@ def test_runs_that_cannot_be_opened_and_those_that_still_run_are_no_attempts(tmp
         OfferedRun("2", str(tmp_path / "2"), why="no manifest"),
         OfferedRun("3", "s3://bucket/run"),
     ]
-    assert [each.path for each in Runs(ShownRun(Loaded(first)), "0", lambda: offers).whole()] == [first.path]
+    assert [offer.name for offer in offers if offer.is_whole] == ["0"]

@@ -143,6 +143,7 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
         "Telemetry",
         "Hang",
         "Difference",
+        "Runs",
         "Layout",
         "Plan",
         "Pipeline",
