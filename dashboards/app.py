@@ -217,7 +217,7 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         before = before if isinstance(before, dict) else {}
         page = page_of(runs, search or "", before)
         # A later copy of the run: sections fill themselves, and what is being typed stays.
-        # Where another view was asked for meanwhile, its own answer is dropped by the browser: this one has it.
+        # Where another view was asked for meanwhile, the browser drops the answer to that: this one has it.
         stays = all(page["shown"][name] == before.get(name) for name in ("asked", "view"))
         if stays and before.get("view") and ctx.triggered_id == "version":
             same = dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
