@@ -65,9 +65,9 @@ TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened
 MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
-_VIEW_KEYS = "1234567890-=[];'\\`"  # the top row of a keyboard, and what follows on the next
+_VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ; ' \\ `", "go to a view"),
+    ("1 … 9 0 - = [ ] ; ' \\ ` ~", "go to a view"),
     ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),

@@ -32,6 +32,7 @@ from dpro.extensions.fabric.answer import TopologyDocument
 from dpro.extensions.goodput.document import GoodputDocument
 from dpro.extensions.history.database import HistoryDocument
 from dpro.extensions.plan.answer import PlanDocument
+from dpro.extensions.query.document import QueryDocument, TablesDocument
 from dpro.extensions.scrub.scrub import ScrubDocument
 from dpro.extensions.serving.answers import ServerDiagnosis, ServerReport
 from dpro.extensions.serving.document import ServingDocument
@@ -50,6 +51,8 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro info RUN": InfoDocument,
     "dpro report RUN": ServerReport,
     "dpro report RUN --html FILE": ReportFilesDocument,
+    "dpro query RUN": TablesDocument,
+    "dpro query RUN SQL": QueryDocument,
     "dpro replay RUN": ReplayDocument,
     "dpro whatif RUN": WhatIfDocument,
     "dpro whatif RUN --sensitivity": SensitivityDocument,

@@ -123,6 +123,7 @@
       bar: (click, figure) => { bar(click, figure); return nothing(); },
       filter: (value) => { go({ filter: (value || "").trim() }); return nothing(); },
       predict: (clicks, text) => { if (clicks) go({ edit: (text || "").trim() }); return nothing(); },
+      query: (clicks, text) => { if (clicks) go({ sql: (text || "").trim() }); return nothing(); },
       unedited: (clicks) => { if (clicks) go({ edit: null }); return nothing(); },
       clear: () => { clear(); return nothing(); },
       theme: () => { toggleTheme(); return nothing(); },
@@ -158,6 +159,7 @@
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select");
     if (event.key === "Escape" && typing) event.target.blur();
+    if (event.key === "Enter" && event.ctrlKey && event.target.id === "sql") document.getElementById("run-query").click();
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const named = links().find((link) => link.querySelector("kbd").textContent === event.key);
     if (named) {

@@ -38,10 +38,10 @@ SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .messa
 
 
 try:
-    from selenium.webdriver import ActionChains
+    from selenium.webdriver import ActionChains, Keys
     from selenium.webdriver.support.ui import Select, WebDriverWait
 except ImportError:  # `start_browser` says so
-    ActionChains = Select = WebDriverWait = None
+    ActionChains = Keys = Select = WebDriverWait = None
 
 
 @pytest.mark.slow
@@ -353,6 +353,24 @@ def test_a_run_that_comes_is_listed_a_click_opens_one_or_says_what_changed(brows
         assert complaints(browser) == []
 
 
+def test_a_query_is_typed_answered_and_kept_in_the_address(browser, sample):
+    browser.get(f"{sample}?view=query")
+    settle(browser)
+    wait(browser, "return document.querySelector('#query-form .choice')").click()
+    wait(browser, "return document.querySelector('#query-rows table')")
+    box = browser.find_element("css selector", "#sql")
+    box.send_keys(Keys.CONTROL + "a")
+    box.send_keys("SELECT rank, count(*) AS n FROM steps GROUP BY rank")
+    ActionChains(browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
+    wait(browser, "return document.querySelector('#query-rows').innerText.startsWith('2 rows')")
+    assert "GROUP+BY+rank" in browser.current_url
+    browser.back()
+    wait(browser, "return /total_ms/.test(document.querySelector('#sql').value)")
+    browser.get(f"{sample}?view=query&sql=FROM+read_text('/etc/passwd')")
+    wait(browser, "return /Permission Error/.test(document.querySelector('#query-rows').innerText)")
+    assert complaints(browser) == []
+
+
 def parameters(browser) -> set[str]:
     """The parameters of the address."""
     return set(browser.current_url.partition("?")[2].split("&"))
@@ -384,7 +402,7 @@ def test_keys_reach_every_view(browser, sample):
     browser.get(sample)
     settle(browser)
     body = browser.find_element("css selector", "body")
-    for key, view in zip("1234567890-=[];'\\`", VIEWS, strict=True):
+    for key, view in zip("1234567890-=[];'\\`~", VIEWS, strict=True):
         body.send_keys(key)
         wait(browser, f"{CURRENT}.endsWith({view.title!r})")
     first, *_, last = browser.execute_script(TABS)

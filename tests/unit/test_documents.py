@@ -140,7 +140,12 @@ def test_the_page_of_the_documents_is_generated_from_them():
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("command", READING)
 def test_what_a_command_prints_is_what_its_schema_says(command, sample):
-    words = command.replace("dpro ", "", 1).replace("RUN", str(ROOT / "sample_traces" / sample)).split()
+    words = (
+        command.replace("dpro ", "", 1)
+        .replace("RUN", str(ROOT / "sample_traces" / sample))
+        .replace("SQL", "VALUES(1)")
+        .split()
+    )
     done = dpro(*words, "--json")
     if "--pareto" in words:  # the samples have no allocations
         assert "--memory" in done.stderr

@@ -142,7 +142,7 @@ def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
         "Difference", "Layout", "Pipeline", "Runs", "Fabric", "Goodput", "Plan", "Serving",
     ]  # fmt: skip
-    assert tabs(page) == ["Verdict", "Steps × ranks"]
+    assert tabs(page) == ["Verdict", "Steps × ranks", "Query"]
     assert page["shown"]["data"]["view"] == "telemetry"
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
@@ -194,8 +194,8 @@ def test_a_link_that_makes_no_sense_is_answered_in_words(app):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_every_table_downloads_as_csv_and_parquet(several, view):
     client = make_app(several).server.test_client()
-    # They need a GPU and a topology: `test_roofline` and `test_fabric` have them.
-    for name in view.tables.keys() - {"roofline", "cables"}:
+    # They need a GPU, a topology, a query: `test_roofline`, `test_fabric` and `test_query` have them.
+    for name in view.tables.keys() - {"roofline", "cables", "rows"}:
         answer = client.get(f"/csv/{view.name}/{name}?ranks=0&against=before", headers=HOST)
         assert answer.mimetype == "text/csv", answer.text
         columns = answer.text.splitlines()[0].split(",")

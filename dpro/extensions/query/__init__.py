@@ -1,0 +1,15 @@
+"""Questions of one's own about a run, in SQL: only its tables can be read."""
+
+from dpro.plugins import Command, Extension
+
+EXTENSION = Extension(
+    commands={
+        "query": Command(
+            "dpro.extensions.query.command:query",
+            "Query the tables of a run with SQL.",
+            "Answer",
+            paged=True,
+        ),
+    },
+    views={"query": "dpro.extensions.query.view:VIEW"},
+)

@@ -1,0 +1,137 @@
+"""SQL over the tables of a run, which can read nothing else and change nothing.
+
+In: a run and one SELECT, by whoever may see the run. Out: a frame with some of the rows. DuckDB runs it in
+memory, on one thread, with bounded memory and time: it opens no file, loads no extension, sees no variable of
+this process and no table but the run's, and these settings are locked. Only tables that are named are read.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from dpro.errors import UsageError, first_line
+from dpro.schema import TABLES
+from dpro.store import Run
+
+MAX_ROWS = 100_000  # of an answer
+PATIENCE_S = 20.0
+SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",  # nothing is spilled to a disk
+    "memory_limit": "1GB",  # besides the tables themselves
+    "threads": "1",
+    "lock_configuration": "true",
+}
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class QueryRows(NamedTuple):
+    """Rows that answer a query.
+
+    Attributes:
+        rows: at most as many as were asked for.
+        is_cut: whether there are more.
+    """
+
+    rows: pl.DataFrame
+    is_cut: bool
+
+
+def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S) -> QueryRows:
+    """QueryRows one SELECT from the tables of a run.
+
+    Raises:
+        UsageError: it is no single SELECT, names what is not there, or takes too long or too much memory.
+        InputError: a table cannot be read.
+        ImportError: DuckDB is not installed.
+    """
+    import duckdb
+
+    with _ONE_AT_A_TIME, duckdb.connect(":memory:", config=SETTINGS) as database, _in_words(patience_s):
+        statements = database.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise UsageError("a query is one SELECT: nothing else is done here")
+        named = set(re.findall(r"\w+", sql.lower()))
+        for name, table in TABLES.items():
+            there = run.table(table) if name in named else table.empty()
+            database.register(name, there.to_arrow())
+        stop = threading.Timer(patience_s, database.interrupt)
+        stop.start()
+        try:
+            rows = database.sql(sql).limit(most + 1).pl()
+        finally:
+            stop.cancel()
+    return QueryRows(rows.head(most), rows.height > most)
+
+
+@contextmanager
+def _in_words(patience_s: float) -> Iterator[None]:
+    """What DuckDB says of a query inside, in one line.
+
+    Raises:
+        UsageError: it says something.
+    """
+    import duckdb
+
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise UsageError(f"the query took more than {patience_s:g} s: ask for less") from error
+    except duckdb.OutOfMemoryException as error:
+        most = SETTINGS["memory_limit"]
+        raise UsageError(f"the query needs more than {most} of memory: ask for less") from error
+    except duckdb.Error as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        hint = next((f" ({line})" for line in lines[1:] if line.startswith(("Did you", "Candidate"))), "")
+        raise UsageError(f"{first_line(error)}{hint}") from error
+
+
+def tables_of(run: Run) -> dict[str, int]:
+    """The tables that have rows, and how many."""
+    return {name: rows for name, rows in run.rows().items() if rows}
+
+
+EXAMPLES = {  # what it answers -> query, and the tables that it needs; "gpus": it is about these
+    "kernels by time": (
+        "SELECT name, count(*) AS calls, sum(duration_ns) / 1e6 AS total_ms,\n"
+        "max(duration_ns) / 1e3 AS longest_us\n"
+        "FROM spans WHERE kind = 'kernel' GROUP BY name ORDER BY total_ms DESC LIMIT 20",
+        ("spans", "gpus"),
+    ),
+    "operators by time": (
+        "SELECT name, count(*) AS calls, sum(duration_ns) / 1e6 AS total_ms\n"
+        "FROM spans WHERE kind = 'cpu_op' GROUP BY name ORDER BY total_ms DESC LIMIT 20",
+        ("spans",),
+    ),
+    "bytes by collective": (
+        'SELECT op, "group", count(*) AS calls, sum(bytes_in) / 1e6 AS megabytes\n'
+        'FROM collectives WHERE bytes_in > 0 GROUP BY op, "group" ORDER BY megabytes DESC',
+        ("collectives",),
+    ),
+    "slowest step of each rank": (
+        "SELECT rank, arg_max(step, duration_ns) AS step, max(duration_ns) / 1e6 AS ms\n"
+        "FROM steps WHERE step >= 0 GROUP BY rank ORDER BY rank",
+        ("steps",),
+    ),
+    "launches before each kernel": (
+        "SELECT k.name, count(*) AS launches, avg(k.start_ns - r.start_ns) / 1e3 AS us_from_launch\n"
+        'FROM spans k JOIN spans r USING (rank, "window", correlation)\n'
+        "WHERE k.kind = 'kernel' AND r.kind = 'runtime' AND correlation >= 0\n"
+        "GROUP BY k.name ORDER BY us_from_launch DESC LIMIT 20",
+        ("spans", "gpus"),
+    ),
+}
+
+
+def plain_value(value: Any) -> Any:
+    """A value of an answer as JSON has it."""
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,153 @@
+"""Queries in SQL: they answer from the run's tables, and reach nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.loaded import Loaded
+from dpro.errors import UsageError
+from dpro.extensions.query.ask import EXAMPLES, ask, tables_of
+from dpro.extensions.query.view import SHOWN, VIEW
+from dpro.schema import SPANS, STEPS, TABLES
+from tests.builders import gpu_job
+from tests.commands import dpro
+
+SECRET = "not to be read"
+secrets = pl.DataFrame({"secret": [SECRET]})  # a variable of this module: no query sees it
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return gpu_job().write(tmp_path_factory.mktemp("run"))
+
+
+def test_a_query_answers_from_the_tables_as_the_run_has_them(run):
+    rows = ask(run, "SELECT rank, step, duration_ns FROM steps ORDER BY rank, step").rows
+    assert rows.rows() == run.table(STEPS).sort("rank", "step").select("rank", "step", "duration_ns").rows()
+    kernels = ask(run, "SELECT count(*) AS n FROM SPANS WHERE kind = 'kernel'").rows
+    assert kernels["n"].to_list() == [(run.table(SPANS)["kind"] == "kernel").sum()]
+    assert ask(run, "SELECT * FROM counters -- none in this run").rows.is_empty()
+    assert ask(run, "WITH of AS (FROM steps) SELECT max(step) FROM of;").rows.item() == 2
+
+
+def test_rows_beyond_the_most_are_left_out_and_that_is_said(run):
+    assert not ask(run, "FROM range(10)", most=10).is_cut
+    answer = ask(run, "FROM range(100000000000)", most=10)
+    assert (answer.rows.height, answer.is_cut) == (10, True)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('{}')",
+        "SELECT * FROM (SELECT * FROM read_text('{}'))",
+        "WITH a AS (SELECT * FROM read_blob('{}')) SELECT * FROM a",
+        "SELECT (SELECT content FROM read_text('{}'))",
+        "SELECT * FROM read_parquet('{}')",
+        "SELECT * FROM read_json_auto('{}')",
+        "FROM '{}'",
+        'FROM "{}"',
+        "SELECT * FROM glob('{}')",
+        "SELECT * FROM sniff_csv('{}')",
+        "SELECT * FROM query('FROM read_text(''{}'')')",
+        "SELECT * FROM query_table('{}')",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM secrets",
+        "FROM run",
+        "SELECT 1; FROM read_text('{}')",
+        "COPY (SELECT 1) TO '{}'",
+        "COPY steps FROM '{}'",
+        "CREATE TABLE mine AS FROM read_text('{}')",
+        "CREATE VIEW steps AS FROM read_text('{}')",
+        "ATTACH '{}' AS other",
+        "EXPORT DATABASE '{}'",
+        "IMPORT DATABASE '{}'",
+        "INSTALL httpfs",
+        "LOAD '{}'",
+        "SET enable_external_access = true",
+        "PRAGMA enable_external_access = true",
+        "RESET enable_external_access",
+        "CALL pragma_version()",
+        "DELETE FROM steps",
+        "DROP VIEW steps",
+        "VACUUM",
+        "",
+        "SELEC 1",
+    ],
+)
+def test_nothing_but_the_tables_can_be_read_and_nothing_written(run, tmp_path, sql):
+    file = tmp_path / "secret.txt"
+    file.write_text(SECRET)
+    with pytest.raises(UsageError) as refused:
+        ask(run, sql.format(file))
+    said = str(refused.value)
+    assert SECRET not in said
+    assert "\n" not in said
+    assert [each.name for each in tmp_path.iterdir()] == ["secret.txt"]
+    assert file.read_text() == SECRET
+    assert ask(run, "SELECT count(*) AS n FROM steps").rows["n"].item()  # and the next one is answered
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        (
+            "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+            "more than",
+        ),
+        ("SELECT string_agg(repeat('x', 1000000), '') FROM range(10000)", "of memory"),
+    ],
+)
+def test_what_takes_too_long_or_too_much_memory_is_stopped(run, sql, why):
+    with pytest.raises(UsageError, match=why):
+        ask(run, sql, patience_s=1.0)
+
+
+def test_a_mistake_is_said_in_a_line_with_what_was_meant(run):
+    with pytest.raises(UsageError, match=r"duration_n.*Candidate bindings.*duration_ns"):
+        ask(run, "SELECT duration_n FROM steps")
+    with pytest.raises(UsageError, match=r"span does not exist.*Did you mean .*spans"):
+        ask(run, "FROM span")
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_each_example_is_answered(run, words):
+    sql, tables = EXAMPLES[words]
+    assert set(tables) <= {*TABLES, "gpus"}
+    assert not ask(run, sql).rows.is_empty() or "collective" in words
+
+
+def test_the_command_lists_tables_and_answers_as_a_table_or_as_json(run):
+    listed = dpro("query", run.path).stdout
+    assert f"steps  {tables_of(run)['steps']:,} rows  rank, step" in listed
+    assert "counters" not in listed  # without rows
+    shown = dpro("query", run.path, "SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank")
+    assert [line.split() for line in shown.stdout.splitlines()] == [["rank", "n"], ["0", "3"], ["1", "3"]]
+    document = json.loads(dpro("query", run.path, "SELECT [1, 2] AS a, NULL AS b", "--json").stdout)
+    assert (document["columns"], document["is_cut"]) == (["a", "b"], False)
+    assert document["rows"] == [["[1, 2]", None]]
+    refused = dpro("query", run.path, "DROP TABLE steps")
+    assert refused.returncode == 2
+    assert refused.stderr == "dpro: a query is one SELECT: nothing else is done here\n"
+
+
+def test_the_page_offers_what_the_run_can_answer_and_shows_rows_or_why_not(run):
+    loaded = Loaded(run)
+    form = str(VIEW.sections["query-form"](loaded, Link(view="query")))
+    assert "operators by time" in form
+    assert "kernels by time" not in form  # it names no GPU
+    gpus = replace(run, manifest=replace(run.manifest, gpus=["NVIDIA H100 80GB HBM3"]))
+    assert "kernels by time" in str(VIEW.sections["query-form"](Loaded(gpus), Link()))
+    assert "spans:" in str(VIEW.sections["query-tables"](loaded, Link()))
+    link = parse_link("?view=query&sql=SELECT+name,+duration_ns+FROM+spans")
+    rows = VIEW.tables["rows"](loaded, link)
+    assert rows.height == run.num_rows(SPANS) <= SHOWN
+    assert f"{rows.height:,} rows" in str(VIEW.sections["query-rows"](loaded, link))
+    assert "Type a query" in str(VIEW.sections["query-rows"](loaded, Link(view="query")))
+    with pytest.raises(UsageError, match="one SELECT"):
+        VIEW.sections["query-rows"](loaded, parse_link("?view=query&sql=DROP+TABLE+spans"))
