@@ -2,19 +2,23 @@
 (() => {
   "use strict";
 
+  // The link is the address of the page. It changes here alone, and at once, so that of two changes in a row both are
+  // kept; Dash then follows the address, as it does for its own links.
+  function goTo(search) {
+    history.pushState({}, "", search);
+    dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+  }
+
   // Change parameters of the link; null or "" removes one. An unchanged link triggers nothing.
   function go(changes) {
-    const query = new URLSearchParams(location.search);
+    const query = new URLSearchParams(location.search), now = new URLSearchParams(location.search);
     for (const [key, value] of Object.entries(changes)) {
       if (value === null || value === undefined || value === "") query.delete(key);
       else query.set(key, value);
     }
     query.sort();
-    const now = new URLSearchParams(location.search);
     now.sort();
-    if (query.toString() !== now.toString()) {
-      dash_clientside.set_props("url", { search: "?" + query });
-    }
+    if (query.toString() !== now.toString()) goTo("?" + query);
   }
 
   function themed() {
@@ -100,7 +104,7 @@
     const shown = new URLSearchParams(location.search), query = new URLSearchParams();
     if (shown.get("theme")) query.set("theme", shown.get("theme"));
     query.set("run", click.points[0].customdata);
-    dash_clientside.set_props("url", { search: "?" + query });
+    goTo("?" + query);
   }
 
   // A click on a cell of the layout selects its rank.
@@ -232,7 +236,7 @@
     const { target } = event, view = target.closest("a[data-view]"), open = target.closest("dialog");
     if (view && !(event.ctrlKey || event.metaKey || event.shiftKey)) {
       event.preventDefault();
-      dash_clientside.set_props("url", { search: addressOf(view.dataset.view, location.search) });
+      goTo(addressOf(view.dataset.view, location.search));
     }
     if (open && (target === open || target.closest("a"))) open.close();
   });

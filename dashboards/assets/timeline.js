@@ -25,25 +25,7 @@
     waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
   };
 
-  const query = (search) => Object.fromEntries(new URLSearchParams(search ?? location.search));
-
-  // Change the link. The address follows a moment later: until then what was changed counts as changed.
-  const pending = new Map();
-  T.go = (changes) => {
-    for (const [key, value] of Object.entries(changes)) pending.set(key, value ?? "");
-    dpro.go(Object.fromEntries(pending));
-    clearTimeout(T.settling);
-    T.settling = setTimeout(() => pending.clear(), 1500);
-  };
-  function linked(search) {
-    const link = query(search);
-    for (const [key, value] of pending) {
-      if ((link[key] ?? "") === value) pending.delete(key);
-      else if (value) link[key] = value;
-      else delete link[key];
-    }
-    return link;
-  }
+  const query = () => Object.fromEntries(new URLSearchParams(location.search));
   // The link's word for what is shown, and which other run is beside the first, from which step on; empty for none.
   const shown = (link) => link.show || (link.against ? "other" : "measured");
   const besides = (link) => (shown(link) === "other" && link.against ? { against: link.against, align: link.align || "" } : {});
@@ -126,7 +108,7 @@
     T.link[list] = [...keys].join(",");
     T.arrange();
     T.changed();
-    T.go({ [list]: T.link[list] });
+    dpro.go({ [list]: T.link[list] });
   }
 
   function chosenRanks() {
@@ -286,8 +268,8 @@
   };
 
   // The link has changed, by this script or another: show what it names.
-  T.follow = (search) => {
-    const before = T.link, link = T.link = linked(search);
+  T.follow = () => {
+    const before = T.link, link = T.link = query();
     if (T.root && whose(before) !== whose(link)) {
       T.forget();
       T.paint();
@@ -316,9 +298,17 @@
     clearTimeout(T.resting);
     T.resting = setTimeout(() => {
       T.resting = null;
-      T.go({ time: `${(T.view.begin / 1e6).toFixed(6)}~${(T.view.end / 1e6).toFixed(6)}` });
+      dpro.go({ time: `${(T.view.begin / 1e6).toFixed(6)}~${(T.view.end / 1e6).toFixed(6)}` });
     }, REST_MS);
     T.changed();
+  };
+
+  T.lookAtAll = () => {
+    clearTimeout(T.resting);
+    T.resting = null;
+    T.view = T.home();
+    T.changed();
+    dpro.go({ time: null });
   };
 
   T.zoom = (factor, at = 0.5) => {
@@ -464,7 +454,7 @@
     const area = ends ? [...ends, ...(range.rows ? [range.rows] : [])].join("~") : "";
     if (ends || T.link.area) {
       T.link.area = area;
-      T.go({ area, span: ends ? null : T.link.span });
+      dpro.go({ area });
       if (ends) T.choose(null);
       T.total();
     }
@@ -527,9 +517,9 @@
   new MutationObserver(watch).observe(document.documentElement, { childList: true, subtree: true });
   window.dash_clientside = Object.assign({}, window.dash_clientside);
   window.dash_clientside.dpro = Object.assign({}, window.dash_clientside.dpro, {
-    timeline: (search, version) => {  // the address itself may follow a moment later
+    timeline: (_search, version) => {
       if (version !== undefined && version !== T.version) { T.version = version; T.reload(); }
-      T.follow(search);
+      T.follow();
       return dash_clientside.no_update;
     },
   });

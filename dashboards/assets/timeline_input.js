@@ -46,7 +46,7 @@
         button("›", "Next match (Enter)", () => T.search("next"), "timeline-next"), T.foundText),
       make("div", { className: "moves" }, button("−", "Zoom out (s)", () => T.zoom(2)), button("+", "Zoom in (w)", () => T.zoom(0.5)),
         button("◂", "Earlier (a)", () => T.pan(-0.3)), button("▸", "Later (d)", () => T.pan(0.3)),
-        button("all", "All of the selected steps (0 in the link's words: no time)", () => { T.view = T.home(); T.changed(); T.go({ time: null }); }, "timeline-all"),
+        button("all", "All of the selected steps (0 in the link's words: no time)", () => T.lookAtAll(), "timeline-all"),
         button("fit", "Zoom to the marked area, or the chosen span (f)", () => T.toSelection(), "timeline-zoom"), T.rulerButton, T.foldButton));
     T.canvas = make("canvas");
     T.canvas.setAttribute("aria-hidden", "true");
@@ -83,7 +83,7 @@
     T.link.find = text;
     T.count();
     T.changed();
-    T.go({ find: text });
+    dpro.go({ find: text });
   }
 
   // How high the frame is: down to the end of the window, but for what is below it in its panel.
@@ -268,7 +268,7 @@
   function pick({ x, y }) {
     const at = T.segmentAt(x, y);
     if (T.range) T.mark(null);
-    if (at < 0) { T.choose(null); T.go({ span: null }); return; }
+    if (at < 0) { T.choose(null); return; }
     const from = T.source(at);
     T.chooseItem(from.side, from.rank, T.data.item[at]);
   }
@@ -335,7 +335,7 @@
     "/": () => T.findBox.focus(),
     Escape: () => {
       if (T.range || T.ruler) T.setRuler(false);
-      else if (T.chosen) { T.choose(null); T.go({ span: null }); }
+      else if (T.chosen) T.choose(null);
       else if (T.link.find) { T.findBox.value = ""; find(""); }
     },
   };

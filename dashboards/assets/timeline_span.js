@@ -5,39 +5,45 @@
 
   const T = window.dproTimeline;
 
+  let latest = 0;  // of what was chosen: an answer about an earlier choice comes too late
+
   // Choose a span by the link's word: `3.1182` is span 1182 of rank 3, `r3.77` node 77 of its replay, `o3.5`
   // span 5 of rank 3 of the other run.
   T.choose = async (key, again = false, item = null) => {
     if (key === T.chosen && !again) return;
     T.chosen = key || undefined;
-    if (!key) { T.span = null; T.facts(); T.paint(); return; }
+    latest++;
+    if (!key) { T.span = null; T.facts(); T.paint(); dpro.go({ span: null }); return; }
     const [, side, rank, id] = /^([ro]?)(-?\d+)\.(\d+)$/.exec(key) || [];
     if (id === undefined) return;
-    await load(side || "m", rank, item === null ? { id } : { item }, key);
+    dpro.go({ span: key });
+    await load(side || "m", rank, item === null ? { id } : { item });
   };
 
-  T.chooseItem = (side, rank, item) => load(side, rank, { item }, null);
+  T.chooseItem = (side, rank, item) => load(side, rank, { item });
 
-  async function load(side, rank, which, key) {
+  // Returns whether it is chosen now.
+  async function load(side, rank, which) {
+    const mine = ++latest;
     const known = await T.get("span", { side, rank, ...which }).catch(() => null);
-    if (!known || known.error) return;
-    if (key !== null && key !== T.chosen) return;
+    if (!known || known.error || mine !== latest) return false;
     const word = `${side === "m" ? "" : side}${known.place.rank}.${known.place.id}`;
     T.span = { ...known, side, key: word };
     T.chosen = word;
     T.facts();
     T.paint();
-    T.go({ span: word });
+    dpro.go({ span: word });
+    return true;
   }
 
   // The span after or before the chosen one in its row.
   T.step = async (by) => {
-    if (!T.span) return;
-    const { rank, item, row } = T.span.place, next = item + by;
-    const known = await T.get("span", { side: T.span.side, rank, item: next, brief: 1 }).catch(() => null);
-    if (!known || known.error || known.row !== row) return;
-    await load(T.span.side, rank, { item: next }, null);
-    T.show(T.span.place, T.span.side);
+    const from = T.span;
+    if (!from) return;
+    const { rank, item, row } = from.place, next = item + by;
+    const known = await T.get("span", { side: from.side, rank, item: next, brief: 1 }).catch(() => null);
+    if (!known || known.error || known.row !== row || T.span?.key !== from.key) return;
+    if (await load(from.side, rank, { item: next })) T.show(T.span.place, T.span.side);
   };
 
   // Go to a measured span: it is shown at once, and its facts follow.
@@ -63,7 +69,7 @@
     if (!shown) { box.replaceChildren(); return; }
     const close = make("button", { type: "button", className: "close", textContent: "×", title: "Close (Esc)" });
     close.setAttribute("aria-label", "Close");
-    close.onclick = () => { if (T.totals) T.setRuler(false); else { T.choose(null); T.go({ span: null }); } };
+    close.onclick = () => { if (T.totals) T.setRuler(false); else T.choose(null); };
     const heading = make("h2", { textContent: T.totals ? `Area of ${T.duration(shown.end - shown.begin)}` : "Span" });
     const panel = make("section", { className: "panel" }, heading, close, ...(T.totals ? totals(shown) : []));
     panel.setAttribute("aria-live", "polite");
