@@ -59,9 +59,10 @@
     clearTimeout(T.polling);
     const root = T.root;
     const ranks = (T.link.ranks || "").split(/[,-]/).join(",");
-    const asked = T.wantsReplay ? { replay: 1, first: ranks } : { first: ranks };
+    const tracks = T.link.tracks || "";
+    const asked = { first: ranks, ...(T.wantsReplay ? { replay: 1 } : {}), ...(tracks ? { tracks } : {}) };
     const run = whose(T.link), info = await get("lanes", asked).catch(() => null);
-    if (!info || root !== T.root || !root || run !== whose(T.link)) return;
+    if (!info || root !== T.root || !root || run !== whose(T.link) || tracks !== (T.link.tracks || "")) return;
     if (info.error) { T.say(info.error); return; }
     const before = T.info;
     T.info = info;
@@ -120,11 +121,18 @@
     return found;
   }
 
-  function ordered() {
+  // A rank with those of its lanes that the link's expression keeps, and pinned ones.
+  function filtered(rank, pins) {
+    const key = keyOf(rank.side, rank.rank);
+    return { ...rank, lanes: rank.lanes?.filter(([, , , , , number, kept]) => kept || pins.includes(`${key}.${number}`)) };
+  }
+
+  function ordered(pins) {
     const only = chosenRanks();
     const wanted = { replayed: "r", both: "mr", other: "mo" }[shown(T.link)] || "m";
-    const ranks = T.info.ranks.filter((each) => wanted.includes(each.side) && each.rank >= 0
-      && (!only.size || only.has(each.rank)));
+    const all = T.info.ranks.filter((each) => wanted.includes(each.side) && each.rank >= 0 && (!only.size || only.has(each.rank)));
+    T.sayTracks(all.flatMap(({ lanes }) => lanes || []));
+    const ranks = all.map((each) => filtered(each, pins)).filter(({ lanes }) => !lanes || lanes.length);
     const order = T.link.order;
     const by = order === "late" ? (each) => -(each.late ?? -1) : (each) => (Object.hasOwn(each.place, order) ? each.place[order] : -1);
     ranks.sort((a, b) => by(a) - by(b) || a.rank - b.rank || (a.side < b.side ? -1 : 1));
@@ -149,14 +157,14 @@
   const usuallyOpen = (label, lanesOpen) => label === CALLS || (lanesOpen && !label.endsWith("ranges"));
   const foldable = ([label, gpu, low, high]) => high - low > 1 && (!gpu || label.endsWith("ranges"));
   const countersOf = (rank, lanesOpen) => {
-    const count = T.info.counters.filter(([of]) => of === rank).length;
+    const count = T.info.counters.filter(([of, , , , , kept]) => of === rank && kept).length;
     return lanesOpen ? count : Math.min(count, 1);
   };
 
   // The ranks that are unfolded at first: those for which the frame has room, taking others to be as high as the first
   // one; ranks that findings are about come first. It stays so until other ranks are shown. Null: not known yet.
   function fitting(ranks, lanesOpen) {
-    const what = JSON.stringify([lanesOpen, ...ranks.map((each) => each.side + each.rank)]);
+    const what = JSON.stringify([lanesOpen, T.link.tracks || "", ...ranks.map((each) => each.side + each.rank)]);
     if (T.fitting?.what !== what) {
       const room = T.mostHeight() - AXIS - 2 - ROW - ranks.length * HEAD - COUNTER * countersOf(-1, lanesOpen);
       const least = ranks.length <= MANY_RANKS || chosenRanks().size ? 1 : 0;
@@ -173,11 +181,12 @@
   // by the number of ranks to come, the lanes of the first and the height of the frame.
   T.arrange = () => {
     if (!T.info) return;
-    const { ranks, path } = ordered(), { replay, spans } = T.info;
+    const pins = (T.link.pin || "").split(",").filter(Boolean);
+    const { ranks, path } = ordered(pins), { replay, spans } = T.info;
     const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
     const lanesOpen = !T.info.stop && ranks.length * (ranks[0]?.lanes?.at(-1)?.[3] ?? 0) <= MANY_ROWS;
     const usually = ranks.length ? fitting(ranks, lanesOpen) : null;
-    const rows = [], pinned = [], pins = (T.link.pin || "").split(",").filter(Boolean);
+    const rows = [], pinned = [];
     let group = null, whole = true;
     const add = (row) => {
       if (!pins.includes(row.pin)) rows.push(row);
@@ -189,7 +198,8 @@
     }
     // Counters are below the lanes of their rank, those of hosts below all; folded, as below a folded rank, in one row.
     const count = (side, of, key, usually = lanesOpen) => {
-      const tracks = T.info.counters.flatMap(([rank, label, unit, most, whose], row) => (rank === of && whose === side
+      const tracks = T.info.counters.flatMap(([rank, label, unit, most, whose, kept], row) => (rank === of && whose === side
+        && (kept || pins.includes(`c${row}`))
         ? [{ label: side === "o" && of < 0 ? `${T.info.beside.name}: ${label}` : label, pin: `c${row}`, note: `${Number(most.toPrecision(3)).toLocaleString("en")} ${unit}`, from: [{ side: "c", rank, row }] }] : []));
       const open = unfolded(`${key}.c`, usually);
       const listed = open || !tracks.length ? tracks : [{ label: "counters", from: tracks.flatMap((each) => each.from) }];
@@ -207,7 +217,7 @@
       const words = `rank ${rank.rank}${{ r: " (replayed)", o: ` of ${T.info.beside?.name}` }[rank.side] ?? ""}`;
       const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
       add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank });
-      if (open) rank.lanes.forEach(([label, gpu, low, high], number) => {
+      if (open) rank.lanes.forEach(([label, gpu, low, high, , number]) => {
         const own = `${key}.${number}`, folds = foldable([label, gpu, low, high]);
         const folded = folds && !unfolded(own, usuallyOpen(label, lanesOpen));
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
@@ -276,6 +286,7 @@
       T.poll();
     }
     if (!T.root || !T.info) return;
+    if ((before.tracks || "") !== (link.tracks || "")) T.poll();
     const same = ["ranks", "order", "show", "open", "pin"].every((key) => before[key] === link[key]);
     if (!same) { T.arrange(); T.total(); }
     if ((before.area || "") !== (link.area || "") || (link.area && !T.range)) T.marked(link.area);

@@ -39,11 +39,22 @@
     });
     T.foundText = make("span", { className: "found" });
     T.foundText.setAttribute("role", "status");
+    T.tracksBox = make("input", {
+      id: "timeline-tracks", type: "search", placeholder: "only lanes: rank 0|NCCL", autocomplete: "off", spellcheck: false,
+    });
+    T.tracksBox.setAttribute("aria-label", "Show only lanes whose names fit a regular expression, as rank 0|NCCL");
+    let naming = null;
+    T.tracksBox.addEventListener("input", () => {
+      clearTimeout(naming);
+      naming = setTimeout(() => onlyTracks(T.tracksBox.value), 250);
+    });
+    T.tracksText = make("span", { className: "found" });
+    T.tracksText.setAttribute("role", "status");
     T.rulerButton = button("ruler", "Measure between two clicks (m)", () => T.setRuler(!T.ruler), "timeline-ruler");
     T.foldButton = button("fold", "Fold or unfold all (e)", () => T.foldAll(), "timeline-fold");
     const bar = make("div", { className: "timeline-bar" },
       make("div", { className: "search" }, T.findBox, button("‹", "Previous match (Shift+Enter)", () => T.search("previous"), "timeline-previous"),
-        button("›", "Next match (Enter)", () => T.search("next"), "timeline-next"), T.foundText),
+        button("›", "Next match (Enter)", () => T.search("next"), "timeline-next"), T.foundText, T.tracksBox, T.tracksText),
       make("div", { className: "moves" }, button("−", "Zoom out (s)", () => T.zoom(2)), button("+", "Zoom in (w)", () => T.zoom(0.5)),
         button("◂", "Earlier (a)", () => T.pan(-0.3)), button("▸", "Later (d)", () => T.pan(0.3)),
         button("all", "All of the selected steps (0 in the link's words: no time)", () => T.lookAtAll(), "timeline-all"),
@@ -85,6 +96,22 @@
     T.changed();
     dpro.go({ find: text });
   }
+
+  function onlyTracks(text) {
+    if (text === (T.link.tracks || "")) return;
+    T.link.tracks = text;
+    T.poll();
+    dpro.go({ tracks: text });
+  }
+
+  // Say how many of these lanes are kept, or why the expression is none; the box has what the link has, unless it is
+  // being typed in.
+  T.sayTracks = (lanes) => {
+    const { unfiltered } = T.info, kept = lanes.filter((lane) => lane.at(-1)).length;
+    if (document.activeElement !== T.tracksBox) T.tracksBox.value = T.link.tracks || "";
+    T.tracksText.textContent = !T.link.tracks ? "" : unfiltered || `${kept} of ${lanes.length} lanes`;
+    T.tracksText.classList.toggle("bad", Boolean(T.link.tracks && (unfiltered || !kept)));
+  };
 
   // How high the frame is: down to the end of the window, but for what is below it in its panel.
   T.mostHeight = () => {
@@ -337,6 +364,7 @@
       if (T.range || T.ruler) T.setRuler(false);
       else if (T.chosen) T.choose(null);
       else if (T.link.find) { T.findBox.value = ""; find(""); }
+      else if (T.link.tracks) { T.tracksBox.value = ""; onlyTracks(""); }
     },
   };
 

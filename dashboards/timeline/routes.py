@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,8 +94,12 @@ def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
     return Viewport(begin, end, pixels, rows)
 
 
-def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
-    """Return all ranks with the lanes of those that have been read so far, the clock, and the steps."""
+def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") -> dict[str, Any]:
+    """Return all ranks with the lanes of those that have been read so far, the clock, and the steps.
+
+    Args:
+        pattern: a regular expression that the lanes and counters to show fit: `rank 3 compute 7`.
+    """
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
@@ -113,8 +118,17 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
             (OTHER, there if whole else {rank: there.get(rank) for rank in other.measured.clocks.parts})
         ]
         complete = complete and whole
+    names = [_lane_name(track.rank, track.label) for track in tracks]
+    names += [
+        _lane_name(rank, lane.label)
+        for _, ranks in sides
+        for rank, lanes in ranks.items()
+        for lane in (lanes.lanes if lanes else ())
+    ]
+    kept, why_all = _kept(pattern, names)
     return {
         "complete": complete,
+        "unfiltered": why_all,
         "failed": measured.failed or (other.measured.failed if other else ""),
         "beside": other and _beside_info(other),
         "spans": of.spans,
@@ -122,7 +136,14 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
         "end": of.end_ns,
         "stop": of.stop and [of.stop.begin - of.origin_ns, of.stop.at - of.origin_ns],
         "counters": [
-            [track.rank, track.label, track.unit, float(track.value.max()), "m" if number < num_own else "o"]
+            [
+                track.rank,
+                track.label,
+                track.unit,
+                float(track.value.max()),
+                "m" if number < num_own else "o",
+                names[number] in kept,
+            ]
             for number, track in enumerate(tracks)
         ],
         "fault": _at_fault(loaded),
@@ -138,12 +159,35 @@ def lane_info(loaded: Loaded, other: Beside | None = None) -> dict[str, Any]:
                 "rank": rank,
                 "late": of.lateness_ms.get(rank) if side != OTHER else None,
                 "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
-                "lanes": lanes and [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
+                "lanes": lanes
+                and [
+                    [
+                        lane.label,
+                        lane.gpu,
+                        *lane.rows,
+                        lane.spans,
+                        number,
+                        _lane_name(rank, lane.label) in kept,
+                    ]
+                    for number, lane in enumerate(lanes.lanes)
+                ],
             }
             for side, ranks in sides
             for rank, lanes in sorted(ranks.items())
         ],
     }
+
+
+def _kept(pattern: str, names: Sequence[str]) -> tuple[set[str], str]:
+    """Return those names that fit an expression, and why all do where it is none."""
+    try:
+        return set(compress(names, matching(pattern, names))), ""
+    except UsageError as error:  # it is still being typed
+        return set(names), str(error)
+
+
+def _lane_name(rank: int, label: str) -> str:
+    return f"rank {rank} {label}" if rank >= 0 else label
 
 
 def _at_fault(loaded: Loaded) -> list[int]:
@@ -430,7 +474,7 @@ def register(server: Flask, runs: Runs) -> None:
                 other.measured.start(wanted)
             if request.args.get("replay"):
                 loaded.replay_lanes.start()
-            return lane_info(loaded, other)
+            return lane_info(loaded, other, request.args.get("tracks", ""))
 
         return answered(work)
 

@@ -1,7 +1,7 @@
 """The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and the facts of the chosen span.
 
 In: a run. Out: panels. Its state is in the link: `time`, `span`, `area`, `find`, `colour`, `order`, `show`,
-`pin`, `open` (unfolded lanes, and after a minus folded ones), and beside another run `align`.
+`tracks`, `pin`, `open` (unfolded lanes, and after a minus folded ones), and beside another run `align`.
 """
 
 from __future__ import annotations

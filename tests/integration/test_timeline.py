@@ -411,6 +411,35 @@ def test_counters_are_below_the_lanes_of_their_rank_and_fold(browser, tmp_path):
 
 
 @pytest.mark.slow
+def test_only_lanes_whose_names_fit_an_expression_are_shown_and_pinned_ones(browser, job):
+    labels = (
+        "return dproTimeline.rows.filter((row) => row.type === 'lane' && row.label).map((row) => row.label)"
+    )
+    said = "return document.querySelector('#timeline-tracks + .found').textContent"
+    _open(browser, f"{job}?view=timeline&pin=0.1")
+    wait(browser, PATH)
+    everything = browser.execute_script(labels)
+    box = browser.find_element("css selector", "#timeline-tracks")
+    box.send_keys("rank 1 nccl")
+    wait(browser, f"{said}.startsWith('1 of ')")
+    wait(browser, "return location.search.includes('tracks=')")
+    assert browser.execute_script(labels) == ["0: compute 7", "critical path", "NCCL 20"]
+    _open(browser, browser.current_url)
+    wait(browser, PATH)
+    assert browser.execute_script(labels) == ["0: compute 7", "critical path", "NCCL 20"]
+    box = browser.find_element("css selector", "#timeline-tracks")
+    assert box.get_attribute("value") == "rank 1 nccl"
+    box.send_keys("(")
+    wait(browser, f"{said}.includes('is no regular expression')")
+    assert browser.execute_script(labels) == everything
+    _keys(browser, Keys.ESCAPE)
+    wait(browser, "return !location.search.includes('tracks=')")
+    wait(browser, "return document.querySelector('#timeline-tracks').value === ''")
+    assert browser.execute_script(labels) == everything
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
 def test_a_pinned_lane_stays_while_the_others_scroll(browser, job):
     _open(browser, f"{job}?view=timeline")
     wait(browser, PATH)

@@ -68,6 +68,22 @@ def test_lanes_are_there_without_a_graph(loaded, client):
     assert info["ranks"][1]["late"] > info["ranks"][0]["late"]  # rank 1 comes last
 
 
+def test_lanes_are_kept_whose_names_fit_an_expression_and_all_where_it_is_none(client):
+    def kept(pattern):
+        info = _ask(client, f"lanes?tracks={pattern}").json
+        lanes = [(rank["rank"], lane[0], lane[-1]) for rank in info["ranks"] for lane in rank["lanes"] or ()]
+        return {(rank, label) for rank, label, is_kept in lanes if is_kept}, len(lanes), info["unfiltered"]
+
+    every, count, why = kept("")
+    assert (len(every), why) == (count, "")
+    assert kept("nccl")[0] == {(0, "NCCL 20"), (1, "NCCL 20")}
+    assert kept("rank 1 (compute|main)")[0] == {(1, "compute 7"), (1, "main thread")}
+    assert kept("nothing")[0] == set()
+    some, _, why = kept("(")
+    assert some == every
+    assert "is no regular expression" in why
+
+
 def test_ranks_that_are_not_read_yet_are_named_without_lanes(tmp_path):
     loading = load(gpu_job().write(tmp_path))
     loading.measured.ranks[1] = loading.measured._lanes(loading.measured.clocks, 1)
@@ -125,7 +141,7 @@ def test_counters_are_rows_of_a_viewport_and_of_an_area(tmp_path):
     asked = make_app(counted := load(run.write(tmp_path))).server.test_client()
     counted.measured.all()
     info = _ask(asked, "lanes").json
-    assert info["counters"] == [[0, "power", "W", 500.0, "m"]]
+    assert info["counters"] == [[0, "power", "W", 500.0, "m", True]]
     size = int.from_bytes(
         (view := _ask(asked, "view?begin=0&end=400000&px=100&rows=c0.0-1").data)[:4], "little"
     )
