@@ -7,7 +7,7 @@ little-endian arrays, so that the browser draws them as they are. Times are ns s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -118,14 +118,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
             (OTHER, there if whole else {rank: there.get(rank) for rank in other.measured.clocks.parts})
         ]
         complete = complete and whole
-    names = [_lane_name(track.rank, track.label) for track in tracks]
-    names += [
-        _lane_name(rank, lane.label)
-        for _, ranks in sides
-        for rank, lanes in ranks.items()
-        for lane in (lanes.lanes if lanes else ())
-    ]
-    kept, why_all = _kept(pattern, names)
+    kept, why_all = _kept(pattern, tracks, sides)
     return {
         "complete": complete,
         "unfiltered": why_all,
@@ -136,14 +129,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
         "end": of.end_ns,
         "stop": of.stop and [of.stop.begin - of.origin_ns, of.stop.at - of.origin_ns],
         "counters": [
-            [
-                track.rank,
-                track.label,
-                track.unit,
-                float(track.value.max()),
-                "m" if number < num_own else "o",
-                names[number] in kept,
-            ]
+            [*_counter(track), "m" if number < num_own else "o", _name_of(track.rank, track.label) in kept]
             for number, track in enumerate(tracks)
         ],
         "fault": _at_fault(loaded),
@@ -159,18 +145,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
                 "rank": rank,
                 "late": of.lateness_ms.get(rank) if side != OTHER else None,
                 "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
-                "lanes": lanes
-                and [
-                    [
-                        lane.label,
-                        lane.gpu,
-                        *lane.rows,
-                        lane.spans,
-                        number,
-                        _lane_name(rank, lane.label) in kept,
-                    ]
-                    for number, lane in enumerate(lanes.lanes)
-                ],
+                "lanes": lanes and _lanes_of(rank, lanes, kept),
             }
             for side, ranks in sides
             for rank, lanes in sorted(ranks.items())
@@ -178,16 +153,38 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
     }
 
 
-def _kept(pattern: str, names: Sequence[str]) -> tuple[set[str], str]:
-    """Return those names that fit an expression, and why all do where it is none."""
+Sides = Sequence[tuple[str, Mapping[int, RankLanes | None]]]
+
+
+def _kept(pattern: str, tracks: Sequence[CounterTrack], sides: Sides) -> tuple[set[str], str]:
+    """Return the names of lanes and counters that fit an expression, and why all do where it is none."""
+    names = [_name_of(track.rank, track.label) for track in tracks]
+    names += [
+        _name_of(rank, lane.label)
+        for _, ranks in sides
+        for rank, lanes in ranks.items()
+        for lane in (lanes.lanes if lanes else ())
+    ]
     try:
         return set(compress(names, matching(pattern, names))), ""
     except UsageError as error:  # it is still being typed
         return set(names), str(error)
 
 
-def _lane_name(rank: int, label: str) -> str:
+def _name_of(rank: int, label: str) -> str:
     return f"rank {rank} {label}" if rank >= 0 else label
+
+
+def _counter(track: CounterTrack) -> tuple[int, str, str, float]:
+    return track.rank, track.label, track.unit, float(track.value.max())
+
+
+def _lanes_of(rank: int, lanes: RankLanes, kept: Collection[str]) -> list[list[Any]]:
+    """Return of each its label, whether on a GPU, first row, row after the last, spans, number, if kept."""
+    return [
+        [lane.label, lane.gpu, *lane.rows, lane.spans, number, _name_of(rank, lane.label) in kept]
+        for number, lane in enumerate(lanes.lanes)
+    ]
 
 
 def _at_fault(loaded: Loaded) -> list[int]:
