@@ -26,7 +26,19 @@ from dpro._version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "sample_traces" / "slow_rank"
-EXTRAS = ("replay", "dashboard", "perfetto", "watch", "remote", "zstd", "mcp", "otlp", "notify", "all")
+EXTRAS = (
+    "replay",
+    "dashboard",
+    "perfetto",
+    "query",
+    "watch",
+    "remote",
+    "zstd",
+    "mcp",
+    "otlp",
+    "notify",
+    "all",
+)
 NAMED = re.compile(r"dpro-toolkit\[(\w+)\]")
 # Each with what it needs besides, {run}, {out} (a folder) filled in. Those that run a job are for PyTorch.
 COMMANDS: Mapping[str, str] = {
@@ -46,6 +58,7 @@ COMMANDS: Mapping[str, str] = {
     "goodput": "goodput {run}",
     "export to Chrome": "export {run} --chrome {out}/trace.json",
     "export to Perfetto": "export {run} --perfetto {out}/trace.pftrace",
+    "query": "query {run} VALUES(1)",
     "scrub": "scrub {run} {out}/copy",
     "import": "import {trace} -o {out}/imported",
     "import of zstd": "import {zstd} -o {out}/imported-zstd",

@@ -423,9 +423,9 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
 
 
 def slowed_by_windows(analysis: Analysis) -> float:
-    """How many times as long recording in depth makes steps: as the others show, or what is taken out."""
+    """How many times as long steps take in deep windows, as recorded, as the others; 1 where either lack."""
     both = deep_and_usual(analysis.steps)
-    return max(both[0] / both[1].typical_ns if both else 1.0, analysis.trust.taken_out)
+    return both[0] / both[1].typical_ns if both else 1.0
 
 
 def unlike_the_others(analysis: Analysis) -> str:
