@@ -446,6 +446,7 @@ def test_a_pinned_lane_stays_while_the_others_scroll(browser, job):
     wait(browser, DRAWN)
     pin = "[...document.querySelectorAll('.timeline-labels .pin')]"
     pin += ".find((each) => each.getAttribute('aria-label') === 'Pin to the top: compute 7')"
+    wait(browser, f"return {pin}")
     browser.execute_script(f"{pin}.click()")
     wait(browser, "return location.search.includes('pin=0.1')")
     _open(browser, browser.current_url)
