@@ -91,6 +91,7 @@
 
   function find(text) {
     if (text === (T.link.find || "")) return;
+    T.jumped = true;  // only a link that is opened, and Enter, go to a match
     T.link.find = text;
     T.count();
     T.changed();
