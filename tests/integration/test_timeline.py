@@ -273,6 +273,37 @@ def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
 
 
 @pytest.mark.slow
+def test_two_changes_in_a_row_are_both_in_the_link(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    script = "dpro.go({ colour: 'phase' }); dpro.go({ tracks: 'rank' }); dpro.go({ colour: null });"
+    script += "return location.search"
+    assert browser.execute_script(script) == "?tracks=rank&view=timeline"
+    wait(browser, "return dproTimeline.link.tracks === 'rank' && !dproTimeline.link.colour")
+    browser.execute_script("history.go(-2)")
+    wait(browser, "return dproTimeline.link.colour === 'phase' && !dproTimeline.link.tracks")
+    assert browser.execute_script("return location.search") == "?colour=phase&view=timeline"
+
+
+@pytest.mark.slow
+def test_a_choice_outlasts_a_change_of_the_link_that_comes_before_its_answer(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    wait(browser, PATH)
+    browser.execute_script("dpro.go({ span: '0.4' }); dpro.go({ find: 'softmax' })")
+    wait(browser, "return dproTimeline.link.find === 'softmax' && dproTimeline.span?.key === '0.4'")
+    script = """
+    const t = dproTimeline, get = t.get, done = arguments[0];
+    t.get = async (path, values) => {  // the link changes, and is followed, before the span is known
+      if (path === 'span') { t.get = get; dpro.go({ colour: 'phase' }); t.follow(); }
+      return get(path, values);
+    };
+    t.jump({ rank: 1, item: 0, row: 0, id: 15, start: 0, end: 1000, name: 'x' });
+    setTimeout(() => done(location.search), 500);
+    """
+    assert "span=1.15" in browser.execute_async_script(script)
+    wait(browser, "return dproTimeline.span?.key === '1.15' && location.search.includes('colour=phase')")
+
+
+@pytest.mark.slow
 def test_a_click_shows_what_a_span_is_with_arrows_both_ways(browser, job):
     _open(browser, f"{job}?view=timeline&show=measured")
     wait(browser, PATH)
@@ -301,11 +332,12 @@ def test_a_click_shows_what_a_span_is_with_arrows_both_ways(browser, job):
 @pytest.mark.slow
 def test_lanes_fold_and_the_link_keeps_it(browser, sample):
     _open(browser, f"{sample}?view=timeline")
+    wait(browser, PATH)
     rows = "return dproTimeline.rows.length"
     before = browser.execute_script(rows)
-    rank = browser.find_element("css selector", ".timeline-labels .label.rank")
-    assert rank.get_attribute("aria-expanded") == "true"
-    rank.click()
+    rank = "document.querySelector('.timeline-labels .label.rank')"
+    wait(browser, f"return {rank} && {rank}.getAttribute('aria-expanded') === 'true'")
+    browser.execute_script(f"{rank}.click()")
     wait(browser, "return location.search.includes('open=-0')")
     assert browser.execute_script(rows) < before
     label = "return document.querySelector('.timeline-labels .label.rank').getAttribute('aria-expanded')"
