@@ -135,3 +135,8 @@ EXAMPLES = {  # what it answers -> query, and the tables that it needs; "gpus": 
 def plain_value(value: Any) -> Any:
     """A value of an answer as JSON has it."""
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def value_in_words(value: object) -> str:
+    """A value of an answer as people read it; nothing where there is none."""
+    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)

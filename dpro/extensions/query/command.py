@@ -35,7 +35,7 @@ def query(run: str, sql: str, as_json: bool) -> None:
     if not sql:
         _list_tables(opened, as_json)
         return
-    from dpro.extensions.query.ask import MAX_ROWS, ask, plain_value
+    from dpro.extensions.query.ask import MAX_ROWS, ask, plain_value, value_in_words
     from dpro.extensions.query.document import QueryDocument
 
     with needs_extra("query"):
@@ -50,15 +50,11 @@ def query(run: str, sql: str, as_json: bool) -> None:
     for name, dtype in answer.rows.schema.items():
         table.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="fold")
     for row in answer.rows.iter_rows():
-        table.add_row(*("" if value is None else _shown(value) for value in row))
+        table.add_row(*(value_in_words(value) for value in row))
     out = console()
     out.print(table)
     if answer.is_cut:
         out.print(f"more than {SHOWN} rows: --json has up to {MAX_ROWS:,}; LIMIT and ORDER BY choose")
-
-
-def _shown(value: object) -> str:
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
 def _list_tables(run: Run, as_json: bool) -> None:

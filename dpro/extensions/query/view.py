@@ -16,7 +16,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, in_browser, message, table, view
 from dpro.errors import needs_extra
-from dpro.extensions.query.ask import EXAMPLES, MAX_ROWS, QueryRows, ask, tables_of
+from dpro.extensions.query.ask import EXAMPLES, MAX_ROWS, QueryRows, ask, tables_of, value_in_words
 from dpro.schema import TABLES
 
 NAME = "query"
@@ -79,22 +79,18 @@ def _rows(loaded: Loaded, link: Link) -> Any:
     if rows.is_empty():
         return message("No row answers the query.")
     more = f"the first {MAX_ROWS:,} rows; there are more" if answer.is_cut else f"{rows.height:,} rows"
+    cells = [[value_in_words(value) for value in row] for row in rows.head(SHOWN).iter_rows()]
     return [
         html.P(more, className="note"),
-        table(rows.columns, [[_shown(value) for value in row] for row in rows.head(SHOWN).iter_rows()],
-              _first_number(rows), most=SHOWN),
+        table(rows.columns, cells, _first_number(rows), most=SHOWN),
         csv_link(NAME, "rows", link),
-    ]  # fmt: skip
+    ]
 
 
 def _first_number(rows: pl.DataFrame) -> int:
     """The first of the columns of numbers at the end."""
     kinds = [dtype.is_numeric() for dtype in rows.dtypes]
     return len(kinds) - next((n for n, numeric in enumerate(reversed(kinds)) if not numeric), len(kinds))
-
-
-def _shown(value: object) -> str:
-    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
 VIEW = view(
