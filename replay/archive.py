@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import threading
 import tokenize
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,12 @@ DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
     tokenize.TokenError,  # numpy reads headers of arrays by Python's tokenizer
-    SystemError,  # Python 3.11 parses the headers of arrays wrongly at times where several threads read
+    SystemError,  # of the parser, see `_READING`
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)
+# Held by the thread that reads: numpy reads headers of arrays by Python's parser, which in Python 3.11 fails
+# at times where several threads use it ("AST constructor recursion depth mismatch").
+_READING = threading.Lock()
 
 
 def write_archive(file: Path, value: Any, records: Records) -> None:
@@ -59,7 +63,7 @@ def read_archive(file: Path, records: Records, run: Run | None) -> Any:
         file: as `write_archive` has written it.
     """
     try:
-        with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
+        with _READING, np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
             return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, records, run)
     except DAMAGED:
         return None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import threading
+import time
 import typing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,25 @@ def test_a_header_that_python_fails_to_parse_is_no_graph(analysed, file, monkeyp
     save(file, built, trust)
     monkeypatch.setattr("ast.literal_eval", fail)
     assert load(file, run) is None
+
+
+def test_threads_parse_headers_one_after_the_other(analysed, file, monkeypatch):
+    literal_eval, busy, at_once = ast.literal_eval, threading.Semaphore(1), []
+
+    def parse(text: Any) -> Any:
+        at_once.append(not busy.acquire(blocking=False))
+        time.sleep(0.0002)
+        busy.release()
+        return literal_eval(text)
+
+    run, built, trust = analysed
+    save(file, built, trust)
+    monkeypatch.setattr("ast.literal_eval", parse)
+    with ThreadPoolExecutor(4) as executor:
+        graphs = list(executor.map(lambda _: load(file, run), range(8)))
+    assert None not in graphs
+    assert at_once
+    assert not any(at_once)
 
 
 def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed, file):
