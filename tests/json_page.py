@@ -31,6 +31,7 @@ from dpro.extensions.export.otlp import SentDocument
 from dpro.extensions.fabric.answer import TopologyDocument
 from dpro.extensions.goodput.document import GoodputDocument
 from dpro.extensions.history.database import HistoryDocument
+from dpro.extensions.memory.answer import MemoryChangeDocument, MemoryDocument
 from dpro.extensions.plan.answer import PlanDocument
 from dpro.extensions.query.document import QueryDocument, TablesDocument
 from dpro.extensions.scrub.scrub import ScrubDocument
@@ -53,6 +54,8 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro report RUN --html FILE": ReportFilesDocument,
     "dpro query RUN": TablesDocument,
     "dpro query RUN SQL": QueryDocument,
+    "dpro memory SNAPSHOT": MemoryDocument,
+    "dpro memory SNAPSHOT OTHER": MemoryChangeDocument,
     "dpro replay RUN": ReplayDocument,
     "dpro whatif RUN": WhatIfDocument,
     "dpro whatif RUN --sensitivity": SensitivityDocument,

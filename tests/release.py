@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, str] = {
     "export to Chrome": "export {run} --chrome {out}/trace.json",
     "export to Perfetto": "export {run} --perfetto {out}/trace.pftrace",
     "query": "query {run} VALUES(1)",
+    "help of memory": "memory --help",
     "scrub": "scrub {run} {out}/copy",
     "import": "import {trace} -o {out}/imported",
     "import of zstd": "import {zstd} -o {out}/imported-zstd",

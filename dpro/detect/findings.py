@@ -29,6 +29,7 @@ _CLASS_WORDS = {  # of a hang its meaning says the rest
     "slow.regression": "slower than before",
     "imbalance.stage": "uneven stages",
     "imbalance.data": "uneven data",
+    "memory.growth": "growing memory",
 }
 
 _LONGEST_NAME = 64  # characters: has room for a DataLoader's `__next__`

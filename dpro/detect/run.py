@@ -21,6 +21,7 @@ from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
 from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input
 from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus, with_links
+from dpro.detect.machine.memory_growth import find_memory_growth
 from dpro.detect.machine.oversubscribed import (
     crowds_of,
     find_crowded_hosts,
@@ -131,7 +132,7 @@ class Detector(NamedTuple):
 
 
 def diagnose(context: Context) -> list[Finding]:
-    """What is wrong with a run, costliest first; that it became slower comes last."""
+    """What is wrong with a run, costliest first; that it became slower, or will be full, comes last."""
     of_extensions = map(load, places("detectors").values())
     findings = run_detectors(context, (*DETECTORS, *of_extensions))
     for explain in EXPLANATIONS:
@@ -300,6 +301,10 @@ def _regression(context: Context, _: Explained) -> list[Finding]:
     return find_regression(context.steps, context.workers, lambda: context.counters, spans)
 
 
+def _growing_memory(context: Context, _: Explained) -> list[Finding]:
+    return find_memory_growth(context.steps, context.counters, context.workers)
+
+
 # What explains findings of several detectors.
 
 
@@ -346,7 +351,10 @@ FROM_CALLS = (
     Detector("pauses", _pauses, _ALWAYS_ON),
 )
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)
-OF_THE_JOB = (Detector("regression", _regression, frozenset({Need.STEPS})),)
+OF_THE_JOB = (
+    Detector("regression", _regression, frozenset({Need.STEPS})),
+    Detector("growing memory", _growing_memory, frozenset({Need.STEPS})),
+)
 EXPLANATIONS = (_with_crowded_hosts, _with_losses, _with_gpus)
 
 

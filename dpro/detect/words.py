@@ -106,8 +106,8 @@ def summarise(finding: Finding) -> str:
 
 
 def cost_in_words(finding: Finding) -> str:
-    """What a finding costs: `3 ms per step (5% of it)`; empty where that is not known."""
-    if finding.of_hang or not math.isfinite(finding.cost_ns):
+    """What a finding costs: `3 ms per step (5% of it)`; empty where that is not known, or nothing yet."""
+    if finding.of_hang or not finding.cost_ns or not math.isfinite(finding.cost_ns):
         return ""
     return f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it)"
 

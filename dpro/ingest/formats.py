@@ -23,6 +23,7 @@ EXECUTION_TRACE = "execution trace"
 FLIGHT_RECORDER = "flight recorder"
 NCCL_RAS = "NCCL RAS"
 REQUEST_LOGS = "logs of requests"
+SNAPSHOTS = "snapshots of PyTorch's allocator"
 
 
 class Importer(Protocol):
@@ -133,6 +134,7 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
     ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
     (REQUEST_LOGS, lambda head: is_request_log(head)),
+    (SNAPSHOTS, lambda head: head[:1] == b"\x80" and b"total_size" in head[:400] and b"device" in head[:400]),
     ("JSON files that are not traces", lambda head: head.lstrip()[:1] in (b"{", b"[")),
 )
 

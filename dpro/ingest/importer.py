@@ -24,7 +24,7 @@ from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
-from dpro.ingest.formats import REQUEST_LOGS, registry, why_passed_over
+from dpro.ingest.formats import REQUEST_LOGS, SNAPSHOTS, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import num_cores, process_pool
@@ -179,6 +179,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
         if traces.passed_over[REQUEST_LOGS]:
             given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
+        if traces.passed_over[SNAPSHOTS]:
+            given = "`dpro memory FILE` says what held the memory in one"
         if traces.passed_over[NSIGHT]:
             given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
         given = f"name one of the runs in it, such as {min(runs)}" if runs else given

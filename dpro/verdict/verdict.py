@@ -343,8 +343,10 @@ def fault_in_words(findings: Sequence[Finding], diagnosed: bool = True) -> str:
     """
     if not findings:
         return "no rank or part stands out." if diagnosed else "not diagnosed: the replay does not fit."
+    costs = [format_duration(finding.cost_ns) if finding.cost_ns else "" for finding in findings[:2]]
     words = [
-        f"{name_part(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
+        f"{name_part(finding)} costs {cost} a step" if cost else name_part(finding)
+        for finding, cost in zip(findings, costs, strict=False)
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."

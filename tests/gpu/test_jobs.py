@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from dpro.schema import OUT_OF_MEMORY, SPANS, STEPS
+from tests.commands import dpro
 from tests.jobs import ROOT, record, script
 
 JOBS = ROOT / "benchmarks" / "gpu_stages" / "jobs"
@@ -80,3 +82,26 @@ def test_memory_that_ran_out_is_seen_and_what_filled_it(tmp_path, caught):
     assert row["total_bytes"] >= row["reserved_bytes"] >= row["allocated_bytes"] >= 1 << 30
     assert (row["kinds"][0], row["bytes"][0]) == ("other tensors", 1 << 30)
     assert sum(row["bytes"]) == pytest.approx(row["allocated_bytes"], rel=0.01)
+
+
+def test_a_snapshot_of_the_allocator_adds_up_to_what_pytorch_counts(tmp_path):
+    file = tmp_path / "snapshot.pickle"
+    source = f"""
+        import torch
+        torch.cuda.memory._record_memory_history()
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+        optimizer, kept = torch.optim.AdamW(model.parameters()), []
+        for _ in range(6):
+            out = model(torch.randn(4096, 1024, device="cuda"))
+            kept.append(out.detach())
+            out.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.memory._dump_snapshot({str(file)!r})
+        print(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+    """
+    done = subprocess.run(script(tmp_path, source), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (device,) = json.loads(dpro("memory", file, "--json").stdout)["devices"]
+    assert device["peak_bytes"] == int(done.stdout)
+    assert "forward" in {one["origin"]["phase"] for one in device["growing"]}

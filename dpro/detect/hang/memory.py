@@ -32,7 +32,7 @@ _LESS = (
     "make the micro-batch smaller and accumulate gradients, or compute activations again in the backward "
     "(`torch.utils.checkpoint`)"
 )
-_ADVICE = {
+ADVICE = {
     "parameters": _SHARD,
     "gradients": f"{_SHARD}, or keep gradients in bf16",
     "optimizer state": f"{_SHARD}, or use an optimizer with smaller state (8 bits, or Adafactor)",
@@ -62,7 +62,7 @@ def filled_by(finding: Finding) -> str:
 
 def advice_on(finding: Finding) -> str | None:
     """What to do about memory that ranks of a finding ran out of; None where nothing is known to help."""
-    return _ADVICE.get(filled_by(finding))
+    return ADVICE.get(filled_by(finding))
 
 
 def with_memory(

@@ -221,7 +221,7 @@ def _days(ns: int) -> str:
 # The host that a finding blames. What is said to be one of several, and what blames the work or the program,
 # names no host.
 
-BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "jitter")
+BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "memory.", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
 
 

@@ -1,0 +1,169 @@
+"""Memory that grows from step to step: of processes on a host, or of a GPU, and when it will be full.
+
+In: tables `counters`, `steps` and `workers`. Out: a finding per host or rank whose memory grows without end,
+as far as was recorded. Memory grows while a job warms up, and in steps of what an allocator asks for, so the
+first third of the time is left out, and the lowest values of six parts of the rest are compared: each has to
+be above the one before, and the second half has to grow by as much as the first, nearly. Of a host, memory
+that is available has to shrink likewise: pages of files that a process reads count as its own, and the kernel
+takes them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats
+from dpro.detect.findings import Finding
+from dpro.detect.machine.telemetry import gpus_of_ranks
+from dpro.detect.observations import Observation, observe
+from dpro.replay.steps import step_series
+from dpro.units import NS_PER_S, format_bytes, format_duration
+
+CLASS = "memory.growth"
+WARM_UP = 1 / 3  # of the time
+PARTS = 6  # in order by chance once in 720 times
+MIN_TIME_NS = 20 * NS_PER_S
+MIN_BYTES = 32 << 20  # in that time, per process
+STEADY = 0.5  # of what the first half grew by, that the second half has to
+CONFIRMED = 0.5  # of what processes grew by, that the host has to have less of
+MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # what lasts longer is no concern of the job
+CONFIDENCE = 0.9
+_OF_HOST = (
+    "look for what is kept from step to step: losses and outputs in lists (keep `loss.item()`, or "
+    "`.detach().cpu()` of few), caches, a Dataset that keeps what it has read"
+)
+_OF_GPU = (
+    "look for tensors that are kept longer than a step; `dpro memory FILE` names the line in a snapshot of "
+    "PyTorch's allocator"
+)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How memory grew.
+
+    Attributes:
+        lowest: `[PARTS]` bytes, in each part of the time.
+        lasted_ns: from the middle of the first part to that of the last.
+    """
+
+    lowest: Floats
+    lasted_ns: float
+
+    @property
+    def grown(self) -> float:
+        """Bytes by which it grew."""
+        return float(self.lowest[-1] - self.lowest[0])
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it grew in each part, and in the later ones nearly as fast as before."""
+        middle = (self.lowest[(PARTS - 1) // 2] + self.lowest[PARTS // 2]) / 2
+        first, second = middle - self.lowest[0], self.lowest[-1] - middle
+        return bool((np.diff(self.lowest) > 0).all()) and second >= STEADY * first and self.grown >= MIN_BYTES
+
+
+def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Finding]:
+    """Find hosts and ranks whose memory grows without end, by the tables of these names."""
+    if steps.is_empty() or counters.is_empty():
+        return []
+    ends = steps["start_ns"] + steps["duration_ns"]
+    begin, end = int(steps["start_ns"].min()), int(ends.max())  # type: ignore[arg-type]
+    begin += int((end - begin) * WARM_UP)
+    if end - begin < MIN_TIME_NS:
+        return []
+    series = step_series(steps)
+    step_ns = series.typical_ns if series else 0.0
+    return [
+        *_on_hosts(counters, workers, (begin, end), step_ns),
+        *_on_gpus(counters, workers, (begin, end), step_ns),
+    ]
+
+
+def growth_of(samples: pl.DataFrame, begin: int, end: int) -> Growth | None:
+    """How one series grows in a stretch of time; None where a part of it is without a value.
+
+    Args:
+        samples: `time_ns` and `value`; a value holds until the next one.
+    """
+    ordered = samples.sort("time_ns")
+    times, values = ordered["time_ns"].to_numpy(), ordered["value"].to_numpy()
+    edges = np.linspace(begin, end, PARTS + 1)
+    lowest = []
+    for since, until in pairwise(edges):
+        first, last = np.searchsorted(times, [since, until])
+        part = values[max(first - 1, 0) : last]  # with what holds as it begins
+        if part.size == 0 or times[0] > since + (until - since) / 2:
+            return None
+        lowest.append(part.min())
+    return Growth(np.array(lowest, np.float64), (end - begin) * (PARTS - 1) / PARTS)
+
+
+def _on_hosts(
+    counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
+) -> list[Finding]:
+    hosts = dict(workers.select("rank", "host").iter_rows())
+    of_processes = counters.filter((pl.col("counter") == "memory_bytes") & (pl.col("rank") >= 0))
+    growing: dict[str, dict[int, Growth]] = {}
+    for rank in of_processes["rank"].unique().sort():
+        growth = growth_of(of_processes.filter(pl.col("rank") == rank), *time)
+        if growth is not None and growth.is_steady:
+            growing.setdefault(hosts.get(rank, ""), {})[rank] = growth
+    findings = []
+    for host, by_rank in growing.items():
+        left = counters.filter(
+            (pl.col("host") == host) & (pl.col("rank") < 0) & (pl.col("counter") == "memory_available_bytes")
+        )
+        available = growth_of(left.with_columns(-pl.col("value")), *time)  # what is taken grows
+        grown = sum(growth.grown for growth in by_rank.values())
+        if available is not None and available.grown >= CONFIRMED * grown:
+            findings += _found("host", host, by_rank, -float(available.lowest[-1]), step_ns, _OF_HOST)
+    return findings
+
+
+def _on_gpus(
+    counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
+) -> list[Finding]:
+    findings = []
+    gpus = gpus_of_ranks(counters, workers).unique("rank", keep="first", maintain_order=True)
+    for rank, host, device in gpus.select("rank", "host", "device").iter_rows():
+        of_gpu = counters.filter((pl.col("host") == host) & (pl.col("device") == device))
+        growth = growth_of(of_gpu.filter(pl.col("counter") == "memory_used_bytes"), *time)
+        sizes = of_gpu.filter(pl.col("counter") == "memory_total_bytes")["value"]
+        if growth is not None and growth.is_steady and sizes.len():
+            left = float(sizes[-1]) - float(growth.lowest[-1])
+            findings += _found("rank", str(rank), {rank: growth}, left, step_ns, _OF_GPU)
+    return findings
+
+
+def _found(
+    kind: str, name: str, by_rank: dict[int, Growth], left: float, step_ns: float, remedy: str
+) -> list[Finding]:
+    """The finding of one host or GPU; none where its memory lasts for long."""
+    ranks = tuple(sorted(by_rank))
+    pace = sum(growth.grown / growth.lasted_ns for growth in by_rank.values())  # bytes per ns
+    full_in_ns = max(left, 0.0) / pace
+    if full_in_ns > MAX_FULL_NS:
+        return []
+    of = "GPU memory" if kind == "rank" else "memory"
+    a_step = f"{format_bytes(pace * step_ns)} a step" if step_ns else f"{format_bytes(pace * NS_PER_S)}/s"
+    observed = [_observed(rank, growth, of) for rank, growth in sorted(by_rank.items())]
+    room = observe(
+        "memory-left", "{left_bytes} are left: full in {full_in_ns} at this pace",
+        left_bytes=left, full_in_ns=full_in_ns,
+    )  # fmt: skip
+    cause = f"{of} grows by {a_step}, full in {format_duration(full_in_ns)}"
+    return [Finding(CLASS, kind, name, ranks, 0.0, CONFIDENCE, 0.0, (*observed, room), cause, remedy=remedy)]
+
+
+def _observed(rank: int, growth: Growth, of: str) -> Observation:
+    from_to = f"{of} grew from {{first_bytes}} to {{last_bytes}} in {{lasted_ns}}"
+    return observe(
+        "memory-grows", f"rank {{rank}}: {from_to}, and in each sixth of that time",
+        rank=rank, first_bytes=float(growth.lowest[0]), last_bytes=float(growth.lowest[-1]),
+        lasted_ns=growth.lasted_ns,
+    )  # fmt: skip
