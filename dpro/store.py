@@ -35,6 +35,7 @@ from dpro.words import is_utf8
 # sample of each.
 FORMAT_VERSION = 2  # 1, before any release: `group_ranks` are lists
 MANIFEST = "manifest.json"
+CUT = "truncated tail"  # such a reason: a file ends early, and rows that are missing are not counted
 IMPOSSIBLE = "spans of impossible times"  # how such reasons in `Manifest.skipped` begin
 
 
@@ -111,6 +112,11 @@ class Manifest:
     def num_impossible(self) -> int:
         """How many spans were left out, or moved with their device, since their times cannot be."""
         return sum(count for reason, count in self.skipped.items() if reason.startswith(IMPOSSIBLE))
+
+    @property
+    def num_cut(self) -> int:
+        """How many files ended early: what is missing of them is not known."""
+        return self.skipped.get(CUT, 0)
 
     @property
     def missing_ranks(self) -> list[int]:

@@ -59,13 +59,14 @@ def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
     whole = ~moves | (members[nodes.collective] >= expected)
     arrived = np.flatnonzero(nodes.kind == NodeKind.ARRIVE)
     by_member = dict(zip(zip(nodes.rank[arrived].tolist(), nodes.span[arrived].tolist()), arrived.tolist()))
-    for node in np.flatnonzero(moves & on_gpu).tolist():
-        arrival = by_member.get((int(nodes.rank[node]), int(nodes.span[node])))
-        if arrival is not None:
-            begins[node] = timeline.start[arrival]
     launch = np.full(nodes.duration.size, -1)
     by_call = edges.kind == EdgeKind.LAUNCH
     launch[edges.target[by_call]] = edges.source[by_call]
+    for node in np.flatnonzero(moves & on_gpu).tolist():
+        arrival = by_member.get((int(nodes.rank[node]), int(nodes.span[node])))
+        if arrival is not None:  # what a call launches is the arrival, of which the transfer is the rest
+            begins[node] = timeline.start[arrival]
+            launch[node] = max(launch[node], launch[arrival])
     work = np.flatnonzero(is_of(nodes.kind, tuple(KINDS)) & on_gpu)
     calls = np.unique(launch[work][launch[work] >= 0])
     kinds = pl.Series(

@@ -325,7 +325,8 @@ def bar_in_text(mean: MeanStep, width: int) -> str:
 
 def title_of(mean: MeanStep) -> str:
     """What the bar shows."""
-    return f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes"
+    took = format_ms(mean.duration_ms)
+    return f"Where the mean step of a rank in deep windows ({took} as recorded) goes"
 
 
 def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:

@@ -24,6 +24,7 @@ from dpro.ingest.kineto.reader import read_trace
 from dpro.ingest.reading.files import HEAD_BYTES, Source, blocks
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_FACTS_BYTES
+from dpro.store import CUT
 from dpro.units import format_bytes
 
 _PACKET = 0x0A  # the tag of a packet: field 1 of a trace, as bytes
@@ -90,7 +91,8 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
             file.write(b"]}")
         read = read_trace(Source(source.label, text), rank=rank)
     warnings = [f"{source.name}: {damage[0]}; read as far as it goes"] if damage else []
-    return replace(read, skipped=read.skipped | dict(+trace.skipped), warnings=read.warnings + warnings)
+    lost = dict(+trace.skipped) | ({CUT: 1} if damage else {})
+    return replace(read, skipped=read.skipped | lost, warnings=read.warnings + warnings)
 
 
 def _packets(source: Source, damage: list[str]) -> Iterator[Any]:

@@ -143,7 +143,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
 def record_more(facts: JobFacts) -> list[Advice]:
     """What to record where only launches of what devices did are here, or the process had just started."""
     if facts.lacks_device_work:
-        do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): only its launches are here"
+        do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): it is not here"
     elif facts.first_call:
         name, took_ns = facts.first_call
         do = (

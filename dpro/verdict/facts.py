@@ -348,10 +348,11 @@ class JobFacts:
 
     @property
     def lacks_device_work(self) -> bool:
-        """Whether hosts launched work of devices, and none of that was recorded."""
+        """Whether no work was recorded: none of devices that hosts launch it on, or else no operator."""
         kinds = self.analysis.spans["kind"]
         launches = self.analysis.spans["correlation"].to_numpy()[(kinds == "runtime").to_numpy()] >= 0
-        return bool(launches.any()) and not kinds.is_in(GPU_WORK_KINDS).any()
+        on_devices = bool(launches.any()) or not (kinds == "cpu_op").any()
+        return on_devices and not kinds.is_in(GPU_WORK_KINDS).any()
 
     @cached_property
     def gpu(self) -> str:

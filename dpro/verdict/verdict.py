@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import polars as pl
 from msgspec import field
@@ -28,8 +28,9 @@ from dpro.detect.host_bound import THE_HOST
 from dpro.detect.words import name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
-from dpro.replay.fidelity.accuracy import deep_and_usual, taken_out_in_words, without_spans
+from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
+from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -65,9 +66,10 @@ NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 WINDOWS_ONLY = "what was recorded in depth is mostly what recording costs"
 NOT_RECORDED = "devices idle for a reason that was not recorded"
 LONGEST_KERNELS = 20  # among which those are looked for that take most of a step
-NOT_DIAGNOSED = "not diagnosed."
+NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
+ALIKE = 0.1  # by which steps in deep windows, as the job runs, may differ from the others and be named as one
 FAR = 3.0  # times as long: windows slow such short steps down by more than can be taken out
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -161,27 +163,28 @@ def _without_label(analysis: Analysis, error: DproError) -> str:
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     entries = entries_of(facts)
-    slowed = slowed_by_windows(analysis) >= FAR
-    limit = None if slowed else limit_of(facts, entries)
+    untold = _why_untold(analysis)
+    limit = None if untold else limit_of(facts, entries)
     ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
-    if slowed:
-        do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
-        ranked = [Advice("record-more", do, None, None, "a setting"), *remedies_of(facts.findings)]
+    if untold:
+        ranked = [Advice("record-more", untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
         ranked = [Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
-    steps = f"{counted(usual, 'step')} of {format_duration(facts.step_ns)}"
+    steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
-    fault = _after_end(analysis, fault_in_words(faults, analysis.trust.answerable))
+    blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
+    why_not = NOT_DIAGNOSED if blind else "" if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
+    fault = _after_end(analysis, fault_in_words(faults, why_not))
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps, facts.gpu),
         step_ms=step_ms,
         steps=usual,
         left_out=facts.ends.height - usual,
-        shares=_shares(facts),
+        shares={} if blind else _shares(facts),
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         phase=in_words(analysis.phases) if analysis.condensed is None else "",
@@ -245,17 +248,30 @@ def with_account(document: AnyDocument, analysis: Analysis) -> AnyDocument:
     return replace(document, account=account_of(analysis))
 
 
+class Untold(NamedTuple):
+    """Why a recording shows no limit, whatever its graph says, and what to do."""
+
+    why: str
+    do: str
+
+
+def _why_untold(analysis: Analysis) -> Untold | None:
+    """Why what was recorded is not the job: traces are cut, or windows slow its steps down; None else."""
+    if cut := cut_in_words(analysis.run.manifest):
+        return Untold(cut[0], "copy the traces that are cut again, or record them again")
+    if slowed_by_windows(analysis) >= FAR:
+        do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
+        return Untold(WINDOWS_ONLY, do)
+    return None
+
+
 def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
     """Why no limit is named, in a line; none where one is."""
     if limit is not None:
         return []
-    return [
-        "no work of devices was recorded, only calls that launch it"
-        if facts.lacks_device_work
-        else WINDOWS_ONLY
-        if slowed_by_windows(facts.analysis) >= FAR
-        else NOT_RECORDED
-    ]
+    untold = _why_untold(facts.analysis)
+    lacking = "no work of devices was recorded, only what the host does"
+    return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
 
 
 def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
@@ -287,7 +303,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
-        fault = fault_in_words(findings) if diagnosed else NOT_DIAGNOSED
+        fault = fault_in_words(findings, "" if diagnosed else NOT_DIAGNOSED)
         advice = first_of([*remedies_of(findings)])
     step_ms, said = series.typical_ms if series else None, _after_end(analysis, fault)
     return Explanation(
@@ -323,6 +339,26 @@ def _job(analysis: Analysis, steps: str, gpu: str = "") -> str:
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
 
 
+def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSeries] | None) -> str:
+    """How long a step is, and of how many steps that is known, those in deep windows named apart.
+
+    Args:
+        step_ns: the usual step in deep windows, as the job runs.
+        others: as of `deep_and_usual`.
+    """
+    took = format_duration(step_ns)
+    if others is None:
+        return f"{counted(num_deep, 'step')} of {took}"
+    series = others[1]
+    num_others, typical_ns = series.times.size, series.typical_ns
+    if abs(typical_ns / step_ns - 1) <= ALIKE:
+        return f"{num_deep + num_others} steps of {took}, {num_deep} in depth"
+    return (
+        f"{counted(num_deep, 'step')} in depth of {took}, "
+        f"{counted(num_others, 'other')} of {format_duration(typical_ns)}"
+    )
+
+
 def _shares(facts: JobFacts) -> dict[str, float]:
     names = {part: SHORT_NAMES.get(title, title) for part, title in PARTS.items()}
     if facts.analysis.outline.of_operations:
@@ -335,14 +371,14 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
-def fault_in_words(findings: Sequence[Finding], diagnosed: bool = True) -> str:
+def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     """Which parts are at fault, the costliest two by name.
 
     Args:
-        diagnosed: whether the run could show it.
+        why_not: what is said where the run could not show any; empty where it could.
     """
     if not findings:
-        return "no rank or part stands out." if diagnosed else "not diagnosed: the replay does not fit."
+        return f"{why_not or 'no rank or part stands out'}."
     costs = [format_duration(finding.cost_ns) if finding.cost_ns else "" for finding in findings[:2]]
     words = [
         f"{name_part(finding)} costs {cost} a step" if cost else name_part(finding)
@@ -405,10 +441,10 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     left_out, impossible = facts.ends.height - usual, manifest.num_impossible
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
-    why = next(iter(trust.reasons), trust.grade)
+    why, cut = next(iter(trust.reasons), trust.grade), manifest.num_cut > 0
     unknown = facts.share_of(facts.kernels.filter(pl.col("family") == OTHER)["name"].to_list())
     reasons = {
-        f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
+        f"the replay does not fit, so take no figure at its word: {why}": not (trust.answerable or cut),
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
@@ -418,6 +454,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
+        f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
     }

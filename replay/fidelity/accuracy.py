@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import structs
 
 from dpro.arrays import Bools, Ints
 from dpro.classify import classify
@@ -130,17 +131,18 @@ def figures_of(
         criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
         criterion("start times copied from the trace", 100 * copied, 5.0, 20.0),
         criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
-        criterion(
-            "noise of steps",
-            _smallest_change(measured, error),
-            10.0,
-            50.0,
-        ),
+        _noise(_smallest_change(measured, error)),
         *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),
         *([criterion(COLD_STEPS, 100 * cold, 0.0, 50.0)] if cold else []),
         *([criterion(WARM_UP, warming, 1.0, 10.0, "x")] if warming > 1 else []),
     ]
     return tuple(sorted(figures, key=lambda figure: 2.0 if figure.score is None else figure.score))
+
+
+def _noise(change_pct: float | None) -> Criterion:
+    """How much steps vary; where that is not known, as of one step, no prediction is good, nor shown poor."""
+    noise = criterion("noise of steps", change_pct, 10.0, 50.0)
+    return noise if change_pct is not None else structs.replace(noise, score=(GOOD + FAIR) / 2)
 
 
 def _smallest_change(
@@ -442,6 +444,14 @@ class Trust:
         return grade_of(self.score)
 
     @property
+    def weakest(self) -> str:
+        """The figure that keeps the grade down most: `noise of steps 61%`; empty where none is known."""
+        worst = next((figure for figure in self.figures if figure.score is not None), None)
+        if worst is None or worst.value is None:
+            return worst.name if worst else ""
+        return f"{worst.name} {worst.value:.3g}{worst.unit}"
+
+    @property
     def verdict(self) -> str:
         """How far to trust predictions, in a sentence."""
         return grade_sentence(self.score, self.figures)
@@ -487,7 +497,11 @@ def judge(
     starts = start_errors(facts.misses)
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
-    why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
+    why_not = [
+        *cut_in_words(manifest),
+        *_why_not(error_pct, unexplained, doubtful, steps.height),
+        *built.alignment.conflicts,
+    ]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
@@ -570,6 +584,16 @@ def _share_of_delays(graph: Graph) -> float:
     nodes = graph.nodes
     prompt = graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration))
     return share_saved(graph, prompt)
+
+
+def cut_in_words(manifest: Manifest) -> list[str]:
+    """That traces are cut short, in a line; none where none is."""
+    if not manifest.num_cut:
+        return []
+    traces = "1 trace is" if manifest.num_cut == 1 else f"{manifest.num_cut} traces are"
+    return [
+        f"{traces} cut short: what is missing, GPU work often, would count as idle time; copy or record again"
+    ]
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:

@@ -36,6 +36,7 @@ from dpro.ingest.reading.files import Source, rank_of_name
 from dpro.ingest.reading.values import int32, ranks_of
 from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import SYNCS
+from dpro.store import CUT
 
 if TYPE_CHECKING:
     from dpro.ingest.kineto.scanner import Scanner
@@ -85,7 +86,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
     lost = {"begin or end without the other": unmatched, "memory events without totals": memory.without_total}
-    lost |= {"malformed events": reader.malformed, "truncated tail": int(bool(reader.truncated))}
+    lost |= {"malformed events": reader.malformed, CUT: int(bool(reader.truncated))}
     versions = {
         "cuda_runtime": facts.cuda_runtime,
         "cuda_driver": facts.cuda_driver,

@@ -14,9 +14,11 @@ from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
 from dpro.replay.graph import NodeKind
+from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
+from dpro.store import CUT
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import LedgerRow, entries_of
@@ -33,9 +35,9 @@ from dpro.verdict.limits import (
     Free,
     work_of_devices,
 )
-from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of
+from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of, steps_in_words
 from dpro.verdict.words import limit_of_run
-from tests.builders import MAIN, TinyRun
+from tests.builders import MAIN, TinyRun, gpu_job
 from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_synchronisation import accumulated
 
@@ -942,3 +944,47 @@ def test_where_no_step_is_marked_or_repeats_steps_are_to_be_recorded_besides(tmp
     assert len(verdict.advice) <= 3
     marked = explained(launches_of([("mul", 60, 10)] * 40), tmp_path / "marked")
     assert "record-more" not in kinds(marked)
+
+
+def test_of_traces_that_are_cut_short_no_limit_no_fault_and_no_share_is_named(tmp_path):
+    run = gpu_job().write(tmp_path / "run")
+    assert explain(Analysis(run)).limit is not None
+    cut = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, skipped={CUT: 2}))
+    analysis = Analysis(cut)
+    verdict = explain(analysis)
+    assert (verdict.limit, verdict.shares, verdict.fault) == (None, {}, "not diagnosed.")
+    assert kinds(verdict) == ["record-more"]
+    assert verdict.unsure[0].startswith("2 traces are cut short")
+    assert not analysis.trust.answerable
+    assert analysis.trust.grade == "poor"
+
+
+def test_marks_alone_are_no_work_and_name_no_limit(tmp_path):
+    run = TinyRun()
+    for step in range(3):
+        run.mark("train_batch", step * 100, step * 100 + 90)
+        run.step(step, step * 100, step * 100 + 100)
+    verdict = explained(run, tmp_path)
+    assert (verdict.limit, verdict.fault) == (None, "not diagnosed.")
+    assert kinds(verdict) == ["record-more"]
+
+
+def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
+    several, one = (Analysis(gpu_job(num_steps=steps).write(tmp_path / str(steps))).trust for steps in (6, 1))
+    assert several.grade == "good"
+    assert one.grade == "fair"
+
+
+@pytest.mark.parametrize(
+    ("num_deep", "others_ms", "words"),
+    [
+        (3, 0.0, "3 steps of 10 ms"),
+        (3, 10.5, "9 steps of 10 ms, 3 in depth"),
+        (3, 16.0, "3 steps in depth of 10 ms, 6 others of 16 ms"),
+        (1, 16.0, "1 step in depth of 10 ms, 6 others of 16 ms"),
+    ],
+)
+def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(num_deep, others_ms, words):
+    times, no = np.full(6, others_ms * 1e6), np.zeros(6, np.bool_)
+    series = StepSeries(np.arange(6), times, times, no, np.zeros(6), False, False, 1)
+    assert steps_in_words(num_deep, 10e6, (10e6, series) if others_ms else None) == words
