@@ -57,6 +57,29 @@ class Contributor(DocumentPart, frozen=True):
     b_ms: float
 
 
+class MeasuredChange(DocumentPart, frozen=True, kw_only=True):
+    """The typical steps of two runs, as measured outside deep windows.
+
+    Attributes:
+        a_ms, b_ms: of each.
+        change: share by which that of B is longer.
+        between: interval of that share, by the order statistics of both medians.
+        a_steps, b_steps: how many steps these are.
+    """
+
+    a_ms: float
+    b_ms: float
+    change: float
+    between: tuple[float, float]
+    a_steps: int
+    b_steps: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is more than steps vary by."""
+        return self.between[0] > 0 or self.between[1] < 0
+
+
 class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     """Two runs compared.
 
@@ -68,6 +91,8 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
         unexplained_ms: what no kind of work explains.
         by_rank: what the work of each rank contributes, each taken for itself.
         doubts: what limits how far to believe it.
+        measured: the change as steps outside deep windows show it; null where a run has too few of them, or
+            steps or ranks are selected.
         selection: the steps that are compared, and the ranks whose work is; absent where all are.
         account_b: of B; `account` is that of A.
     """
@@ -81,6 +106,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     unexplained_ms: float
     by_rank: dict[int, float]
     doubts: list[str]
+    measured: MeasuredChange | None = None
     selection: SelectionDocument | UnsetType = UNSET
     account_b: Account | None = None
 

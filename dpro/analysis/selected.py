@@ -11,17 +11,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import polars as pl
+from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
+from dpro.analysis.step_time import median_between
 from dpro.errors import UsageError
-from dpro.replay.difference import DifferenceDocument, explain
+from dpro.replay.difference import DifferenceDocument, MeasuredChange, explain
+from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps import (
     collective_totals,
     device_step_ns,
     device_steps,
     recorded_steps,
+    series_outside,
     spans_of_steps,
     within_stretches,
 )
@@ -37,6 +41,8 @@ from dpro.selection import (
     ranges_of,
 )
 from dpro.store import Run
+from dpro.units import ms
+from dpro.words import counted
 
 if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
@@ -223,4 +229,48 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
     names = a.run.label, b.run.label
     usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
-    return explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
+    document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
+    measured = None if selection else measured_change(a.steps, b.steps)
+    return replace(document, measured=measured, doubts=[*_first_doubts(a, b, document, measured), *doubts])
+
+
+def measured_change(a: pl.DataFrame, b: pl.DataFrame) -> MeasuredChange | None:
+    """How the typical step outside deep windows differs; None where either run has too few such steps.
+
+    Args:
+        a, b: as `Analysis.steps`.
+    """
+    series = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
+    if series[0] is None or series[1] is None:
+        return None
+    typical = [one.typical_ns for one in series]  # type: ignore[union-attr]
+    usual = [one.times[~one.paused] for one in series]  # type: ignore[union-attr]
+    bounds = [median_between(times, one.cycle) for times, one in zip(usual, series)]  # type: ignore[union-attr]
+    (least_a, most_a), (least_b, most_b) = bounds
+    return MeasuredChange(
+        a_ms=ms(typical[0]), b_ms=ms(typical[1]), change=round(typical[1] / typical[0] - 1, 4),
+        between=(round(least_b / most_a - 1, 4), round(most_b / least_a - 1, 4)),
+        a_steps=usual[0].size, b_steps=usual[1].size,
+    )  # fmt: skip
+
+
+def _first_doubts(
+    a: Analysis, b: Analysis, document: DifferenceDocument, measured: MeasuredChange | None
+) -> list[str]:
+    """What a reader has to know before any contribution."""
+    doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
+    kinds = [_kind_in_words(run) for run in (a, b)]
+    if kinds[0] != kinds[1]:
+        doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
+    if measured and measured.is_clear and measured.change * document.delta_ms < 0:
+        doubts.append("steps in deep windows changed the other way: the rows do not explain the others")
+    if abs(document.unexplained_ms) > abs(document.delta_ms):
+        doubts.append("more than the whole change is not explained: the rows say little about it")
+    return doubts
+
+
+def _kind_in_words(analysis: Analysis) -> str:
+    """`2 ranks on H200`."""
+    manifest = analysis.run.manifest
+    models = sorted({name for name in manifest.gpus if name})
+    return f"{counted(len(manifest.ranks), 'rank')} on {', '.join(models) or 'CPUs'}"

@@ -87,25 +87,52 @@ def diff(
         print_selection(selection)
         _print(difference)
     if _is_too_long(difference, fail_on):
-        longer = f"{difference.b_ms / difference.a_ms - 1:.1%} longer"
+        longer = f"{_change_of(difference)[2]:.1%} longer"
         click.echo(f"dpro: a step of B takes {longer} than one of A", err=True)
         ctx.exit(1)
 
 
 def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
-    return fail_on is not None and document.b_ms > (1 + fail_on) * document.a_ms
+    """Whether B takes longer by a share: by all its steps where they show it, beyond what steps vary by."""
+    if fail_on is None:
+        return False
+    if document.measured is not None:
+        return document.measured.is_clear and document.measured.change > fail_on
+    return document.b_ms > (1 + fail_on) * document.a_ms
+
+
+def _change_of(document: DifferenceDocument) -> tuple[float, float, float]:
+    """The step of A and of B in ms, and the share by which that of B is longer, by all steps or in depth."""
+    if measured := document.measured:
+        return measured.a_ms, measured.b_ms, measured.change
+    return document.a_ms, document.b_ms, document.delta_ms / document.a_ms
+
+
+def _how_known(document: DifferenceDocument) -> list[str]:
+    """By which steps the change is known, and what is compared then; nothing where these are the same."""
+    measured = document.measured
+    if measured is None:
+        return []
+    low, high = measured.between
+    counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
+    clear = "" if measured.is_clear else ", within what steps vary by"
+    return [
+        f"typical of {counts} ({low:+.1%} to {high:+.1%}{clear})",
+        f"in depth, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
+        f"({_signed(document.delta_ms)}), of which",
+    ]
 
 
 def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
     """The difference as a comment on a pull request: what to know first, the rest as a table."""
-    change = document.delta_ms / document.a_ms
+    a_ms, b_ms, change = _change_of(document)
     mark = "\U0001f534 " if _is_too_long(document, fail_on) else "" if fail_on is None else "\U0001f7e2 "
     allowed = "" if fail_on is None else f" ({fail_on:.1%} more is too much)"
     lines = [
-        f"{mark}**A step takes {format_ms(document.b_ms)} instead of {format_ms(document.a_ms)}: "
-        f"{change:+.1%}**{allowed}",
+        f"{mark}**A step takes {format_ms(b_ms)} instead of {format_ms(a_ms)}: {change:+.1%}**{allowed}",
         "",
         f"A: `{_named(document.a)}`, B: `{_named(document.b)}`",
+        *(line for known in _how_known(document) for line in ("", known)),
     ]
     rows = _rows_of(document)
     if rows:
@@ -134,11 +161,13 @@ def _print(document: DifferenceDocument) -> None:
     from rich.table import Table
 
     out, least_ms = console(), MIN_SHARE * document.a_ms
+    a_ms, b_ms, change = _change_of(document)
     out.print(
-        f"A {_named(document.a)} {format_ms(document.a_ms)} -> B {_named(document.b)} "
-        f"{format_ms(document.b_ms)} a step: {_signed(document.delta_ms)} "
-        f"({document.delta_ms / document.a_ms:+.1%})"
+        f"A {_named(document.a)} {format_ms(a_ms)} -> B {_named(document.b)} "
+        f"{format_ms(b_ms)} a step: {_signed(b_ms - a_ms)} ({change:+.1%})"
     )
+    for known in _how_known(document):
+        out.print(known)
     if rows := _rows_of(document):
         table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
         for column in table.columns[:3]:

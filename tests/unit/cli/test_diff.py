@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dpro.analysis.selected import measured_change
 from dpro.cli.diff import diff
 from dpro.errors import UsageError
+from dpro.schema import STEPS, conform
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
@@ -35,14 +38,16 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is_allowed():
     done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--markdown", "--fail-on", "3%"])
-    head, _, runs, _, columns, align, first, *_ = done.stdout.splitlines()
-    assert head == "\U0001f534 **A step takes 123 ms instead of 74.7 ms: +64.7%** (3.0% more is too much)"
+    head, _, runs, _, typical, _, in_depth, _, columns, align, first, *_ = done.stdout.splitlines()
+    assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (3.0% more is too much)"
+    assert typical.startswith("typical of 47 and 47 steps outside deep windows (+47.8% to")
+    assert in_depth.startswith("in depth, as the job runs: 74.7 ms -> 123 ms")
     assert runs == "A: `healthy`, B: `slow_rank`"
     assert columns.count("|") == align.count("|") == first.count("|") == 5
     assert "host code `enumerate(DataLoader)" in first
     assert done.exit_code == 1
     same = CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--markdown", "--fail-on", "3%"])
-    assert same.stdout.startswith("\U0001f7e2 **A step takes 74.7 ms instead of 74.7 ms: +0.0%**")
+    assert same.stdout.startswith("\U0001f7e2 **A step takes 73.7 ms instead of 73.7 ms: +0.0%**")
     assert same.exit_code == 0
     assert CliRunner().invoke(diff, [HEALTHY, HEALTHY, "--markdown"]).stdout.startswith("**A step")
 
@@ -59,11 +64,47 @@ def test_allowance_that_is_no_share_is_refused():
 
 
 def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
-    head, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
-    assert head.startswith("A healthy 74.7 ms -> B slow_rank 123 ms a step: +48.3 ms")
+    head, _, _, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    assert head.startswith("A healthy 73.7 ms -> B slow_rank 123 ms a step: +49.3 ms")
     assert columns.split()[:3] == ["step", "A", "B"]
     assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")
-    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 1
+    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 3
+
+
+def series(*others_ms: float, deep_ms: float = 10.0) -> pl.DataFrame:
+    """Steps of one rank: two in a deep window, and others."""
+    rows, at = [], 0
+    for step, (window, took) in enumerate(
+        [(0, deep_ms), (0, deep_ms), (-1, deep_ms), *((-1, ms) for ms in others_ms)]
+    ):
+        rows.append((0, step, window, at, round(took * 1e6)))
+        at += round(took * 1e6)
+    table = pl.DataFrame(rows, ["rank", "step", "window", "start_ns", "duration_ns"], orient="row")
+    return conform(STEPS, table)
+
+
+def test_a_change_is_that_of_all_steps_and_within_noise_no_change():
+    slower, noisy = (
+        measured_change(series(*[10.0, 10.1] * 20), series(*other))
+        for other in ([12.0, 12.1] * 20, [9.0, 13.0] * 20)
+    )
+    assert slower is not None
+    assert noisy is not None
+    assert slower.change == pytest.approx(0.2, abs=0.01)
+    assert slower.is_clear
+    assert not noisy.is_clear
+    assert measured_change(series(10.0), series(*[12.0] * 20)) is None
+
+
+def test_different_jobs_and_a_job_that_hung_are_said_to_be():
+    gpu = str(ROOT / "sample_traces" / "h200_gpt")
+    doubts = json.loads(CliRunner().invoke(diff, [gpu, SLOW_RANK, "--json"]).stdout)["doubts"]
+    assert any(
+        line.startswith("these are different jobs: 1 rank on NVIDIA H200, and 2 ranks") for line in doubts
+    )
+    hung, other = (str(ROOT / "sample_traces" / name) for name in ("h200_hang", "h200_slow_host"))
+    doubts = json.loads(CliRunner().invoke(diff, [hung, other, "--json"]).stdout)["doubts"]
+    assert doubts[0].startswith("A: The job hung")
 
 
 def test_many_runs_have_a_line_each_with_step_limit_and_what_to_do_first():
