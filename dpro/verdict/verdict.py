@@ -301,7 +301,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
     if hangs:
         fault = verdicts_in_words(hangs[:2])
         do = advice_in_words(hangs[0], analysis.workers)
-        advice = [Advice("unblock", do, None, None, "a setting")] if do else []
+        advice = [Advice("unblock", do, None, None, "")] if do else []
     else:
         fault = fault_in_words(findings, "" if diagnosed else NOT_DIAGNOSED)
         advice = first_of([*remedies_of(findings)])

@@ -129,7 +129,7 @@ def figures_of(
         criterion("median error of starts", half, 0.2, 5.0),
         criterion("95th percentile of errors of starts", most, 2.0, 50.0),
         criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
-        criterion("start times copied from the trace", 100 * copied, 5.0, 20.0),
+        criterion("start times surely copied from the trace", 100 * copied, 5.0, 20.0),
         criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
         _noise(_smallest_change(measured, error)),
         *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),

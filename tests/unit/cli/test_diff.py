@@ -74,9 +74,8 @@ def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
 def series(*others_ms: float, deep_ms: float = 10.0) -> pl.DataFrame:
     """Steps of one rank: two in a deep window, and others."""
     rows, at = [], 0
-    for step, (window, took) in enumerate(
-        [(0, deep_ms), (0, deep_ms), (-1, deep_ms), *((-1, ms) for ms in others_ms)]
-    ):
+    lengths = [(0, deep_ms), (0, deep_ms), (-1, deep_ms), *((-1, ms) for ms in others_ms)]
+    for step, (window, took) in enumerate(lengths):
         rows.append((0, step, window, at, round(took * 1e6)))
         at += round(took * 1e6)
     table = pl.DataFrame(rows, ["rank", "step", "window", "start_ns", "duration_ns"], orient="row")
