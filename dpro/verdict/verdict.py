@@ -404,12 +404,12 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
         return None
 
     def gain_of(kind: str) -> float:
-        gain = facts.gains_by_limit().get(kind, 1.0)
-        if gain < WORTH:  # a finding shows what no replay does
-            causes = {finding: cause_of_finding(finding) for finding in facts.findings}
-            costs = [one.severity for one, cause in causes.items() if LIMIT_OF.get(cause, cause) == kind]
-            gain = max(gain, 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH)))
-        return gain
+        # A finding may show what no replay of the limit does, and a part costs no more than all of its kind.
+        causes = [(one, cause_of_finding(one)) for one in facts.findings]
+        costs = [one.severity for one, cause in causes if LIMIT_OF.get(cause, cause) == kind]
+        costs += [one.severity for one, _ in causes if kind == HOST and one.component_id == THE_HOST]
+        of_findings = 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH))
+        return max(facts.gains_by_limit().get(kind, 1.0), of_findings)
 
     of_operations = facts.analysis.outline.of_operations
     kind = limit_of_entries(entries, of_operations, lambda kind: of_operations or gain_of(kind) >= WORTH)

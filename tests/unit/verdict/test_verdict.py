@@ -18,10 +18,10 @@ from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
-from dpro.store import CUT
+from dpro.store import CUT, open_run
 from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
-from dpro.verdict.ledger import LedgerRow, entries_of
+from dpro.verdict.ledger import LIMIT_OF, LedgerRow, cause_of_finding, entries_of
 from dpro.verdict.limits import (
     CHECKPOINT,
     COLLECTION,
@@ -38,6 +38,7 @@ from dpro.verdict.limits import (
 from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of, steps_in_words
 from dpro.verdict.words import limit_of_run
 from tests.builders import MAIN, TinyRun, gpu_job
+from tests.jobs import ROOT
 from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_synchronisation import accumulated
 
@@ -988,3 +989,13 @@ def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(num_deep, 
     times, no = np.full(6, others_ms * 1e6), np.zeros(6, np.bool_)
     series = StepSeries(np.arange(6), times, times, no, np.zeros(6), False, False, 1)
     assert steps_in_words(num_deep, 10e6, (10e6, series) if others_ms else None) == words
+
+
+def test_without_a_limit_a_step_is_no_longer_than_without_one_part_of_it():
+    analysis = Analysis(open_run(ROOT / "sample_traces" / "slow_rank"))
+    verdict = explain(analysis)
+    findings, _ = analysis.verdict
+    assert verdict.limit is not None
+    of_limit = [one for one in findings if LIMIT_OF.get(cause_of_finding(one)) == verdict.limit.kind]
+    assert of_limit
+    assert verdict.limit.gain >= max(1 / (1 - one.severity) for one in of_limit) - 1e-9
