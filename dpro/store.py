@@ -26,7 +26,7 @@ from dpro.folders import refuse_link, refuse_undecodable, written_whole
 from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS, read_small
 from dpro.panics import panics_as
 from dpro.schema import TABLES, conform
-from dpro.table import SchemaError, Table
+from dpro.table import SchemaError, Table, why_unreadable
 from dpro.units import format_bytes
 from dpro.words import is_utf8
 
@@ -399,7 +399,7 @@ def _readable(part: Path) -> Iterator[None]:
         with panics_as(unreadable):
             yield
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise unreadable(first_line(error)) from error
+        raise unreadable(why_unreadable(error)) from error
 
 
 def _collected(frame: pl.LazyFrame, parts: list[Path]) -> pl.DataFrame:

@@ -15,7 +15,17 @@ import polars as pl
 from dpro.errors import InternalError, first_line
 
 MAX_SHOWN = 60  # characters of a text that is refused
+_OF_COLUMNS = (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError, pl.exceptions.DuplicateError)
 NAN = float("nan")  # where a source lacks a measured value that may be negative
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a file is no Parquet, in a few words: what libraries say of damage names bytes of the format."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, _OF_COLUMNS):
+        return first_line(error)
+    return "it is damaged or cut short"
 
 
 class SchemaError(InternalError):

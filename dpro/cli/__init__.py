@@ -144,7 +144,7 @@ def _is_path(word: str) -> bool:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="dpro")
+@click.version_option(__version__, "-V", "--version", prog_name="dpro")
 def cli() -> None:
     """Find what limits a distributed training job, what is broken, and what would make it faster.
 

@@ -66,10 +66,12 @@ def diff(
 
     if markdown and as_json:
         raise UsageError("--markdown and --json both write to stdout: give one of them")
+    if len(runs) == 1:
+        raise click.UsageError(f"Missing argument 'B': a run to compare {runs[0]} with", ctx)
     if len(runs) != 2:
-        if len(runs) < 2 or steps or ranks or markdown or fail_on is not None:
+        if steps or ranks or markdown or fail_on is not None:
             only = "--steps, --ranks, --markdown and --fail-on"
-            raise UsageError(f"give two runs; {only} do not work with more than two")
+            raise UsageError(f"give two runs: {only} do not work with more than two")
         _compare(runs, as_json)
         return
     before, after = map(analyse, runs)

@@ -194,6 +194,10 @@ def whatif(
         print_selection(selection)
         if explains:
             print_lines(lines_of(explain(analysis)))
+        if analysis.end.hung:
+            console().print(
+                "The job hung: what follows is of the steps before that, and keeps none from hanging."
+            )
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
         advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
@@ -284,12 +288,13 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Co
         changes = changes[:MAX_CHANGES]
     mended = [row for row in worth if not row.is_advice and " ".join(map(str, row.edits)) in advised]
     bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
-    shown = [*mended, *changes, *bounds]
+    shown = _in_blocks([*mended, *changes, *bounds], document.answerable, mended)
     _print_blocks(shown, document.answerable, mended)
     left = len(answer.predictions) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how(changes, run)
+    first = shown[0] if shown and shown[0] in mended else None
+    _print_how(changes, run, first)
     _print_rest(len(worth) - len(shown), len(document.refused), listed)
     for pair in document.interactions if listed.changes else ():
         more = "more" if pair.together_ms > pair.apart_ms else "less"
@@ -319,6 +324,15 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
 
 
+def _in_blocks(
+    rows: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]
+) -> list[Prediction]:
+    """Predictions in the order in which `_print_blocks` lists them."""
+    from dpro.analysis.summary import HEADINGS, group_of
+
+    return sorted(rows, key=lambda row: list(HEADINGS).index(group_of(row, answerable, row in mended)))
+
+
 def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]) -> None:
     """Predictions under how sure they are, in their order.
 
@@ -332,12 +346,8 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
-
-    def place(row: Prediction) -> int:
-        return list(HEADINGS).index(group_of(row, answerable, row in mended))
-
-    for number, rows in groupby(sorted(shown, key=place), place):
-        out.print(f"{list(HEADINGS.values())[number]}:")
+    for group, rows in groupby(shown, lambda row: group_of(row, answerable, row in mended)):
+        out.print(f"{HEADINGS[group]}:")
         for row in list(rows)[:ROWS]:
             out.print(f"  {gain_in_words(row)}  {step_in_words(row)}: {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
@@ -346,13 +356,20 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 
 
-def _print_how(shown: Sequence[Prediction], run: Run) -> None:
-    """What was found for the first prediction, how to make it real, and how to try it."""
-    out = console()
+def _print_how(shown: Sequence[Prediction], run: Run, mended: Prediction | None = None) -> None:
+    """What was found for the first prediction, how to make it real, and how to try it.
+
+    Args:
+        mended: what takes a finding away, where that is listed before them.
+    """
+    out, named = console(), "the first"
+    if mended is not None:
+        out.print(f"How, for the first: {mended.how()}")
+        named = " and ".join(str(edit).partition(":")[0] for edit in shown[0].edits) if shown else ""
     for note in (*shown[0].notes, *shown[0].training) if shown else ():
         out.print(f"  - {note}")
     if shown:
-        out.print(f"How, for the first: {shown[0].how()}")
+        out.print(f"How, for {named}: {shown[0].how()}")
     trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
     if trial:
         out.print(f"To see what it really does: {trial}")

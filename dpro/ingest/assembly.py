@@ -171,7 +171,7 @@ def _merge(task: _Merge) -> tuple[int, Remarks]:
 
 def _not_merged(task: _Merge, why: str) -> tuple[int, Remarks]:
     names = ", ".join(piece.path for piece in task.pieces)
-    raise InputError(f"{names}: cannot be merged as rank {task.rank} ({why}); import one of them")
+    raise InputError(f"{names}: cannot be merged as rank {task.rank} ({why}); {ONE_OF_THEM}")
 
 
 def _manifest(
@@ -218,6 +218,7 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
 LEFT_OUT = "left out: "
+ONE_OF_THEM = "give dpro one of them, or import each as a run of its own (`dpro import FILE -o RUN`)"
 
 
 @dataclass(frozen=True)
@@ -308,9 +309,7 @@ def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
             if (what := clash(first, second)) and not both_dumps:
                 also = "" if first.format == second.format else f" and have its {what}"
                 rank = second.share.rank
-                raise InputError(
-                    f"{first.path} and {second.path}: both are rank {rank}{also}; import one of them"
-                )
+                raise InputError(f"{first.path} and {second.path}: both are rank {rank}{also}; {ONE_OF_THEM}")
 
 
 def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:

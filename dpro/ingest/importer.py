@@ -30,6 +30,7 @@ from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import num_cores, process_pool
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
+from dpro.words import counted, few
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, bytes in all), as they are on disk."""
@@ -39,6 +40,7 @@ NSIGHT = "reports of Nsight Systems"
 NSIGHT_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 NSIGHT_TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # as its Parquet folders have them
 LINKS = "links to folders, which are not followed"
+MAX_RUNS_NAMED = 12  # of a folder
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting processes would
 
 
@@ -183,7 +185,9 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             given = "`dpro memory FILE` says what held the memory in one"
         if traces.passed_over[NSIGHT]:
             given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
-        given = f"name one of the runs in it, such as {min(runs)}" if runs else given
+        if runs:
+            listed = few(sorted(map(str, runs)), MAX_RUNS_NAMED)
+            raise InputError(f"{names}: no traces but {counted(len(runs), 'run')}; give one: {listed}")
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces

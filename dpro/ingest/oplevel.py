@@ -21,6 +21,7 @@ from dpro.ingest.reading.files import read_bytes
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS
 from dpro.schema.members import texts_of_lists
+from dpro.table import why_unreadable
 from dpro.units import NS_PER_S
 
 SOURCE = "op-level parquet"
@@ -144,7 +145,7 @@ def _read_parquet(path: Path) -> pl.DataFrame:
                 raise InputError(f"{path}: a column of the wrong type ({', '.join(nested)})")
             return pl.DataFrame(pl.from_arrow(file.read(names)))
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as Parquet ({first_line(error)})") from error
+        raise InputError(f"{path}: not readable as Parquet ({why_unreadable(error)})") from error
 
 
 def _nanoseconds(seconds: str) -> pl.Expr:

@@ -28,6 +28,7 @@ from dpro.detect.host_bound import THE_HOST
 from dpro.detect.words import name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
+from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
@@ -180,7 +181,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     fault = _after_end(analysis, fault_in_words(faults, why_not))
     return Explanation(
         run=analysis.run.label,
-        job=_job(analysis, steps, facts.gpu),
+        job=_job(analysis, steps),
         step_ms=step_ms,
         steps=usual,
         left_out=facts.ends.height - usual,
@@ -330,10 +331,8 @@ def _after_end(analysis: Analysis, fault: str) -> str:
     return f"{end.sentence} {capitalised(fault)}" if end.early and end.sentence else fault
 
 
-def _job(analysis: Analysis, steps: str, gpu: str = "") -> str:
-    manifest = analysis.run.manifest
-    ranks = len(manifest.ranks)
-    devices = f"{ranks} x {gpu}" if gpu else f"{ranks} rank{'s' * (ranks != 1)}"
+def _job(analysis: Analysis, steps: str) -> str:
+    devices = _devices(analysis)
     name = os.path.basename(os.path.abspath(analysis.run.label))
     mfu, _ = mfu_of(analysis)
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
@@ -357,6 +356,22 @@ def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSerie
         f"{counted(num_deep, 'step')} in depth of {took}, "
         f"{counted(num_others, 'other')} of {format_duration(typical_ns)}"
     )
+
+
+def _devices(analysis: Analysis) -> str:
+    """Ranks, of how many where some left no record, and their GPUs, fewer where ranks share one."""
+    manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
+    ranks = counted(len(manifest.ranks), "rank")
+    if manifest.missing_ranks and not manifest.is_pretended:
+        ranks = f"{len(manifest.ranks):,} of {counted(manifest.world_size, 'rank')}"
+        return f"{ranks}, {gpu}" if gpu else ranks
+    if not gpu:
+        return ranks
+    of_ranks = analysis.workers.filter(pl.col("rank").is_in(manifest.ranks))
+    gpus = of_ranks.filter(pl.concat_str("gpu_uuid", "gpu_pci") != "").select("host", "gpu_uuid", "gpu_pci")
+    if gpus.height == len(manifest.ranks) > gpus.n_unique() and not manifest.is_pretended:
+        return f"{ranks} on {gpus.n_unique()} x {gpu}"
+    return f"{len(manifest.ranks)} x {gpu}"
 
 
 def _shares(facts: JobFacts) -> dict[str, float]:

@@ -36,6 +36,7 @@ from dpro.limits import MAX_WHOLE_BYTES, read_small
 from dpro.panics import panics_as
 from dpro.replay.cost import HOLDS
 from dpro.replay.cost.curves import LinkCost, fit_curve, left_out, medians, scores
+from dpro.table import why_unreadable
 from dpro.words import few
 
 
@@ -68,7 +69,8 @@ def _read(path: Path) -> pl.DataFrame:
                 return pl.read_csv(content, infer_schema_length=None)
             return pl.read_parquet(content)
     except pl.exceptions.PolarsError as error:
-        raise unreadable(first_line(error)) from error
+        is_text = path.suffix == ".csv"
+        raise unreadable(first_line(error) if is_text else why_unreadable(error)) from error
 
 
 def _numbers(column: pl.Series, path: Path) -> pl.Series:

@@ -101,6 +101,8 @@ for _extension in installed().extensions.values():
 FAMILIES = {family: edits for family, edits in FAMILIES.items() if edits}
 EDITS = {name: place for family in FAMILIES.values() for name, place in family.items()}
 
+MAX_NAMED = 20  # changes that a line names
+
 
 def kind_named(name: str) -> type[Edit]:
     """The class of an edit, imported when it is first asked for.
@@ -178,7 +180,9 @@ def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
         command, example = examples[name]
         return UsageError(f"{name!r} is predicted by another command: dpro {command} RUN --edit {example}")
     meant = nearest(name, [*there_are, *examples, *EDITS])
-    return UsageError(f"no {what} {name!r}{meant}; there are {', '.join(there_are)}")
+    few = len(there_are) <= MAX_NAMED
+    all_of_them = f"there are {', '.join(there_are)}" if few else "`dpro whatif --list` has all"
+    return UsageError(f"no {what} {name!r}{meant}; {all_of_them}")
 
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"

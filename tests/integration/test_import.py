@@ -199,7 +199,7 @@ def _two_of_one_rank(folder: Path) -> Path:
         (_not_a_trace, "no trace found (1 files that are not traces)"),
         (_empty_folder, "no trace found (no files)"),
         (lambda folder: folder / "nowhere", "no such file or folder"),
-        (_two_of_one_rank, "both are rank 0"),
+        (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a run of its own"),
     ],
 )
 def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
@@ -397,8 +397,18 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     assert manifest.warnings == []
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
     line = refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), 1)
-    assert "no trace found" in line
-    assert "3 tables of dpro runs" in line
+    assert line.endswith(f"run: no traces but 1 run; give one: {tmp_path / 'run'}")
+
+
+def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    for name in ("b", "a"):
+        import_sources([tmp_path / "in"], tmp_path / "runs" / name)
+    (tmp_path / "runs" / "train.py").write_text("import torch")
+    line = refused(dpro(tmp_path / "runs"), 1)
+    assert line.endswith(
+        f"no traces but 2 runs; give one: {tmp_path / 'runs' / 'a'}, {tmp_path / 'runs' / 'b'}"
+    )
 
 
 @pytest.fixture

@@ -1,26 +1,37 @@
 """SQL over the tables of a run, which can read nothing else and change nothing.
 
 In: a run and one SELECT, by whoever may see the run. Out: a frame with some of the rows. DuckDB runs it in
-memory, on one thread, with bounded memory and time: it opens no file, loads no extension, sees no variable of
-this process and no table but the run's, and these settings are locked. Only tables that are named are read.
+memory, on one thread, in a process of its own with bounded memory and time: it opens no file, loads no
+extension, sees no variable and no table but the run's, and these settings are locked. Only tables that are
+named are read.
 """
 
 from __future__ import annotations
 
-import re
+import resource
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from dpro.errors import UsageError, first_line
+from dpro.errors import UsageError
+from dpro.extensions.query.mistakes import in_words, tables_in
+from dpro.processes import process_pool
 from dpro.schema import TABLES
 from dpro.store import Run
 
 MAX_ROWS = 100_000  # of an answer
 PATIENCE_S = 20.0
+KILLED_AFTER_S = 1.0  # more: a function that does not heed the interrupt
+MEMORY_BYTES = 2 << 30  # of a query: what DuckDB counts as below, and what it does not count
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -31,6 +42,7 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
     "lock_configuration": "true",
 }
+TOO_LARGE = f"the query needs more than {SETTINGS['memory_limit']} of memory: ask for less"
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -54,27 +66,69 @@ def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S
         InputError: a table cannot be read.
         ImportError: DuckDB is not installed.
     """
+    import duckdb  # noqa: F401  the process below needs it
+
+    with _ONE_AT_A_TIME:
+        began = time.monotonic()
+        try:
+            return _process().submit(_answer, run, sql, most, patience_s).result()
+        except BrokenProcessPool as error:
+            _process.cache_clear()
+            raise UsageError(
+                _too_long(patience_s) if time.monotonic() - began > patience_s else TOO_LARGE
+            ) from error
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    """The process that runs queries, one after the other; what neither ends nor fails is killed with it."""
+    return process_pool(1)
+
+
+def _answer(run: Run, sql: str, most: int, patience_s: float) -> QueryRows:
+    """The rows of a query; what DuckDB cannot interrupt ends this process.
+
+    Raises:
+        UsageError, InputError: as `ask`.
+    """
     import duckdb
 
-    with _ONE_AT_A_TIME, duckdb.connect(":memory:", config=SETTINGS) as database, _in_words(patience_s):
+    with duckdb.connect(":memory:", config=SETTINGS) as database, _in_words(run, sql, patience_s):
         statements = database.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UsageError("a query is one SELECT: nothing else is done here")
-        named = set(re.findall(r"\w+", sql.lower()))
+        named = tables_in(sql)
         for name, table in TABLES.items():
             there = run.table(table) if name in named else table.empty()
             database.register(name, there.to_arrow())
         stop = threading.Timer(patience_s, database.interrupt)
-        stop.start()
-        try:
-            rows = database.sql(sql).limit(most + 1).pl()
-        finally:
-            stop.cancel()
+        with _bounded(patience_s + KILLED_AFTER_S):
+            stop.start()
+            try:
+                rows = database.sql(sql).limit(most + 1).pl()
+            finally:
+                stop.cancel()
     return QueryRows(rows.head(most), rows.height > most)
 
 
 @contextmanager
-def _in_words(patience_s: float) -> Iterator[None]:
+def _bounded(seconds: float) -> Iterator[None]:
+    """Inside, this process is killed after a time, and gets so much more memory and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    wanted = mapped + MEMORY_BYTES
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == -1 else min(wanted, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def _in_words(run: Run, sql: str, patience_s: float) -> Iterator[None]:
     """What DuckDB says of a query inside, in one line.
 
     Raises:
@@ -85,14 +139,15 @@ def _in_words(patience_s: float) -> Iterator[None]:
     try:
         yield
     except duckdb.InterruptException as error:
-        raise UsageError(f"the query took more than {patience_s:g} s: ask for less") from error
-    except duckdb.OutOfMemoryException as error:
-        most = SETTINGS["memory_limit"]
-        raise UsageError(f"the query needs more than {most} of memory: ask for less") from error
+        raise UsageError(_too_long(patience_s)) from error
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        raise UsageError(TOO_LARGE) from error
     except duckdb.Error as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        hint = next((f" ({line})" for line in lines[1:] if line.startswith(("Did you", "Candidate"))), "")
-        raise UsageError(f"{first_line(error)}{hint}") from error
+        raise UsageError(in_words(error, sql, list(tables_of(run)))) from error
+
+
+def _too_long(patience_s: float) -> str:
+    return f"the query took more than {patience_s:g} s: ask for less"
 
 
 def tables_of(run: Run) -> dict[str, int]:

@@ -11,6 +11,8 @@ from dpro.cli.output import console, json_option, print_json
 from dpro.errors import needs_extra
 
 if TYPE_CHECKING:
+    from polars import DataFrame
+
     from dpro.store import Run
 
 SHOWN = 50  # rows in a terminal
@@ -35,7 +37,7 @@ def query(run: str, sql: str, as_json: bool) -> None:
     if not sql:
         _list_tables(opened, as_json)
         return
-    from dpro.extensions.query.ask import MAX_ROWS, ask, plain_value, value_in_words
+    from dpro.extensions.query.ask import MAX_ROWS, ask, plain_value
     from dpro.extensions.query.document import QueryDocument
 
     with needs_extra("query"):
@@ -44,17 +46,31 @@ def query(run: str, sql: str, as_json: bool) -> None:
         rows = [[plain_value(value) for value in row] for row in answer.rows.iter_rows()]
         print_json(QueryDocument(columns=answer.rows.columns, rows=rows, is_cut=answer.is_cut))
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, dtype in answer.rows.schema.items():
-        table.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="fold")
-    for row in answer.rows.iter_rows():
-        table.add_row(*(value_in_words(value) for value in row))
     out = console()
-    out.print(table)
+    _print_rows(answer.rows)
     if answer.is_cut:
         out.print(f"more than {SHOWN} rows: --json has up to {MAX_ROWS:,}; LIMIT and ORDER BY choose")
+
+
+def _print_rows(rows: DataFrame) -> None:
+    """Rows as a table; one after the other, a column a line, where that is wider than the screen."""
+    from rich.table import Table
+
+    from dpro.extensions.query.ask import value_in_words
+
+    out, cells = console(), [[value_in_words(value) for value in row] for row in rows.iter_rows()]
+    widths = [max(map(len, column)) for column in zip(rows.columns, *cells, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) > out.width:
+        for number, row in enumerate(cells):
+            lines = [f"{name}: {value}" for name, value in zip(rows.columns, row, strict=True)]
+            out.print("\n".join(["", *lines] if number else lines))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, dtype in rows.schema.items():
+        table.add_column(name, justify="right" if dtype.is_numeric() else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    out.print(table)
 
 
 def _list_tables(run: Run, as_json: bool) -> None:

@@ -122,3 +122,7 @@ def test_help_is_a_command_too():
 def test_steps_and_ranks_are_shown_by_example(command):
     assert after(command, "--steps", "") == after(command, "--ranks", "") == ["3", "3-8", "3,5,7-9"]
     assert after(command, "--steps", "3-") == ["3-8"]
+
+
+def test_the_version_has_the_short_option_that_other_tools_have():
+    assert CliRunner().invoke(cli, ["-V"]).output == CliRunner().invoke(cli, ["--version"]).output != ""

@@ -12,6 +12,7 @@ from dpro.analysis.selected import measured_change
 from dpro.cli.diff import diff
 from dpro.errors import UsageError
 from dpro.schema import STEPS, conform
+from tests.commands import dpro, refused
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
@@ -117,7 +118,11 @@ def test_many_runs_have_a_line_each_with_step_limit_and_what_to_do_first():
     assert [each["limit"]["kind"] for each in found] == ["compute", "imbalance", "compute"]
 
 
-@pytest.mark.parametrize("given", [[HEALTHY], [HEALTHY, HEALTHY, HEALTHY, "--fail-on", "3%"]])
-def test_one_run_and_an_allowance_for_many_are_refused(given):
-    done = CliRunner().invoke(diff, given)
-    assert "give two runs; --steps" in str(done.exception)
+def test_an_allowance_for_many_runs_is_refused():
+    done = CliRunner().invoke(diff, [HEALTHY, HEALTHY, HEALTHY, "--fail-on", "3%"])
+    assert "give two runs: --steps" in str(done.exception)
+
+
+def test_of_one_run_the_other_is_missing():
+    line = refused(dpro("diff", HEALTHY), exit_code=2)
+    assert line == f"dpro: Missing argument 'B': a run to compare {HEALTHY} with (see `dpro diff --help`)"

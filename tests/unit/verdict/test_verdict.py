@@ -76,6 +76,28 @@ def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> Tiny
     return run
 
 
+@pytest.mark.parametrize(
+    ("ranks", "world", "gpus", "uuids", "devices"),
+    [
+        ([0, 1], 2, [], ["", ""], "2 ranks"),
+        ([0], 1, [], [""], "1 rank"),
+        ([0, 1], 2, ["NVIDIA H200"], ["", ""], "2 x H200"),
+        ([0, 1], 2, ["NVIDIA H200"], ["a", "b"], "2 x H200"),
+        ([0, 1], 2, ["NVIDIA H200"], ["a", "a"], "2 ranks on 1 x H200"),
+        ([0], 4, ["AMD Instinct MI300X"], [""], "1 of 4 ranks, MI300X"),
+        ([0], 4, [], [""], "1 of 4 ranks"),
+    ],
+)
+def test_the_header_names_ranks_and_their_gpus(tmp_path, ranks, world, gpus, uuids, devices):
+    job = gpu_job() if len(ranks) > 1 else launches_of([("gemm", 20, 30)])
+    for rank, uuid in zip(ranks, uuids, strict=True):
+        job.worker(rank, "a", gpu_uuid=uuid)
+    run = job.write(tmp_path / "run")
+    manifest = dataclasses.replace(run.manifest, gpus=gpus, world_size=world)
+    said = explain(Analysis(dataclasses.replace(run, manifest=manifest))).job
+    assert said.split("   ")[1] == devices
+
+
 def test_few_launches_that_cost_milliseconds_are_named_with_their_kernel(tmp_path):
     run = launches_of([("cheap", 20, 10)] * 40 + [("rope_kernel", 2200, 30)] * 5)
     name, count, took_ns = facts_of(run, tmp_path).slow_launches

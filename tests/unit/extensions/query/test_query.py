@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import polars as pl
@@ -11,7 +12,7 @@ import pytest
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.errors import UsageError
-from dpro.extensions.query.ask import EXAMPLES, ask, tables_of
+from dpro.extensions.query.ask import EXAMPLES, _process, ask, tables_of
 from dpro.extensions.query.view import SHOWN, VIEW
 from dpro.schema import SPANS, STEPS, TABLES
 from tests.builders import gpu_job
@@ -101,18 +102,59 @@ def test_nothing_but_the_tables_can_be_read_and_nothing_written(run, tmp_path, s
             "more than",
         ),
         ("SELECT string_agg(repeat('x', 1000000), '') FROM range(10000)", "of memory"),
+        ("SELECT repeat('x', 2000000000)", "of memory"),
+        ("SELECT length(repeat('x', 4000000000))", "of memory"),
+        ("SELECT sum(length(regexp_replace(repeat('ab', 40000000), '(a|b)+?(a|b)', 'c', 'g')))", "more than"),
     ],
 )
 def test_what_takes_too_long_or_too_much_memory_is_stopped(run, sql, why):
     with pytest.raises(UsageError, match=why):
         ask(run, sql, patience_s=1.0)
+    assert ask(run, "SELECT count(*) AS n FROM steps").rows["n"].item()  # and the next one is answered
 
 
-def test_a_mistake_is_said_in_a_line_with_what_was_meant(run):
-    with pytest.raises(UsageError, match=r"duration_n.*Candidate bindings.*duration_ns"):
-        ask(run, "SELECT duration_n FROM steps")
-    with pytest.raises(UsageError, match=r"span does not exist.*Did you mean .*spans"):
-        ask(run, "FROM span")
+def test_a_process_that_dies_for_want_of_memory_is_said_and_replaced(run, monkeypatch):
+    class Died:
+        def submit(self, *_):
+            raise BrokenProcessPool
+
+    monkeypatch.setattr("dpro.extensions.query.ask.process_pool", lambda _: Died())
+    _process.cache_clear()
+    with pytest.raises(UsageError, match="of memory"):
+        ask(run, "SELECT 1")
+    monkeypatch.undo()
+    assert ask(run, "SELECT 1 AS n").rows.item() == 1
+
+
+STEP_COLUMNS = f"; steps has {', '.join(STEPS.columns)}"
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            "SELECT duration_n FROM steps",
+            f"no column 'duration_n' (did you mean 'duration_ns'?){STEP_COLUMNS}",
+        ),
+        ("SELECT s.zzz FROM steps s", f"no column 'zzz'{STEP_COLUMNS}"),
+        ("SELECT * EXCLUDE (zzz) FROM steps", f"no column 'zzz'{STEP_COLUMNS}"),
+        (
+            'SELECT * FROM steps WHERE rank = "one"',
+            f"no column 'one' (text stands in single quotes){STEP_COLUMNS}",
+        ),
+        ("FROM span", "no table 'span' (did you mean 'spans'?); the tables are spans, collectives, "),
+        ("SELECT x.rank FROM steps", "no table 'x'; the tables are spans, "),
+        ("SELECT zzz", "no column 'zzz'; the tables are spans, "),
+        ("SELECT maxx(rank) FROM steps", "no function 'maxx' (did you mean 'max'?)"),
+        ("SELEC 1", "no SQL at 'SELEC'"),
+        ("SELECT 'a'::int", "Could not convert string 'a' to INT32"),
+    ],
+)
+def test_a_mistake_is_a_line_with_the_wrong_word_and_what_may_stand_there(run, sql, said):
+    with pytest.raises(UsageError) as refused:
+        ask(run, sql)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("words", EXAMPLES)
@@ -134,6 +176,14 @@ def test_the_command_lists_tables_and_answers_as_a_table_or_as_json(run):
     refused = dpro("query", run.path, "DROP TABLE steps")
     assert refused.returncode == 2
     assert refused.stderr == "dpro: a query is one SELECT: nothing else is done here\n"
+
+
+def test_rows_that_are_wider_than_the_screen_are_shown_one_after_the_other(run):
+    sql = "SELECT repeat('x', 30) AS a, rank, repeat('y', {}) AS b, NULL AS c FROM steps LIMIT 2"
+    narrow = dpro("query", run.path, sql.format(39)).stdout.splitlines()
+    assert [line.split() for line in narrow] == [["a", "rank", "b", "c"], *[["x" * 30, "0", "y" * 39]] * 2]
+    record = ["a: " + "x" * 30, "rank: 0", "b: " + "y" * 60, "c: "]
+    assert dpro("query", run.path, sql.format(60)).stdout.splitlines() == [*record, "", *record]
 
 
 def test_the_page_offers_what_the_run_can_answer_and_shows_rows_or_why_not(run):

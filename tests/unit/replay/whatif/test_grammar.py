@@ -88,10 +88,10 @@ def test_the_example_of_every_edit_is_one(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("heel:rank=1", "did you mean 'heal'"),
+        ("heel:rank=1", "(did you mean 'heal'?); `dpro whatif --list` has all"),
         ("no_launch", "did you mean 'no-launch'"),
-        ("zzz", "there are scale, remove"),
-        ("", "there are scale, remove"),
+        ("zzz", "no edit 'zzz'; `dpro whatif --list` has all"),
+        ("", "no edit ''; `dpro whatif --list` has all"),
         ("heal:rnk=1", "did you mean 'rank'"),
         ("heal", "heal needs one of rank=, host= and stage=, as in heal:rank=1"),
         ("heal:rank=1,stage=2", "heal needs one of"),

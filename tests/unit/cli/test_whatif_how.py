@@ -1,0 +1,43 @@
+"""What `dpro whatif` says beside its list: how to make the first change, and that the job hung."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from dpro.cli import whatif
+from tests.commands import dpro
+from tests.jobs import ROOT
+
+
+def change(text: str, note: str = "") -> SimpleNamespace:
+    return SimpleNamespace(edits=[text], notes=[note] if note else [], training=[], how=lambda: f"do {text}")
+
+
+def said(monkeypatch, capsys, *arguments) -> list[str]:
+    monkeypatch.setattr(whatif, "hooks_of", lambda _: ())
+    whatif._print_how(*arguments)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_first_that_is_listed_is_explained(monkeypatch, capsys):
+    changes = [change("workers:count=1", "a note"), change("cuda-graph")]
+    assert said(monkeypatch, capsys, changes, None) == [
+        "  - a note",
+        "How, for the first: do workers:count=1",
+    ]
+    assert said(monkeypatch, capsys, changes, None, change("heal:rank=1")) == [
+        "How, for the first: do heal:rank=1",
+        "  - a note",
+        "How, for workers: do workers:count=1",
+    ]
+    assert said(monkeypatch, capsys, [], None, change("heal:rank=1")) == [
+        "How, for the first: do heal:rank=1"
+    ]
+
+
+def test_of_a_job_that_hung_it_says_first_what_gains_are_of():
+    hung = ROOT / "sample_traces" / "h200_hang"
+    lines = dpro("whatif", hung, "--edit", "bucket:mb=100").stdout.splitlines()
+    assert lines[0].startswith("The job hung at step 31")
+    assert lines[1].startswith("The job hung: what follows is of the steps before that")
+    assert lines[2].startswith("Predictions from this run")
