@@ -15,15 +15,15 @@ ROWS = 12
 @click.argument("snapshot", type=click.Path(path_type=Path))
 @click.argument("other", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "-n", "most", type=click.IntRange(min=1), default=ROWS, show_default=True, help="Rows of a GPU."
+    "-n", "most", type=click.IntRange(1, 10_000), default=ROWS, show_default=True, help="Rows of a GPU."
 )
 @json_option
 def memory(snapshot: Path, other: Path | None, most: int, as_json: bool) -> None:
     """Show what held GPU memory in a snapshot of PyTorch's allocator.
 
     \b
-    dpro memory snapshot.pickle                what held the peak, what grows with each step
-    dpro memory before.pickle after.pickle     what holds more or less in the second one
+    dpro memory snapshot.pickle          what held the peak, what grows
+    dpro memory old.pickle new.pickle    what holds more or less in the second
 
     In the script, torch.cuda.memory._record_memory_history() at the start and
     torch.cuda.memory._dump_snapshot("snapshot.pickle") where memory is full, or in an `except` of
