@@ -265,7 +265,8 @@ def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str
             "predictions"
         )
     for prediction in predictions:
-        low_ns, predicted_ns, high_ns = prediction.low_ns, prediction.predicted_ns, prediction.high_ns
+        predicted_ns, base_ns = prediction.predicted_ns / prediction.samples, prediction.base_ns
+        low_ns, high_ns = base_ns - prediction.gain_high_ns, base_ns - prediction.gain_low_ns  # as shown
         if low_ns <= 0:
             said.append(f"the interval of “{prediction.what()}” reaches 0")
         elif max(high_ns - predicted_ns, predicted_ns - low_ns) > WIDE * predicted_ns:
