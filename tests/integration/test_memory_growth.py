@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from dpro.detect.findings_log import BEGINS
+from dpro.extensions.watch import memory
+from dpro.extensions.watch.watcher import Watcher
 from tests.commands import dpro
-from tests.jobs import record, script
+from tests.jobs import RECORD, record, script, start, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -37,3 +41,19 @@ def test_a_job_that_keeps_what_it_made_is_named_with_when_the_host_is_full(keep,
         assert 10e6 < pace < 25e6  # 2 MB in each tenth of a second, and what a step takes
         assert left["full_in_ns"] == pytest.approx(left["left_bytes"] / pace * 1e9, rel=0.01)
         assert "memory grows by" in dpro("explain", tmp_path / "run").stdout
+
+
+def test_a_job_that_runs_is_watched_for_memory_that_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "LOOK_S", 2.0)
+    job = script(tmp_path, JOB.format(keep="kept.append(page)"))
+    recorded = start([*RECORD, "-o", "run", "--", *job], tmp_path)
+    try:
+        wait_until((tmp_path / "run").exists, "nothing was recorded")
+        watcher, begun = Watcher(tmp_path / "run"), []
+        while recorded.poll() is None and not begun:
+            begun = [notice for notice in watcher.look() if notice.finding.class_ == "memory.growth"]
+            time.sleep(1)
+    finally:
+        recorded.kill()
+        recorded.wait()
+    assert [(notice.event, notice.finding.ranks) for notice in begun] == [(BEGINS, (0,))]

@@ -69,15 +69,26 @@ class Growth:
 
 def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Finding]:
     """Find hosts and ranks whose memory grows without end, by the tables of these names."""
-    if steps.is_empty() or counters.is_empty():
+    if steps.is_empty():
         return []
     ends = steps["start_ns"] + steps["duration_ns"]
     begin, end = int(steps["start_ns"].min()), int(ends.max())  # type: ignore[arg-type]
-    begin += int((end - begin) * WARM_UP)
-    if end - begin < MIN_TIME_NS:
-        return []
     series = step_series(steps)
-    step_ns = series.typical_ns if series else 0.0
+    return find_growth_in(counters, workers, (begin, end), series.typical_ns if series else 0.0)
+
+
+def find_growth_in(
+    counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
+) -> list[Finding]:
+    """The same between two times, without the first third.
+
+    Args:
+        step_ns: how long a step takes; 0 unknown.
+    """
+    begin, end = time
+    begin += int((end - begin) * WARM_UP)
+    if end - begin < MIN_TIME_NS or counters.is_empty():
+        return []
     return [
         *_on_hosts(counters, workers, (begin, end), step_ns),
         *_on_gpus(counters, workers, (begin, end), step_ns),

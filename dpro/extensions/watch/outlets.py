@@ -52,6 +52,7 @@ GAUGES = {
 CLASSES = (
     "hang.host", "hang.device", "hang.comm", "hang.mismatch", "dead.rank", "slow.compute", "slow.host",
     "slow.link", "slow.nic", "slow.fabric", "slow.regression", "imbalance.stage", "imbalance.data",
+    "memory.growth",
 )  # fmt: skip
 
 

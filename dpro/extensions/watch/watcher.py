@@ -1,4 +1,4 @@
-"""Watching a job: what is new is read, and three watches look at it when there is something to see.
+"""Watching a job: what is new is read, and four watches look at it when there is something to see.
 
 In: a run that is being recorded. Out: notices of findings that begin and end. Nothing of this runs inside the
 job: it is only asked, by files, for its latest calls, and for a deep window when a rank turns late or the
@@ -21,10 +21,11 @@ from dpro.extensions.watch.evidence import keep_hang
 from dpro.extensions.watch.hang import STILL_S, HangWatch
 from dpro.extensions.watch.job import Job
 from dpro.extensions.watch.late import LateWatch
+from dpro.extensions.watch.memory import MemoryWatch
 from dpro.extensions.watch.request import WindowRequests
 
 PATIENCE = 10  # steps for which a finding of a hang or of a late rank may be missing before it ends
-HANGS, LATE, DEEP = "hangs", "late", "deep"
+HANGS, LATE, DEEP, MEMORY = "hangs", "late", "deep", "memory"
 
 
 class Watcher:
@@ -57,6 +58,7 @@ class Watcher:
         self._keep_in = keep_in
         self._new_hangs: list[int] = []  # whose evidence is still to be kept
         self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
+        self.memory = MemoryWatch()
 
     def look(self) -> list[Notice]:
         """Read what is new; return a notice for each finding that begins or ends."""
@@ -66,6 +68,7 @@ class Watcher:
             notices += self.findings.close(None, step, "the job began again")
             self.deep.close()
             self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
+            self.memory = MemoryWatch()
             if self._requests is not None:
                 self._requests.forget()
         self.job.read()
@@ -79,6 +82,7 @@ class Watcher:
             late = self._look_for_late_ranks()
             notices += late
             notices += self._look_deep()
+            notices += self._look_at_memory()
             if self._requests is not None:
                 self._requests.look(self.job, late)
         return notices
@@ -117,6 +121,12 @@ class Watcher:
         deep = [finding for finding in deep if finding.of_job or not {*finding.ranks} <= late]
         why = "the latest deep windows do not show it"
         return self.findings.observe(DEEP, deep, self.job.step, 0, why)
+
+    def _look_at_memory(self) -> list[Notice]:
+        growing = self.memory.look(self.job)
+        if growing is None:
+            return []
+        return self.findings.observe(MEMORY, growing, self.job.step, PATIENCE, "it grows no longer")
 
     def keep_evidence(self) -> None:
         """Keep dumps and stacks of all ranks where a hang was found since this was last called."""

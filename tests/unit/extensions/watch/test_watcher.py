@@ -1,4 +1,4 @@
-"""The watcher: what three watches find of one job, each thing reported once."""
+"""The watcher: what four watches find of one job, each thing reported once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlayedWatch:
 
 @pytest.fixture
 def watcher(tmp_path, monkeypatch) -> Watcher:
-    for name in ("HangWatch", "LateWatch", "DeepWatch"):
+    for name in ("HangWatch", "LateWatch", "DeepWatch", "MemoryWatch"):
         monkeypatch.setattr(watching, name, PlayedWatch)
     monkeypatch.setattr(watching, "Job", PlayedJob)
     return Watcher(tmp_path)
@@ -141,3 +141,10 @@ def test_watching_needs_no_torch():
     modules = "dpro.extensions.watch.watcher, dpro.extensions.watch.outlets"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_memory_that_grows_is_a_notice_of_its_own(watcher):
+    watcher.memory.found = [Finding("memory.growth", "host", "n1", (0,), 0.0, 0.9, 0.0, ())]
+    assert events(watcher.look()) == [(BEGINS, "memory", "n1")]
+    watcher.memory.found, watcher.job.step = [], 30
+    assert events(watcher.look()) == [(ENDS, "memory", "n1")]

@@ -1,0 +1,65 @@
+"""The memory watch: hosts and GPUs whose memory grows from step to step, of a job that runs.
+
+In: the files that samplers append to, and the steps of the job's processes. Out: findings, once per look. Of
+a large job only the files of some hosts are read in each look, in turn: what was found on others holds on.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import polars as pl
+
+from dpro.collectors.convert.tables import counters
+from dpro.collectors.launch.recording import launches
+from dpro.collectors.telemetry.samples import read_samples, sample_files
+from dpro.detect.findings import Finding
+from dpro.detect.machine.memory_growth import find_growth_in
+from dpro.extensions.watch.job import Job, steps_of
+from dpro.replay.steps import step_series
+from dpro.schema import COUNTERS
+
+LOOK_S = 30.0
+SHARE = 0.05  # of the time that looks may take
+MAX_HOSTS = 8  # whose files are read in one look
+FILES = 2  # the latest of a host: each holds an hour, or 1 MB
+
+
+class MemoryWatch:
+    """Looks for memory that grows without end."""
+
+    def __init__(self) -> None:
+        """No file is read yet."""
+        self._due_s = 0.0
+        self._turn = 0
+        self._found: dict[Path, list[Finding]] = {}
+
+    def look(self, job: Job) -> list[Finding] | None:
+        """Return what holds; None where no look was due."""
+        if time.monotonic() < self._due_s:
+            return None
+        begun_s, recorded = time.thread_time(), launches(job.run)
+        series = step_series(steps_of(job.tails.values()))
+        for place in range(min(MAX_HOSTS, len(recorded))):
+            launch = recorded[(self._turn + place) % len(recorded)]
+            step_ns = series.typical_ns if series else 0.0
+            self._found[launch.raw] = growing_on(launch.raw, job.workers, step_ns)
+        self._turn += MAX_HOSTS
+        self._due_s = time.monotonic() + max(LOOK_S, (time.thread_time() - begun_s) / SHARE)
+        return [finding for found in self._found.values() for finding in found]
+
+
+def growing_on(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding]:
+    """Return what grows by the latest samples in a folder of records.
+
+    Args:
+        workers: rows of that table.
+        step_ns: how long a step takes; 0 unknown.
+    """
+    sampled = [counters(*read_samples(path)) for path in sample_files(raw)[-FILES:]]
+    rows = pl.concat([COUNTERS.empty(), *(frame.select(*COUNTERS.columns) for frame in sampled)])
+    first, last = rows["time_ns"].min(), rows["time_ns"].max()
+    if not isinstance(first, int) or not isinstance(last, int):
+        return []
+    return find_growth_in(rows, workers, (first, last), step_ns)
