@@ -89,7 +89,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
         delta_ms: their difference.
         contributors: kinds of work, the largest contribution first; with `unexplained_ms` they add up.
         unexplained_ms: what no kind of work explains.
-        by_rank: what the work of each rank contributes, each taken for itself.
+        by_rank: what the work of each rank contributes, on its own.
         doubts: what limits how far to believe it.
         measured: the change as steps outside deep windows show it; null where a run has too few of them, or
             steps or ranks are selected.

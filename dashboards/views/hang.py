@@ -317,7 +317,9 @@ def _chains(loaded: Loaded, link: Link) -> Any:
     if not chains.boxes:
         return message("No rank has waited for long.")
     more = f" {chains.left_out} more, further away, are not shown." if chains.left_out else ""
-    note = f"Each waits for what its arrow points to; those that wait for the same are one.{more}"
+    note = (
+        f"Each waits for what its arrow points to; those that wait for the same thing are drawn as one.{more}"
+    )
     return [graph("chain-figure", chain_figure(chains, link.theme)), html.P(note, className="note")]
 
 
@@ -339,7 +341,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
 def _ranks(loaded: Loaded, link: Link) -> Any:
     ranks = link.chosen(_rank_table(loaded))
     if ranks.is_empty():
-        return message("Of no rank of this selection is it known what it did.")
+        return message("It is not known what the selected ranks did.")
     shown = ranks.head(MAX_RANKS)
     columns: dict[str, Iterable[Any]] = {
         "rank": shown["rank"].cast(pl.String),

@@ -245,7 +245,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         return html.Div(hidden=True)
     scale = scale_of(rows)
     poor = explanation.limit is not None and loaded.trust.grade == "poor"
-    doubtful = [message("Take none of these at its word: the replay fits poorly.")] if poor else []
+    doubtful = [message("Do not rely on these: the replay fits poorly.")] if poor else []
     cards = [_card(row, scale, link) for row in rows.iter_rows(named=True)]
     note = [html.P([html.B("NOT"), text], className="said") for text in explanation.tempting]
     return [*doubtful, html.Div(cards, className="cards"), *note, csv_link(NAME, "advice", link)]
@@ -262,7 +262,7 @@ def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Compon
     )
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
-    folded = [html.Details([html.Summary("how, and what it takes for granted"), *how, *assumed])]
+    folded = [html.Details([html.Summary("how, and what it assumes"), *how, *assumed])]
     bar = [_gain_bar(row, scale)] if row["low"] is not None else []
     return html.Article(
         [

@@ -413,7 +413,9 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
             else []
         ),
         html.Ul([html.Li(line) for line in widened], className="unknown"),
-        html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
+        html.Details(
+            [html.Summary(f"{len(refused)} not answerable"), html.Ul(refusals, className="unknown")]
+        ),
         csv_link(NAME, "ranked", link),
     ]
 

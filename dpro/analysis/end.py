@@ -21,7 +21,7 @@ from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
-from dpro.words import capitalised, ranks_in_words
+from dpro.words import capitalised, counted, ranks_in_words
 
 if TYPE_CHECKING:
     from dpro.detect.hang.case import Case, Death
@@ -34,9 +34,9 @@ STOOD_STILL = 20  # times as long as a step takes: that is said
 _RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
-    signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
-    signal.SIGHUP: "SIGHUP, as a terminal that is closed sends it",
-    signal.SIGKILL: "SIGKILL, which cannot be handled: schedulers send it after SIGTERM",
+    signal.SIGTERM: "SIGTERM (schedulers and `kill` send this)",
+    signal.SIGHUP: "SIGHUP (a terminal that closes sends this)",
+    signal.SIGKILL: "SIGKILL (schedulers send this after SIGTERM)",
 }
 
 
@@ -148,14 +148,12 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
             since_ns = min((ns for ns in waited if ns > 0), default=-1)
             return judged(how, since_ns, _ranks(findings), hung=True)
         when = min((death.ended_ns for death in case.deaths.values()), default=-1)
-        cause = f"calls of {ranks_in_words(_ranks(findings))} do not fit those of the others"
+        cause = f"calls of {ranks_in_words(_ranks(findings))} do not match those of the others"
         return judged(FAILED, when, _ranks(findings), cause)
     if findings:
         ranks = _ranks(findings)
         if findings[0].cause in (LEFT, SKIPPED):
-            cause = (
-                f"{ranks_in_words(ranks)} left early, its script ended well, and its peers failed without it"
-            )
+            cause = f"{ranks_in_words(ranks)} exited early without an error, and its peers failed without it"
             return judged(FAILED, min(case.left.values(), default=-1), ranks, cause)
         first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
         when = min((death.ended_ns for death in first), default=-1)
@@ -230,20 +228,20 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         since = "" if end.time_ns is None else f" since {time_in_words(end.time_ns)}"
         busy = works(evidence.hangs[0])  # such a job would have gone on
         if end.how == UNKNOWN:
-            return "The job stands still."
+            return "The job is stuck."
         if end.how == RUNNING:
-            stands = "stands still" if busy else "hangs"
-            return f"The job {stands}{where}{since}: no step ends any more."
-        after = _lasted(end, evidence)
+            stands = "has been stuck" if busy else "has been hanging"
+            return f"The job {stands}{where}{since}: no step has ended since."
+        after, from_then = _lasted(end, evidence), since.replace(" since ", " from ") + " on" * bool(since)
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
-        return f"The job {'stood still' if busy else 'hung'}{where}{since}, and {ended}."
+        return f"The job {'was stuck' if busy else 'hung'}{where}{from_then}, and {ended}."
     if end.how == FAILED:
-        cause = end.cause or f"the command ended with {end.by}, and no rank is seen to have failed"
+        cause = end.cause or f"the command ended with {end.by}, and no rank was seen to fail"
         stood = "" if end.cause else _stood_still(evidence.workers["ended_ns"].max(), evidence)
         cause += f"; {stood}" if stood else ""
         return f"The job failed{where}{when}: {cause}."
     if end.how == ENDED:
-        stood = _stood_still(end.time_ns, evidence) or "it did not hang before, as far as its calls show"
+        stood = _stood_still(end.time_ns, evidence) or "its calls show no hang before that"
         return f"The job was ended{where}{when}, by {end.by}; {stood}."
     return ""
 
@@ -289,9 +287,10 @@ def _can_say(evidence: RunEvidence) -> list[str]:
     steps = evidence.steps
     count = steps["step"].n_unique()
     if not count:
-        return ["no whole step was recorded before: what slowed the job is not known"]
+        return ["no earlier step was recorded whole: what slowed the job is not known"]
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
     if not in_depth or not evidence.run.num_rows(SPANS):
-        return [f"the times of the {count:,} steps before; none was recorded in depth"]
-    commands = "`dpro report`, `dpro replay` and `dpro whatif` answer for them"
-    return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]
+        return [f"only the times of {counted(count, 'earlier step')} are known: none was profiled"]
+    commands = "`dpro report`, `dpro replay` and `dpro whatif` can analyse them"
+    are = "is" if count == 1 else "are"
+    return [f"{counted(count, 'earlier step')} {are} intact ({in_depth:,} profiled): {commands}"]

@@ -6,6 +6,7 @@ replayed or drawn, and names from traces are as they are: who shows them makes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def health_info(
     if findings:
         worst = findings[0]
         if worst.of_hang:
-            return "bad", f"The job stands still. {_worst_hang(findings)}"
+            return "bad", f"The job is stuck. {_worst_hang(findings)}"
         return "bad", summarise(worst)
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
@@ -87,8 +88,8 @@ def health_info(
     if binds:
         return "unknown", binds
     if unknown:
-        return "unknown", "No rank or part stands out that this run can show; it cannot show everything"
-    return "good", "Healthy: no rank and no input pipeline holds the job up"
+        return "unknown", "No slow rank or component found, but not everything could be checked"
+    return "good", "Healthy: neither a rank nor the input pipeline holds the job up"
 
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
@@ -214,11 +215,11 @@ def stands_out(prediction: Prediction) -> bool:
 
 
 HEADINGS = {  # groups of predictions, in their order
-    "mended": "Once the ranks that findings name are as fast as their peers",
-    "faster": "Faster at both ends of the interval",
+    "mended": "If the slow ranks are fixed",
+    "faster": "Faster over the whole interval",
     "unclear": "May gain nothing",
-    "slower": "Slower at both ends of the interval",
-    "bound": "What parts are worth: bounds and suppositions, no advice",
+    "slower": "Slower over the whole interval",
+    "bound": "What parts are worth: upper bounds and hypotheticals, not advice",
 }
 
 
@@ -239,7 +240,8 @@ def group_of(prediction: Prediction, answerable: bool, mended: bool) -> str:
 def gain_in_words(prediction: Prediction) -> str:
     """How many times the throughput is, with its interval: `x1.24 (0.98 to 1.36)`."""
     low, high = map(prediction.speedup_at, (prediction.gain_low_ns, prediction.gain_high_ns))
-    return f"x{prediction.speedup:.2f} ({low:.2f} to {high:.2f})"
+    ends = f"{low:.2f} to {high:.2f}" if high < math.inf else f"{low:.2f} or more"
+    return f"x{prediction.speedup:.2f} ({ends})"
 
 
 def step_in_words(prediction: Prediction) -> str:
@@ -261,8 +263,8 @@ def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str
     anchored = trust.coverage.starts_anchored
     if anchored > MAX_ANCHORED:
         said.append(
-            f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in "
-            "predictions"
+            f"{anchored:.0%} of start times are copied from the trace: predictions hardly "
+            "move what depends on them"
         )
     for prediction in predictions:
         predicted_ns, base_ns = prediction.predicted_ns / prediction.samples, prediction.base_ns

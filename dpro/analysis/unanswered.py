@@ -33,7 +33,7 @@ def not_read(manifest: Manifest) -> list[str]:
     from dpro.words import ranks_in_words
 
     missing = manifest.missing_ranks
-    unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
+    unknown = [f"what {ranks_in_words(missing)} did: no dump of them was given"] if missing else []
     unknown += [manifest.unrecorded] if manifest.unrecorded else []
     return unknown + [warning for warning in manifest.warnings if warning.startswith("left out: ")]
 
@@ -54,9 +54,9 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
     if HOSTS_ONLY in reasons and is_timed(rows.collectives):
         reasons.remove(HOSTS_ONLY)
     if apart:
-        reasons.append(f"{ranks_in_words(apart)}: no comparison of their clocks with the others'")
+        reasons.append(f"{ranks_in_words(apart)}: their clocks were never compared with the others'")
     if rows.steps["step"].n_unique() <= min(LATEST_STEPS):
-        reasons.append(f"fewer than {min(LATEST_STEPS)} whole steps cannot show that anything persists")
+        reasons.append(f"fewer than {min(LATEST_STEPS)} whole steps cannot show a persistent fault")
     why = why_no_window(run)
     return [*bad_ends(run), *reasons, *([f"what operators and kernels take: {why}"] if why else [])]
 
@@ -68,7 +68,7 @@ def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
     reasons = [*bad_ends(run), *trust.reasons]
     steps = trust.steps.height
     if 0 < steps < MIN_STEPS:
-        reasons.append(f"{steps} step cannot show that anything persists: record at least {MIN_STEPS}")
+        reasons.append(f"one step cannot show a persistent fault: record at least {MIN_STEPS}")
     return reasons
 
 
@@ -80,8 +80,8 @@ def refuse_pretended(run: Run) -> None:
     """
     if run.manifest.is_pretended:
         raise Unanswerable(
-            f"{run.label}: {pretended_in_words(run.manifest)}: none waited for another, so that nothing that "
-            "is slow or stuck can show; `dpro replay` says what a step would take"
+            f"{run.label}: {pretended_in_words(run.manifest)}: none waited for another, so nothing slow or "
+            "stuck can show; `dpro replay` says what a step would take"
         )
 
 

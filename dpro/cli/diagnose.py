@@ -12,6 +12,7 @@ from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.errors import UsageError
 from dpro.opening import holds_traces
 from dpro.plugins import extended, hooks_of
+from dpro.words import capitalised
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -114,7 +115,7 @@ def _print_rest(diagnosis: Diagnosis) -> None:
     for line in describe_logged(list(diagnosis.while_it_ran)):
         console().print(f"while it ran, {line}")
     for line in diagnosis.end.can_say:
-        console().print(f"still known: {line}")
+        console().print(f"{capitalised(line)}.")
 
 
 def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
@@ -137,8 +138,8 @@ def _print_hangs(diagnosis: Diagnosis) -> None:
 
     out = console()
     if not diagnosis.findings:
-        from_calls = "Nothing hangs that these calls can show; they do not show what is slow."
-        from_logs = "" if diagnosis.end.bad else "No rank is at fault, as far as these logs show."
+        from_calls = "No hang found in these calls; they do not show what is slow."
+        from_logs = "" if diagnosis.end.bad else "No rank at fault found in these logs."
         if said := from_logs if diagnosis.basis == LOGS else from_calls:
             out.print(said)
     _print_each(diagnosis)
@@ -177,14 +178,14 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
     if not diagnosis.answerable:
         if diagnosis.steps.filter(diagnosis.steps["window"] < 0)["step"].n_unique() >= MIN_STEPS_OUTSIDE:
             return (
-                "No rank or part stands out that the steps and calls of this run can show; what its deep "
-                "windows show is not known, since their replay does not fit."
+                "No slow rank or component found in its steps and calls; what its deep windows show is not "
+                "known, since their replay does not fit."
             )
         return "Not diagnosed: the replay does not fit the trace."
     if diagnosis.end.early:
-        return "Until then nothing slow shows in what was recorded."
-    shown = "this run" if diagnosis.basis == REPLAY else "the steps and calls of this run"
-    return f"{limits}." if limits else f"No rank or part stands out that {shown} can show."
+        return "No slow rank or component found before that."
+    where = "" if diagnosis.basis == REPLAY else " in its steps and calls"
+    return f"{limits}." if limits else f"No slow rank or component found{where}."
 
 
 def _print_slowdown(slowdown: Slowdown | None) -> None:

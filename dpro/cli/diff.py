@@ -181,7 +181,7 @@ def _print(document: DifferenceDocument) -> None:
     by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
     ranks = [f"rank {rank} {_signed(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][:MAX_RANKS]
     if len(by_rank) > 1 and ranks:
-        out.print(f"work of single ranks, each taken for itself: {', '.join(ranks)}")
+        out.print(f"per rank, on its own: {', '.join(ranks)}")
     for doubt in document.doubts:
         out.print(f"  - {doubt}")
 

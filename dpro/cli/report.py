@@ -307,7 +307,7 @@ def _stage_table(stages: pl.DataFrame) -> RenderableType:
         for row in stages.iter_rows(named=True)
     ]
     header = ["stage", "ranks", "steps", "pipeline ms", "compute ms", "bubble ms", "bubble"]
-    return _table("How long each stage of the pipeline stands still", header, cells)
+    return _table("How long each stage of the pipeline is idle", header, cells)
 
 
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
@@ -348,10 +348,10 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
     title, by = f"GPU time by {what}, {ranks}", tables.attribution
     eager, ambiguous, unknown = (by.get(how, 0) for how in ("eager", "ambiguous", "unknown"))
     if eager or ambiguous:
-        title += f"; of CUDA graphs {counted(eager, 'kernel')} by the same launched eagerly, "
-        title += f"{ambiguous:,} ambiguous"
+        title += f"; {counted(eager, 'CUDA-graph kernel')} attributed through eager launches"
+        title += f", {ambiguous:,} ambiguous" if ambiguous else ""
     if unknown:
-        title += f"; of {counted(unknown, 'kernel')} no operator is known"
+        title += f"; {counted(unknown, 'kernel')} of unknown operators"
     of_none = sum(sums.filter(name=_NOT_KNOWN)["total_ns"]) / max(sum(sums["total_ns"]), 1)
     if of_none > 1 - _LITTLE:
         share = f"{of_none:.1%} of it ({counted(unknown, 'kernel')})"

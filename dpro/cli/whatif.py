@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -235,14 +234,14 @@ def _pareto(analysis: Analysis, as_json: bool) -> None:
     out = console()
     _print_trust(document)
     out.print(
-        "Throughput, time for a batch of today's size, and memory of a step; * where nothing beats both."
+        "Throughput, time for a batch of today's size, and memory of a step (*: no other is better at both)"
     )
     for point in document.pareto:
         what = " and ".join(parse_edit(edit).describe() for edit in point.edits) or "as it is"
         room = "" if point.fits is not False else ", for which there is no room"
         memory = format_bytes(point.within_step_bytes)
-        speedup = math.inf if point.speedup is None else point.speedup
-        time = f"x{speedup:.2f} {point.ms_per_batch:10.2f} ms"
+        speedup = "not known" if point.speedup is None else f"x{point.speedup:.2f}"
+        time = f"{speedup} {point.ms_per_batch:10.2f} ms"
         out.print(f"{'*' if point.best else ' '} {time} {memory:>12}  {what}{room}")
 
 
@@ -303,15 +302,15 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Co
     for line in document.widened:
         out.print(line)
     if document.untried:
-        out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
+        out.print(f"not tried, since the budget was used up: {', '.join(document.untried)}")
     for line in refused_in_words(document.refused) if listed.refused else ():
         out.print(line)
 
 
 def _print_rest(left: int, refused: int, listed: Listed) -> None:
     """How many predictions are not listed, and how to see them."""
-    more = [f"{left} more: --all"] if left and not listed.changes else []
-    more += [f"{refused} not answered: --why-not"] if refused and not listed.refused else []
+    more = [f"{left} more (--all)"] if left and not listed.changes else []
+    more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
     if more:
         console().print("; ".join(more))
 
@@ -362,14 +361,14 @@ def _print_how(shown: Sequence[Prediction], run: Run, mended: Prediction | None 
     Args:
         mended: what takes a finding away, where that is listed before them.
     """
-    out, named = console(), "the first"
+    out, named = console(), "the first change"
     if mended is not None:
-        out.print(f"How, for the first: {mended.how()}")
+        out.print(f"How to make the first change: {mended.how()}")
         named = " and ".join(str(edit).partition(":")[0] for edit in shown[0].edits) if shown else ""
     for note in (*shown[0].notes, *shown[0].training) if shown else ():
         out.print(f"  - {note}")
     if shown:
-        out.print(f"How, for {named}: {shown[0].how()}")
+        out.print(f"How to make {named}: {shown[0].how()}")
     trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
     if trial:
-        out.print(f"To see what it really does: {trial}")
+        out.print(f"To measure it: {trial}")

@@ -82,7 +82,7 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     if steps.is_empty() or not (_idle(steps) >= MIN_IDLE).all():
         return []
     replayed = _observe_hosts(baseline, usual, saved)[0]
-    return [f"{_busy(steps).text}; {replayed.text}; it is one step, which does not show that this is usual"]
+    return [f"{_busy(steps).text}; {replayed.text}; one step does not show whether this is usual"]
 
 
 def _saved(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
@@ -135,7 +135,7 @@ def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observ
     """
     graph, step = baseline.graph, float(baseline.step_ns[usual].mean())
     free = observe_replay("hosts that take no time", step - float(saved.mean()), step)
-    free = free.then(": the most that can be gained on the host")
+    free = free.then(": no change to the host can gain more")
     with suppress(Unanswerable):
         launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
         free = free.then(
@@ -268,7 +268,7 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
         )
     ]  # fmt: skip
     if on_gpus:
-        not_known = "not known: whether their GPUs have work meanwhile; a deep window would show it"
+        not_known = "not known: whether the GPUs have work meanwhile; a deep window would show it"
         observations.append(observe("gpu-work-unknown", not_known))
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     sure = round(steady * (0.5 if on_gpus else 1.0), 3)

@@ -110,7 +110,7 @@ def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
     longer = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
-        return "it works hardly longer than its peers: the trace does not show why it is late"
+        return "it works hardly longer than its peers, so the trace does not show why it is late"
     first = longer.row(0, named=True)
     return (
         f"it works {format_duration(excess)} longer per step than its peers (most in {first['cause']}: "

@@ -397,7 +397,7 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     sure, cost = confidence(saved, base), healed
     if len(ranks) == 1:
         sure *= ONE_RANK if healed >= LITTLE * step else ONE_RANK_A_LITTLE
-        doubt = "one rank of the stage is recorded: a slow worker would look the same"
+        doubt = "only one rank of the stage is recorded: a slow worker would look the same"
         observations.append(observe("one-rank-of-stage", doubt))
     else:
         cost = min(max(float(even.mean()), 0.0), healed)

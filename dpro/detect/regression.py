@@ -29,9 +29,7 @@ MAX_LINES = 4  # of evidence of a kind, at most
 # four steps each, are compared in order. Of ten without a trend one in 2,000 rises like this.
 PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
 COMES_AND_GOES = 0.05  # chance from which on another slow period of a job may last as long as the latest does
-NOTHING_ELSE = observe(
-    "nothing-else-changed", "nothing else that was recorded shows what is different since then"
-)
+NOTHING_ELSE = observe("nothing-else-changed", "nothing else in the recording shows what changed then")
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
     "gc_ns": "collecting garbage",

@@ -224,7 +224,7 @@ MIN_MORE = 0.5  # of what a stage takes longer: how many more operations show th
 DOUBTED = 0.5  # confidence, where something else would look the same
 SLOW_RANK = observe(
     "slow-or-uneven",
-    "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same",
+    "only one rank of the stage is recorded, and it does as many operations: a slow rank would look the same",
 )
 SLOW_HOSTS = observe(
     "slow-or-uneven",
@@ -309,7 +309,7 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
         elif stage.confidence <= DOUBTED:
             doubt = observe(
                 "slow-or-uneven",
-                "one of two: the rank is slow, or stage {stage}, its own, has too much work",
+                "either the rank is slow, or its stage ({stage}) has too much work",
                 stage=stage.component_id,
             )
             sure = min(finding.confidence, DOUBTED)

@@ -183,7 +183,7 @@ def _manifest(
     pieces = [piece for rank in by_rank for piece in by_rank[rank]]
     shares = [piece.share for piece in pieces]
     assumed = [
-        f"{Path(note.path).name}: nothing states its rank; taken as rank {note.rank}, in order of the names"
+        f"{Path(note.path).name}: no rank information; taken as rank {note.rank}, by order of file names"
         for note in notes
         if note.rank is not None and not note.failure
     ]

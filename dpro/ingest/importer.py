@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import stat
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +178,10 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         if unopened:
             raise unopened[0]
         names = ", ".join(str(source) for source in sources)
-        held = "; ".join(f"{count} {reason}" for reason, count in sorted(traces.passed_over.items()))
+        held = "; ".join(
+            f"{count} {_of_one(reason) if count == 1 else reason}"
+            for reason, count in sorted(traces.passed_over.items())
+        )
         given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
         if traces.passed_over[REQUEST_LOGS]:
             given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
@@ -191,6 +195,12 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces
+
+
+def _of_one(reason: str) -> str:
+    """Why one file was passed over: `JSON file that is not a trace` of `JSON files that are not traces`."""
+    noun = re.sub(r"\b(file|timeline|database|log|snapshot|report|link|table)s\b", r"\1", reason, count=1)
+    return noun.replace("that are not traces", "that is not a trace").replace("which are", "which is")
 
 
 def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:

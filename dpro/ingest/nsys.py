@@ -204,8 +204,8 @@ def _ranks(
         match = re.search(r"--node[-_]rank[=\s](\d+)", session.environment)
         node = int(match[1]) if match else _variable(session.environment, ("NODE_RANK", "GROUP_RANK"))
         first = max(node, 0) * len(processes)
-        by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
-        by_gpu += f"; taken as {first} and up, in order of their GPUs"
+        last = first + len(processes) - 1
+        by_gpu = f"{path.name}: no rank information; ranks {first}-{last} assigned by GPU order"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
     stated = rank if rank is not None else _variable(session.environment, _RANK_VARIABLES)
     return [stated if stated >= 0 else rank_of_name(path.name)], max(sizes), []

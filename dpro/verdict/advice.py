@@ -143,7 +143,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
 def record_more(facts: JobFacts) -> list[Advice]:
     """What to record where only launches of what devices did are here, or the process had just started."""
     if facts.lacks_device_work:
-        do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): it is not here"
+        do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): none of it was recorded"
     elif facts.first_call:
         name, took_ns = facts.first_call
         do = (
@@ -353,8 +353,8 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             )
             yield Advice(
                 "cores",
-                f"{do} on {finding.component}: its ranks wait for one "
-                f"{format_duration(finding.cost_ns)} a step",
+                f"{do} on {finding.component}: ranks wait {format_duration(finding.cost_ns)} a step "
+                "for a core",
                 1.0 if shared else partly(gain, 0.5),
                 gain,
                 "a setting",
@@ -384,7 +384,7 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         partly(most, 0.5),
         most,
         "new code",
-        "a launch of it can cost what others do",
+        "launching it can cost what other launches cost",
         _with_stacks(facts),
     )
 
@@ -419,8 +419,8 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         count = launches.height / facts.rank_steps
         yield by_edit(
             "launch",
-            'launch less, by CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused optimizer: '
-            f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
+            'reduce launch overhead with CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused '
+            f"optimizer: {count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
             captured,
             "shapes are static, and nothing in the captured part waits for the GPU",
         )
@@ -475,7 +475,9 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
-        "it can be made cheaper" if crowded else "there are free cores for it, and the source can keep up",
+        "preparing it can be made cheaper"
+        if crowded
+        else "there are free cores for it, and the source can keep up",
     )
 
 
@@ -489,7 +491,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{'code in no span' if name == NO_SPAN else CodePlace.of(name).in_words} takes "
+        f"{'code outside any recorded range' if name == NO_SPAN else CodePlace.of(name).in_words} takes "
         f"{format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
@@ -785,7 +787,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )  # behind all else of the step, where transfers are no longer than that
     yield Advice(
         "overlap",
-        f"hide {what} behind compute",
+        f"overlap {what} with compute",
         partly(hidden, 0.4),
         hidden,
         "new code",
@@ -800,11 +802,11 @@ def _experts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if exchanged.height and gain >= WORTH:
         yield Advice(
             "balance-experts",
-            "balance the load of the experts: another rank is last in other layers",
+            "balance the load of the experts: which rank is last differs from layer to layer",
             partly(gain, 0.7),
             1 + (gain - 1) * 2,
             "new code",
-            "the waiting in dispatch and combine is for experts with more tokens",
+            "ranks wait in dispatch and combine for experts with more tokens",
         )
 
 
@@ -825,7 +827,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield by_edit("interleave", do, interleaved)
     more = best_of(facts, [text for text in schedules if "micro_batches=" in text])
     if more is not None:
-        yield by_edit("microbatches", f"{more.what()}, which makes the bubble a smaller part", more)
+        yield by_edit("microbatches", f"{more.what()}, which shrinks the bubble's share of the step", more)
 
 
 def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -844,11 +846,11 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if ended is not None:
         yield by_edit(
             "sync",
-            f"take out what waits for the GPU (.item(), .to(), blocking copies), "
+            f"remove waits for the GPU (.item(), .to(), blocking copies), "
             f"{counted(max(round(count), 1), 'call')} a step"
             f"{place_of(longest, facts.spans)}",
             ended,
-            "what is waited for can be read later",
+            "the results can be read later",
         )
 
 

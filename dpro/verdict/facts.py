@@ -112,9 +112,9 @@ class SlowLaunches(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """`it launches KERNEL, 5 times a step`."""
+        """`launching KERNEL 5 times a step`."""
         times = "once" if self.per_step < 1.5 else counted(round(self.per_step), "time")
-        return f"it launches {short_kernel(self.kernel)}, {times} a step"
+        return f"launching {short_kernel(self.kernel)} {times} a step"
 
 
 def slow_launches_of(
@@ -493,7 +493,8 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
     around = innermost(code, calls)
     places = Counter(CodePlace.of(name).in_words for name in code["name"].gather(around[around >= 0]))
     ((place, count),) = places.most_common(1) or [("", 0)]
-    return f", {count / calls.height:.0%} of them in {place}" if count > PLACED * calls.height else ""
+    share = f"{count / max(calls.height, 1):.0%}".replace("100%", "all")
+    return f", {share} in {place}" if count > PLACED * calls.height else ""
 
 
 @contextmanager

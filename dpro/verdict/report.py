@@ -127,7 +127,7 @@ def make_report(analysis: Analysis) -> RunReport:
         mean_step=mean,
         facts=[
             *run_info(analysis.run.manifest, analysis.steps),
-            *(("still known", line) for line in analysis.end.can_say),
+            *(("earlier steps", line) for line in analysis.end.can_say),
         ],
         findings=describe_all(findings, analysis.workers),
         unknown=unknown,

@@ -393,7 +393,7 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
         why_not: what is said where the run could not show any; empty where it could.
     """
     if not findings:
-        return f"{why_not or 'no rank or part stands out'}."
+        return f"{why_not or 'no slow rank or component found'}."
     costs = [format_duration(finding.cost_ns) if finding.cost_ns else "" for finding in findings[:2]]
     words = [
         f"{name_part(finding)} costs {cost} a step" if cost else name_part(finding)
@@ -443,7 +443,7 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     if moving < NOTABLE * whole or 1 - 1 / gain > moving / whole / 2:
         return []
     waiting = facts.shares["exposed_wait_ns"] * facts.step_ns * facts.rank_steps
-    why = "most of that waits; " if waiting > moving / 2 else ""
+    why = "most of that time is waiting; " if waiting > moving / 2 else ""
     return [
         f"tune communication: it is {moving / whole:.0%} of GPU time, but {why}free transfers give "
         f"x{gain:.2f}"
@@ -459,7 +459,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     why, cut = next(iter(trust.reasons), trust.grade), manifest.num_cut > 0
     unknown = facts.share_of(facts.kernels.filter(pl.col("family") == OTHER)["name"].to_list())
     reasons = {
-        f"the replay does not fit, so take no figure at its word: {why}": not (trust.answerable or cut),
+        f"the replay does not fit, so do not rely on these figures: {why}": not (trust.answerable or cut),
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
@@ -470,7 +470,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
-        "other processes use cores of these hosts: gains are of that moment": bool(facts.shared_hosts),
+        "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -504,8 +504,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             return _launching(facts)
         ranks = len(facts.job.graph.ranks)
         return (
-            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {ranks} at a time: "
-            "they do not get a core"
+            f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
+            f"{still.at_once:.0f} of {ranks} ranks at a time"
         )
     if limit == COMPUTE:
         of_short: dict[str, list[str]] = {}  # of kernels that differ in what their short names leave out
@@ -526,7 +526,7 @@ def _launching(facts: JobFacts) -> str:
     launches = facts.launches.height / facts.rank_steps
     gpu_ns = float(facts.kernels["total_ns"].sum()) / facts.rank_steps
     if facts.computes_on_hosts:
-        return "what it does outside operators"
+        return "its code outside operators"
     if not launches:
         return ""
     return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"

@@ -38,13 +38,13 @@ SHOWN = 0.005  # share of the step: less is not shown
 _LIMITS = {
     HOST: "the host: devices wait for it",
     COMPUTE: "compute: the devices work {share:.0%} of the step",
-    COMMUNICATION: "communication: data move between ranks while nothing computes",
+    COMMUNICATION: "communication: data moves between ranks while nothing computes",
     IMBALANCE: "uneven ranks: the others wait for the slowest",
     INPUT: "the input: the step waits until it is prepared",
-    SYNCHRONISATION: "synchronisation: the host waits for the GPU, and then the GPU for it",
+    SYNCHRONISATION: "synchronisation: the host waits for the GPU, and then the GPU waits for the host",
     COPIES: "copies between host and device",
     BUBBLE: "the pipeline's bubble: stages wait for each other",
-    COMPILATION: "compilation: steps compile code again",
+    COMPILATION: "compilation: code is compiled again during steps",
     CHECKPOINT: "checkpoints: steps wait while one is saved",
     COLLECTION: "garbage collection, in most steps",
 }
@@ -138,7 +138,9 @@ def limit_of_run(analysis: Analysis) -> str:
     limits = limit_in_words(explanation.limit, explanation.step_ms or 0.0).rstrip(".")
     unlike = unlike_the_others(analysis)
     where = "the steps of its deep windows" if unlike else "the job"
-    return f"No rank or part stands out. What limits {where} is {limits}{f'; {unlike}' if unlike else ''}"
+    return (
+        f"No slow rank or component found. What limits {where} is {limits}{f'; {unlike}' if unlike else ''}"
+    )
 
 
 def times(low: float, high: float) -> str:

@@ -62,6 +62,20 @@ NOTABLE = 1.05  # from which multiple on it is said that recording slowed hosts 
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
 
+_MEASURED = {  # what a figure says, by its name
+    "error of replayed steps": "replayed steps are off by {}",
+    "median error of starts": "replayed start times are off by {} of a step (median)",
+    "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
+    "time that nothing explains": "nothing explains {} of the time",
+    "start times surely copied from the trace": "at least {} of start times are copied from the trace",
+    "length of deep steps against others": "steps in and outside deep windows differ by a factor of {}",
+    "noise of steps": "steps vary so much that changes below {} of a step do not show",
+    "spans of impossible times": "{} of spans have impossible times",
+    COLD_STEPS: "first calls of a process make up {} of the steps",
+    WARM_UP: "steps that warm up take {} as long as the others",
+}
+
+
 class Criterion(DocumentPart, frozen=True):
     """One figure that predictions stand or fall with.
 
@@ -83,9 +97,15 @@ class Criterion(DocumentPart, frozen=True):
     def __str__(self) -> str:
         """The figure and its bars."""
         bars = f"good up to {self.good:g}{self.unit}, poor from {self.poor:g}{self.unit}"
-        return (
-            f"{self.name}: {'not known' if self.value is None else f'{self.value:.3g}{self.unit}'} ({bars})"
-        )
+        return f"{self.in_words} ({bars})"
+
+    @property
+    def in_words(self) -> str:
+        """What was measured, in words."""
+        if self.value is None:
+            return f"{self.name}: not known"
+        measured = _MEASURED.get(self.name, f"{self.name}: {{}}")
+        return measured.format(f"{self.value:.3g}{self.unit}")
 
 
 def criterion(name: str, value: float | None, good: float, poor: float, unit: str = "%") -> Criterion:
@@ -190,9 +210,9 @@ def grade_of(score: float) -> str:
 
 
 ADVICE = {
-    "good": "They can be believed within their intervals",
-    "fair": "Take their intervals at face value, and try what matters",
-    "poor": "Take none at its word: try a change before you rely on it",
+    "good": "They are reliable within their intervals",
+    "fair": "Their intervals are plausible; verify what matters with `dpro try`",
+    "poor": "Do not rely on these; measure a change with `dpro try` first",
 }
 
 
@@ -204,7 +224,7 @@ def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     """
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
-    why = f" Main doubt: {'; '.join(weak)}." if weak else ""
+    why = f" Weakest point: {'; '.join(weak)}." if weak else ""
     unknown = [figure.name for figure in figures if figure.value is None]
     missing = f" Not known: {', '.join(unknown)}." if unknown else ""
     return f"Predictions from this run: {grade} ({score:.2f} of 1). {ADVICE[grade]}.{why}{missing}"
@@ -445,11 +465,8 @@ class Trust:
 
     @property
     def weakest(self) -> str:
-        """The figure that keeps the grade down most: `noise of steps 61%`; empty where none is known."""
-        worst = next((figure for figure in self.figures if figure.score is not None), None)
-        if worst is None or worst.value is None:
-            return worst.name if worst else ""
-        return f"{worst.name} {worst.value:.3g}{worst.unit}"
+        """What keeps the grade down most, in words; empty where nothing is known."""
+        return next((figure.in_words for figure in self.figures if figure.score is not None), "")
 
     @property
     def verdict(self) -> str:
@@ -557,12 +574,12 @@ def taken_out_in_words(trust: Trust) -> str:
     without_cold = trust.taken_out * (1 - trust.cold)
     parts = []
     if max(likely, most) >= NOTABLE:
-        step = f", and steps x{without_cold:.2f}" if without_cold >= NOTABLE else ""
+        step = f" and steps x{without_cold:.2f}" if without_cold >= NOTABLE else ""
         parts.append(f"recording slowed hosts x{likely:.2f} ({least:.2f} to {most:.2f}){step}")
     if trust.cold >= NOTABLE - 1:
         parts.append(f"first calls of a process make up {trust.cold:.0%} of the recorded steps")
-    taken = "that is taken out" if len(parts) == 1 else "both are taken out"
-    return f"{'; '.join(parts)}: {taken}" if parts else ""
+    both = "that" if len(parts) == 1 else "both"
+    return f"{'; '.join(parts)}; figures are corrected for {both}" if parts else ""
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
@@ -610,7 +627,7 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
     if anchored > WORST_ANCHORED:
         reasons.append(
             f"at least {anchored:.0%} of the starts of GPU work and collectives were taken from the trace, "
-            "which does not say what they depend on: a small error proves nothing"
+            "which does not say what they depend on, so a small error proves nothing"
         )
     return reasons
 
@@ -621,14 +638,14 @@ def _doubts(
     """Where the replay fits less well than a good one, and predictions are accordingly less sharp."""
     doubts = []
     if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
-        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: smaller gains may be error")
+        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: smaller gains may be errors")
     step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
     for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
         if starts.get(percent, 0.0) > good * step_ns > 0:
             doubts.append(
                 f"{which} of the starts are off by {format_duration(starts[percent])} or more, "
-                f"{starts[percent] / step_ns:.1%} of a step: where in a step time goes is known less well "
-                "than how long it takes"
+                f"{starts[percent] / step_ns:.1%} of a step: step times are known better than where in a "
+                "step the time goes"
             )
     if GOOD_UNEXPLAINED < unexplained <= WORST_UNEXPLAINED:
         doubts.append(
@@ -675,10 +692,10 @@ def _clocks_not_known(built: Built) -> list[str]:
     unsure = {rank for (rank, _), ns in uncertainty.items() if ns > NS_PER_MS}
     if unsure:
         worst = ms(max(uncertainty.values()))
-        reasons.append(f"clocks are known only to {worst:.1f} ms, those of {ranks_in_words(unsure)}")
+        reasons.append(f"clocks of {ranks_in_words(unsure)} are known only to {worst:.1f} ms")
     unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
     if unknown and (built.matching.rows["members"] > 1).any():
-        reasons.append(f"how far clocks are off is unknown, those of {ranks_in_words(unknown)}")
+        reasons.append(f"how far the clocks of {ranks_in_words(unknown)} are off is unknown")
     return reasons
 
 

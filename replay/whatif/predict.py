@@ -59,9 +59,9 @@ SAME_HOSTS = 0.005  # by which hosts may differ from what is taken for likely wi
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
-    "proven": "changes of which real jobs were recorded before and after",
-    "unproven": "not proven: of these changes no job was recorded before and after",
-    "bound": "what parts are worth: bounds and suppositions, no advice",
+    "proven": "proven: real jobs were recorded before and after such a change",
+    "unproven": "unproven: no job was recorded before and after such a change",
+    "bound": "what parts are worth: upper bounds and hypotheticals, not advice",
 }
 
 

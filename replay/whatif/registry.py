@@ -243,7 +243,11 @@ def proof_of(edit: type[Edit]) -> str:
     """What recordings before and after such a change there are, in words."""
     if edit.proof:
         return f"proven by jobs recorded before and after: {edit.proof}"
-    return "unproven: no job was recorded before and after" if edit.is_advice else "a bound or supposition"
+    return (
+        "unproven: no job was recorded before and after"
+        if edit.is_advice
+        else "an upper bound or hypothetical"
+    )
 
 
 def own_keys(edit: type[Edit]) -> list[Key]:

@@ -78,6 +78,12 @@ PART_WORDS = {
     "host": "the host's CPU",
     "input": "the input pipeline",
 }
+FASTER = {
+    "network": "a faster network",
+    "kernels": "faster GPU kernels",
+    "host": "a faster CPU",
+    "input": "a faster input pipeline",
+}
 PARTS = tuple(PART_WORDS)
 
 
@@ -142,7 +148,9 @@ def curve_sentence(curve: Curve) -> str:
     """What a curve says, in a sentence."""
     part = PART_WORDS[curve.part]
     if curve.break_even is None or curve.then is None:
-        return f"{part}: limits nothing; as fast as it may be, the step hardly changes"
+        return f"{part}: not a limit; {FASTER[curve.part]} would not help"
     most = curve.base_ms / curve.step_ms[-1]
     then = PART_WORDS[curve.then]
-    return f"{part}: x{most:.2f} at most; beyond {curve.break_even:.1f} times as fast the limit is {then}"
+    return (
+        f"{part}: x{most:.2f} at most; once it is {curve.break_even:.1f} times as fast, the limit is {then}"
+    )

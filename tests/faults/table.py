@@ -159,7 +159,7 @@ def _ends() -> Iterator[FaultJob]:
         ("hook replaced", "hook-replaced", 2, (1,), "", dead, "ValueError: loss.*" + own + "hook_rep", 10),
         ("bad sample", "bad-sample", 2, (1,), "--workers 1", dead, sample, 10),
         ("bad sample, four", "bad-sample", 4, (0,), "--workers 2", dead, sample, 10),
-        ("leaves", "leave", 2, (1,), "", ("hang.mismatch",), "left early|ended well", 0),
+        ("leaves", "leave", 2, (1,), "", ("hang.mismatch",), "left early|exited", 0),
         ("stuck", "stuck", 2, (1,), "", HANGS, own + "stuck", 0),
         ("stuck, four", "stuck", 4, (2,), "", HANGS, own + "stuck", 0),
         ("stopped", "stop", 4, (1,), "", HANGS, "stopped", 0),

@@ -72,7 +72,7 @@ def test_a_finished_job_of_which_a_dump_is_missing_is_not_called_healthy(tmp_pat
     dumps_of(tmp_path / "dumps", None, missing=(5,))
     document = json.loads(diagnose(tmp_path / "dumps", "--json").stdout)
     assert (document["findings"], document["healthy"]) == ([], False)
-    assert document["reasons"] == ["what rank 5 did: no dump of theirs"]
+    assert document["reasons"] == ["what rank 5 did: no dump of them was given"]
 
 
 def test_a_damaged_dump_is_one_line_and_the_rest_is_analysed(tmp_path, diagnose):

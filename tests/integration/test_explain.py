@@ -112,7 +112,7 @@ def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
     verdict = explain(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
     assert verdict.limit is None
     assert verdict.faulty_ranks == [9, 14]  # the ranks that were hit
-    assert verdict.fault.startswith("The job stands still")
+    assert verdict.fault.startswith("The job is stuck")
 
 
 def _dumps(folder: Path):

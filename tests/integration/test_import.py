@@ -196,7 +196,7 @@ def _two_of_one_rank(folder: Path) -> Path:
     [
         (_truncated, "gzip stream cut short"),
         (_truncated_json, "JSON cut short"),
-        (_not_a_trace, "no trace found (1 files that are not traces)"),
+        (_not_a_trace, "no trace found (1 file that is not a trace)"),
         (_empty_folder, "no trace found (no files)"),
         (lambda folder: folder / "nowhere", "no such file or folder"),
         (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a run of its own"),
@@ -432,9 +432,9 @@ def test_files_that_do_not_state_their_rank_are_read_once(reads, tmp_path):
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     assert sorted(reads) == ["a.json", "b.json", "rank0.json.gz"]
     assert manifest.ranks == [0, 1, 2]
-    assert [line for line in manifest.warnings if "nothing states its rank" in line] == [
-        "a.json: nothing states its rank; taken as rank 1, in order of the names",
-        "b.json: nothing states its rank; taken as rank 2, in order of the names",
+    assert [line for line in manifest.warnings if "no rank information" in line] == [
+        "a.json: no rank information; taken as rank 1, by order of file names",
+        "b.json: no rank information; taken as rank 2, by order of file names",
     ]
     for rank in (1, 2):
         write(tmp_path / "named" / f"rank{rank}.json", events)

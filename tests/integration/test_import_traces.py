@@ -28,17 +28,17 @@ READ_AS = {
     "et/linear_kineto.json.gz": "kineto",
     "et/*": "refused: an execution trace without times",
     "robust/*": "kineto",
-    "flight_recorder/*.log": "refused: 1 files that are not traces",
+    "flight_recorder/*.log": "refused: 1 file that is not a trace",
     "flight_recorder/*": "flight recorder",
     "nsys/*": "nsys",
-    "pp_timeline/*/config.json.gz": "refused: 1 JSON files that are not traces",
+    "pp_timeline/*/config.json.gz": "refused: 1 JSON file that is not a trace",
     "pp_timeline/*": "pipeline timeline",
     "straggler_parquet/*.parquet": "op-level parquet",
     "straggler_parquet/*timeline-*": "refused: 1 timelines drawn from an analysis",
-    "straggler_parquet/meta-*": "refused: 1 files that are not traces",
-    "straggler_parquet/*": "refused: 1 JSON files that are not traces",
-    "MANIFEST.json": "refused: 1 JSON files that are not traces",
-    "README.md": "refused: 1 files that are not traces",
+    "straggler_parquet/meta-*": "refused: 1 file that is not a trace",
+    "straggler_parquet/*": "refused: 1 JSON file that is not a trace",
+    "MANIFEST.json": "refused: 1 JSON file that is not a trace",
+    "README.md": "refused: 1 file that is not a trace",
 }
 
 

@@ -119,7 +119,7 @@ def test_a_pipeline_has_the_bubble_of_each_stage(tmp_path):
     assert [row["bubble_share"] for row in stages] == pytest.approx([0.25, 0.25], abs=1e-4)
     assert [row["bubble_ms"] for row in stages] == pytest.approx([30, 30], abs=0.01)
     text = _report(run, cache=tmp_path).stdout
-    assert "How long each stage of the pipeline stands still" in text
+    assert "How long each stage of the pipeline is idle" in text
     assert "25.0%" in text
 
 

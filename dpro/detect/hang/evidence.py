@@ -36,18 +36,19 @@ from dpro.words import counted, one_of
 
 _VERDICTS = {
     "hang.host": "{who}: {its} host code has not reached the call that {its} peers wait in",
-    "hang.device": "{who}: {its} GPU does not finish what {its} peers finished",
-    "hang.rank": "{who}: it stopped taking part; the records do not distinguish its host from its device",
-    "hang.comm": "{who}: all ranks called and none finishes; the network or the group itself is at fault",
-    "hang.mismatch": "{who}: {its} calls differ from those of the others; the program is wrong, no hardware",
+    "hang.device": "{who}: {its} GPU never completed {call}",
+    "hang.rank": "{who}: it stopped taking part; the records do not show whether its host or its GPU hangs",
+    "hang.comm": "{who}: all ranks entered and none finishes; the network or the group itself is at fault",
+    "hang.mismatch": "{who}: {its} calls differ from those of the others: a bug in the program, not a "
+    "hardware fault",
     "dead.rank": "{who}: the process is gone",
 }
 _ADVICE = {
     "hang.host": "see what {who} {does}{in_place}{look}{where}",
-    "hang.device": "look for errors of {its} GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before "
-    "that is used again{where}",
-    "hang.rank": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`), and at what its "
-    "process does{look}; a dump of its calls of the same moment as its peers' would distinguish them{where}",
+    "hang.device": "check the GPU of {who} for errors (`dmesg | grep -i xid`, `nvidia-smi -q`) before "
+    "reusing it{where}",
+    "hang.rank": "check its GPU for errors (`dmesg | grep -i xid`, `nvidia-smi -q`), and see what its "
+    "process does{look}; a dump taken at the same moment as its peers' would show which it is{where}",
     "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
     "and try nccl-tests on their hosts",
     "hang.mismatch": "{compare}",
@@ -58,18 +59,18 @@ _COMPARE = (
     "that differs"
 )
 _COMPARE_PLACES = (
-    "make these calls on all ranks and in one order: see what takes {who} elsewhere (a branch on the rank or "
-    "its own data, another number of batches)"
+    "make these calls on all ranks, in the same order: see why {who} takes another path (a branch on the "
+    "rank or its own data, another number of batches)"
 )
 _ALIVE = (
-    ": `py-spy dump --pid PID` for stacks, `ps -o stat,wchan -p PID` (T is stopped, D waits for a disk "
-    "or a driver)"
+    ": `py-spy dump --pid PID` for stacks, `ps -o stat,wchan -p PID` (T: stopped, D: waiting for a "
+    "disk or a driver)"
 )
 _GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
 _KILLED = "; `dmesg` shows what the kernel killed for lack of memory"
 _FAULTED = (
-    ": what gave up says there why (gloo, where its peers' calls differ from its own: `Received data size "
-    "doesn't match`); PYTHONFAULTHANDLER=1 shows where"
+    ": the library that gave up says why (gloo, if its peers' calls differ: `Received data size doesn't "
+    "match`); PYTHONFAULTHANDLER=1 shows where"
 )
 MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
 FROZEN = "no-thread-runs"  # the kind of observations of processes that are stopped
@@ -79,37 +80,37 @@ ATTENDANCE = "operation-attendance"  # the kind of observations of who called an
 GROUPS = "process groups"  # the cause of a mismatch
 SHORT = "a loop that ended early"  # the cause of a mismatch
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
-_RAISED_MEANS = "{who}: its script failed by an exception"
-_RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
+_RAISED_MEANS = "{who}: its script raised an exception"
+_RAISED_ADVICE = "fix the cause of the exception; the log of {who} ends with the whole traceback{where}"
 _DEADLOCK_MEANS = (
-    "{who}: a deadlock, each waits for the next: they call in different orders; the program is wrong, "
-    "no hardware"
+    "{who}: a deadlock, each waits for the next: they call in different orders; a bug in the program, "
+    "not a hardware fault"
 )
 _DEADLOCK_ADVICE = (
-    "let all ranks call the collectives of these groups in one order, and send before they receive"
+    "call the collectives of these groups in the same order on all ranks, and send before receiving"
 )
 _LEFT_MEANS = (
-    "{who}: it left early, its script ended well while its peers went on; the program is wrong, no hardware: "
-    "its loop had fewer steps, as with uneven inputs"
+    "{who}: it exited early without an error while its peers went on: a bug in the program, not a hardware "
+    "fault; its loop had fewer steps, as with uneven inputs"
 )
 _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
     "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`"
 )
 _SKIPPED_MEANS = (
-    "{who}: its script ended well after as many steps as its peers made, but with fewer calls: it left calls "
-    "out in a step; the program is wrong, no hardware"
+    "{who}: it exited without an error after as many steps as its peers, but with fewer calls: it skipped "
+    "calls in a step; a bug in the program, not a hardware fault"
 )
 _SKIPPED_ADVICE = (
-    "look for what lets a rank leave collectives out of a step: `no_sync`, a `continue`, a branch on its own "
-    "data; from then on it reduced what belongs to another step{where}"
+    "look for what makes a rank skip collectives in a step: `no_sync`, a `continue`, a branch on its own "
+    "data; from then on its reductions mixed different steps{where}"
 )
-_SHORT_MEANS = "{who}: its loop ended {short} short; the program is wrong, no hardware"
+_SHORT_MEANS = "{who}: its loop ended {short} short: a bug in the program, not a hardware fault"
 _MEANS = {LEFT: _LEFT_MEANS, SKIPPED: _SKIPPED_MEANS, RAISED: _RAISED_MEANS, DEADLOCK: _DEADLOCK_MEANS}
 _MEANS[SHORT] = _SHORT_MEANS
 _MEANS[GROUPS] = (
-    "{who}: made a process group that not all ranks made, or in another order; the program is wrong, no "
-    "hardware"
+    "{who}: made a process group that not all ranks made, or in another order: a bug in the program, not a "
+    "hardware fault"
 )
 _ADVICE |= {
     LEFT: f"{_LEFT_ADVICE}; read the end of its log{{where}}",
@@ -148,16 +149,16 @@ def attendance(operation: Operation) -> Observation:
         "absent_ranks": sorted(operation.absent),
         "unknown_ranks": sorted(operation.unknown),
     }
-    wait = "wait" if len(operation.unfinished) > 1 else "waits"
+    are = "are" if len(operation.unfinished) > 1 else "is"
     parts = (
-        f"{{waiting_ranks}} came and {wait}",
+        f"{{waiting_ranks}} entered and {are} stuck",
         "{finished_ranks} finished it",
-        "{came_ranks} came",
-        "{absent_ranks} never came",
+        "{came_ranks} entered",
+        "{absent_ranks} never entered",
         "unknown: {unknown_ranks}",
     )
     said = "; ".join(part for part, of_part in zip(parts, ranks.values(), strict=True) if of_part)
-    sentence = f"{name}: {said}; waited for since {{since_at_ns}}"
+    sentence = f"{name}: {said}; waiting since {{since_at_ns}}"
     return observe(ATTENDANCE, sentence, **values, **ranks, since_at_ns=operation.since_ns)
 
 
@@ -189,16 +190,26 @@ def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
     elif finding.class_ == "hang.host" and doing_of(finding):
         return "; ".join(clauses)
     elif finding.class_ == "hang.host" and any(one.kind == FROZEN for one in finding.observations):
-        said = f"{who}: its host code is stuck, no thread of it runs"
+        said = f"{who}: its host code is stuck: none of its threads runs"
     elif sure:
-        said = _VERDICTS[finding.class_].format(who=who, its="their" if len(finding.ranks) > 1 else "its")
+        its = "their" if len(finding.ranks) > 1 else "its"
+        said = _VERDICTS[finding.class_].format(who=who, its=its, call=_awaited(finding))
     elif finding.class_ == "hang.mismatch":
-        said = f"{who}: their calls differ, and which of them is wrong is not known"
+        said = f"{who}: their calls differ; which of them is wrong is not known"
     elif finding.class_ == "hang.comm":
-        said = f"{who}: all ranks called and none finishes; the network, or the GPU of one of them"
+        said = f"{who}: all ranks entered and none finishes; the network, or one of their GPUs, is at fault"
     else:
         said = f"{who}: the others wait for it, and its dump would show why"
     return "; ".join([said, *clauses])
+
+
+def _awaited(finding: Finding) -> str:
+    """What the peers wait in: `all_reduce #12`."""
+    for values in (one.values for one in finding.observations if one.kind == ATTENDANCE):
+        sequence = values.get("sequence", -1)
+        number = f" #{sequence}" if isinstance(sequence, int) and sequence >= 0 else ""
+        return f"{values.get('operation', 'a collective')}{number}"
+    return "a collective that its peers completed"
 
 
 def _short(finding: Finding) -> str:
@@ -254,7 +265,7 @@ def with_last_call(observation: Observation, rank: int, root: Root, case: Case) 
     if operation is None or operation.pair or number < 0:
         return observation
     return observation.then(
-        ": its last call in that group is #{last_sequence}, and finished", last_sequence=number
+        ": its last call in that group is #{last_sequence}, which finished", last_sequence=number
     )
 
 
@@ -395,7 +406,7 @@ def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Ob
         if following is None:
             waited = "{end_ranks}" if ends else "no rank"
         elif following == rank:
-            waited = "what it has to finish first"
+            waited = "earlier work of its own"
         said.append(f"rank {{rank_{place}}} waits in {{operation_{place}}} for {waited}")
         values |= {f"rank_{place}": rank, f"operation_{place}": name_of(operation)}
     return observe("chain-of-waiting", f"the chain: {'; '.join(said)}", **values)
@@ -414,7 +425,7 @@ def doubts(root: Root, case: Case) -> list[Observation]:
     return [
         observe(
             "doubtful-attendance",
-            f"not known: whether {{unknown_ranks}} came to {name}; a dump of {{unknown_ranks}} would show "
+            f"not known: whether {{unknown_ranks}} entered {name}; a dump of {{unknown_ranks}} would show "
             "whether more than {stuck_ranks} is stuck",
             **values, unknown_ranks=open_, stuck_ranks=list(root.ranks),
         )

@@ -86,13 +86,13 @@ _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
 
 _STARTS_UNKNOWN = observe(
     "starts-unknown",
-    "not known: whether the GPU of one of them never came to it, as a kernel before it does not end, or the "
+    "not known: whether the GPU of one of them never reached it (an earlier kernel does not end), or the "
     "network or the group is at fault; --nccl-timing records that",
 )
 _FIRST_TO_END = observe("first-to-end", "no other rank ended before it")
 _END_UNKNOWN = observe(
     "failed-end-unknown",
-    "no rank is seen to have ended of its own: which end of the connection failed is not known",
+    "no rank was seen to end by itself: which end of the connection failed is not known",
 )
 
 
@@ -209,30 +209,28 @@ def _device_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
     ranks = list(root.ranks)
     if operation.finished:
-        sentence = "{ranks} came to it, too, but did not finish what its peers finished"
+        sentence = "{ranks} launched the call below, but never finished it, while peers did"
         facts = [observe("finished-by-peers", sentence, ranks=ranks)]
     else:
-        sentence = "{ranks} came to it, too, but its GPU never started what runs on its peers"
+        sentence = "{ranks} launched the call below, but its kernel never started"
         peers = sorted(rank for rank in operation.unfinished if rank not in root.ranks)
         facts = [
             observe("never-started", sentence, ranks=ranks),
-            observe("runs-on-peers", "it runs on {peer_ranks}", peer_ranks=peers),
+            observe("runs-on-peers", "its kernel is running on {peer_ranks}", peer_ranks=peers),
         ]
     return _finding("hang.device", "rank", root, case, _LIKELY / len(root.ranks), facts)
 
 
 def _comm_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
-    fact = observe("all-came", "all its ranks came and none finished")
+    fact = observe("all-came", "all its ranks entered and none finished")
     if operation.finished:
-        sentence = "all its ranks came, and only {finished_ranks} finished"
+        sentence = "all its ranks entered, and only {finished_ranks} finished"
         fact = observe("all-came", sentence, finished_ranks=sorted(operation.finished))
     kind = "pair" if operation.pair else "group"
     if case.records.starts_unknown and not operation.finished:
         return _finding("hang.comm", kind, root, case, _OPEN, [fact, _STARTS_UNKNOWN])
-    fact = fact.then(
-        "; nothing that one of them has to finish first is open: the network or the group itself"
-    )
+    fact = fact.then("; no earlier work of theirs is unfinished: the network or the group itself is at fault")
     return _finding("hang.comm", kind, root, case, _LIKELY, [fact])
 
 
@@ -241,8 +239,8 @@ def _cycle_finding(root: Root, case: Case) -> Finding:
     facts = [
         observe(
             "deadlock",
-            "{ranks} wait for each other, which is a deadlock: no hardware causes that; the order of the "
-            "calls differs between them",
+            "{ranks} wait for each other, which is a deadlock: they call in different orders, which "
+            "is a bug in the program, not a hardware fault",
             ranks=list(root.ranks),
         )
     ]
@@ -294,7 +292,7 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
     unknown = observe(
         "unknown-whether-stuck",
         f"not known: whether the host code of {_one_of(root.ranks)} is stuck, its GPU does not answer, its "
-        "process is gone, or it waits for something in turn; a dump of {ranks}, taken now, would settle it",
+        "process is gone, or it waits for something itself; a dump of {ranks}, taken now, would show it",
         ranks=list(root.ranks),
     )
     facts = [no_dump(root.ranks, case), *last_state(root.ranks, case), unknown]
@@ -312,7 +310,7 @@ def _suspect_finding(root: Root, case: Case) -> Finding:
     """Return a finding of ranks that may be stuck, too, or may wait for a rank that is."""
     fact = no_dump(root.ranks, case).then(
         f", and others wait for {_one_of(root.ranks)}, too: it may be stuck as well, or wait for the rank "
-        "that is; a dump of {ranks} would distinguish that",
+        "that is; a dump of {ranks} would show which",
         ranks=list(root.ranks),
     )
     return _finding("hang.rank", "rank", root, case, _OPEN / 2 / len(root.ranks), [fact])
@@ -340,12 +338,12 @@ def _dead_finding(
 def _left_finding(root: Root, case: Case) -> Finding:
     """Return the finding of a rank that ended well while its peers went on."""
     rank = root.ranks[0]
-    sentence = "the script of rank {rank} ended well at {left_at_ns} while its peers went on"
+    sentence = "the script of rank {rank} exited without an error at {left_at_ns} while its peers went on"
     left = observe("left-early", sentence, rank=rank, left_at_ns=case.left[rank])
     facts = [with_last_call(left, rank, root, case), *fewer_steps(rank, case)]
     failed = sorted(other for other, death in case.deaths.items() if death.lost_peer)
     if failed:
-        sentence = "{failed_ranks} failed because it was gone, and is not at fault"
+        sentence = "{failed_ranks} failed only because it was gone"
         facts.append(observe("failed-without-it", sentence, failed_ranks=failed))
     finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
     steps = dict(case.records.ranks.select("rank", pl.col("last_step").fill_null(-1)).iter_rows())
@@ -407,7 +405,7 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     facts = [observe("calls-differ", f'call{number} of group "{{group}}": {"; ".join(said)}', **values)]
     sure = len(mismatch.minority) < len(mismatch.calls)
     if mismatch.skipped > 0 and sure:
-        facts.append(_left_out(mismatch).then(" there: that explains all later ones"))
+        facts.append(_left_out(mismatch).then(" there, which explains all later differences"))
     if mismatch.usual:
         return _finding(
             "hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts), mismatch.calls
@@ -420,7 +418,7 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     else:
         confidence = _SURE if sure else _OPEN
     if not sure:
-        sentence = f"no call is that of a majority: {_one_of(mismatch.minority)} is wrong"
+        sentence = f"no call has a majority: {_one_of(mismatch.minority)} is wrong"
         facts.append(observe("no-majority", sentence, ranks=list(mismatch.minority)))
     finding = _finding("hang.mismatch", "rank", root, case, confidence, facts, mismatch.calls)
     short = [one for one in seen if one.values.get("ranks") == list(root.ranks) and "short" in one.values]
@@ -443,7 +441,7 @@ def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
 def _left_out(mismatch: Mismatch) -> Observation:
     """Return how many calls the ranks that differ left out."""
     noun = "call" if mismatch.skipped == 1 else "calls"
-    sentence = f"{{ranks}} left out {{skipped}} {noun}"
+    sentence = f"{{ranks}} skipped {{skipped}} {noun}"
     return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
 
 
@@ -456,18 +454,18 @@ def _by_rounds(
     if mismatch.minority == mismatch.lost:
         as_before = observe(
             "called-as-before",
-            "that is what they called in the rounds before, too; a library ended {ranks} within its call: it "
-            "called something else, with less than they sent",
+            "they called the same in earlier rounds; a library ended {ranks} within its call: it called "
+            "something else, which takes less than they sent",
             ranks=lost,
         )
-        sentence = "not known: what {ranks} called there, which was not recorded any more"
+        sentence = "not known: what {ranks} called there; it ended before that was recorded"
         unknown = observe("last-call-unknown", sentence, ranks=lost)
         return _REPORTED, [*facts, as_before, *ended, *stacks(lost, case), unknown]
-    sentence = "in the rounds before, all ranks called {call} there"
+    sentence = "in earlier rounds all ranks called {call} there"
     usual = [observe("rounds-before", sentence, call=mismatch.usual)]
     if mismatch.skipped > 0:
         usual.append(_left_out(mismatch).then(": what it called comes next in a round"))
-    sentence = "{ranks} got more than it expected, and is not at fault"
+    sentence = "{ranks} received more than it expected, and is not at fault"
     return _LIKELY, [*facts, *usual, observe("got-more", sentence, ranks=lost), *ended]
 
 
@@ -490,7 +488,7 @@ def _finding(
     calls = [attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
     more = len(root.operations) - len(calls)
     if more > 0:
-        calls[-1] = calls[-1].then("; and {more} more like it", more=more)
+        calls[-1] = calls[-1].then("; and {more} more like this", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
     waiting = {rank for operation in root.operations for rank in operation.unfinished}
     facts = [*facts, *_sides(class_, root.ranks, waiting or peers, facts, case)]
@@ -574,7 +572,7 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
         time=time_of_day(notice.time_ns), seen_at_ns=notice.time_ns,
     )  # fmt: skip
     if kept.is_dir():
-        seen = seen.then("; dumps and stacks of then are in {folder}", folder=f"{FOLDER}/{kept.name}")
+        seen = seen.then("; dumps and stacks from then are in {folder}", folder=f"{FOLDER}/{kept.name}")
     shown = [(one.kind, one.values) for one in finding.observations]
     threads = [
         one for one in _threads(kept / "stacks.json", finding.ranks) if (one.kind, one.values) not in shown

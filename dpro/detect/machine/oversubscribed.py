@@ -131,7 +131,7 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
     waits = name_range(crowd.least_ns, crowd.most_ns)
     no_core = observe(
         "no-core",
-        f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for {waits} "
+        f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
         "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
         ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
         steady_share=crowd.steady, steps=crowd.steps,

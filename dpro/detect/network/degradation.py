@@ -53,7 +53,7 @@ MAX_LINES = 3  # of evidence
 SIDES = {True: "between hosts", False: "within hosts"}
 _NOT_WHOLE = observe(
     "members-not-recorded",
-    "not all of their members are recorded: one that comes late since then looks the same",
+    "not all of their members are recorded: one of those that comes late since then would look the same",
 )
 
 
@@ -220,7 +220,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
         traffic.gain("before", "the steps since then take", cost, step),
     ]  # fmt: skip
     if slow["members"].n_unique() == 1 and part.kind == "network":
-        sentence = "it is one group: which of its {size} ranks or the links between them, is open"
+        sentence = "only one group is slow: which of its {size} ranks or links is at fault is not known"
         observations.append(observe("one-group", sentence, size=len(ranks)))
     if not slow["whole"].any():
         sure = min(sure, MAX_UNSURE)
@@ -282,7 +282,7 @@ def _other_side(transfers: pl.DataFrame, change: LevelShift) -> Observation:
     rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
     side = SIDES[not change.between]
     if rest.is_empty():
-        return observe("other-side-unknown", "nothing is known of transfers {side}", side=side)
+        return observe("other-side-unknown", "nothing is known about transfers {side}", side=side)
     times = float((rest["after_ns"] / rest["before_ns"]).median())  # type: ignore[arg-type]
     sentence = "transfers {side} take {times:.2f} times as long as before"
     return observe("other-side", sentence, side=side, times=times)
@@ -417,7 +417,7 @@ CAUSE = "packet loss"
 MIN_SENT = 200  # segments between two hosts, below which nothing is said of them
 _COST_UNKNOWN = observe(
     "cost-unknown",
-    "what it costs is not known: a transfer that waits for a segment that is sent again takes longer",
+    "its cost is not known: a transfer takes longer when it waits for a segment to be sent again",
 )
 _NETWORK = "network"  # the switch, where no topology is known
 

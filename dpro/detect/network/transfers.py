@@ -38,17 +38,17 @@ MIN_DEVIATION = 0.02  # of a logarithm: a lower spread of groups is raised to th
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 MAX_LINES = 3  # of evidence
-CROWDED = observe("may-be-crowded", "broken, or crowded: flows that meet there look the same")
+CROWDED = observe("may-be-crowded", "broken or congested: flows that meet there look the same")
 CROWDED_BY_OTHERS = observe(
     "may-be-crowded-by-others",
-    "broken, or crowded by other jobs: the flows of this one that meet do not explain it",
+    "broken, or congested by other jobs: this job's own flows that meet there do not explain it",
 )
 _NONE_WITHOUT_OTHERS = observe(
-    "none-without-the-others", "no group is recorded that has one of these without the others"
+    "none-without-the-others", "no recorded group has one of these without the others"
 )
 _HIDDEN = observe("hidden-by-other-work", "the step hardly waits for it: other work hides it")
 _TWO_GROUPS = observe(
-    "two-groups", "two groups of a kind do not show whether the slower one is broken, or was built slower"
+    "two-groups", "two groups of a kind do not show whether the slower one is broken, or is slower by design"
 )
 
 

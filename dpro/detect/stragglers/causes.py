@@ -26,7 +26,7 @@ EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
 WAITING_CODE = "host code that waits"
 NEARLY_AS_LATE = observe(
-    "nearly-as-late", "other ranks are nearly as late: healing this one alone saves less than it lost"
+    "nearly-as-late", "other ranks are nearly as late: fixing this one alone saves less than it loses"
 )
 OPERATORS = "operators"  # of a host that has no GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
@@ -46,7 +46,7 @@ class HostCause(NamedTuple):
 
 HOST_CAUSES = {
     "step_data_wait_ns": (INPUT_PIPELINE, "waits for its data"),
-    "step_run_queue_ns": ("CPU contention", "is ready to run and has no core"),
+    "step_run_queue_ns": ("CPU contention", "waits for a CPU core"),
     "step_gc_ns": ("garbage collection", "collects garbage"),
 }
 RUN_QUEUE = "step_run_queue_ns"
@@ -75,7 +75,7 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     if not largest or counted[largest] < EXPLAINED * longer_ns:
         return None
     cause, does = HOST_CAUSES[largest]
-    sentence = f"it {does} {{longer_ns}} longer per step than they"
+    sentence = f"it {does} {{longer_ns}} longer per step than its peers"
     return HostCause(cause, observe("longer-on-host", sentence, counter=largest, longer_ns=counted[largest]))
 
 
@@ -99,8 +99,8 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
         WAITING_CODE,
         observe(
             "idle-host",
-            "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
-            "host's code sleeps or waits (a lock, the network)",
+            "in that time it neither computes nor waits for its data, a core or garbage collection: "
+            "something in the host's code sleeps or waits (a lock, the network)",
         ),
     )
 
@@ -109,7 +109,7 @@ def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     """What of its own a training thread waits for, by counters: a thread, a program, a disk; or None."""
     by_programs = _by_own_programs(more, longer_ns)
     if by_programs is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
-        sentence = "it writes {written_bytes} more per step to a disk than they, and waits meanwhile"
+        sentence = "it writes {written_bytes} more per step to a disk than its peers, and waits meanwhile"
         return HostCause(
             "waiting for a disk", observe("written-to-disk", sentence, written_bytes=more[WRITTEN])
         )
@@ -135,8 +135,8 @@ def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause |
             "another thread of its process",
             observe(
                 "cpu-time-of-threads",
-                "other threads of its process compute {longer_ns} longer per step than theirs: Python of "
-                "theirs holds the interpreter's lock meanwhile",
+                "other threads of its process compute {longer_ns} longer per step than those of its peers: "
+                "their Python code holds the interpreter's lock (GIL) meanwhile",
                 longer_ns=threads,
             ),
         )

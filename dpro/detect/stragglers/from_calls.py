@@ -50,19 +50,21 @@ NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
 COSTS_NOTHING = 0.5  # confidence in a rank for which no other waits, however much slower it is
 PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
 MESSAGES_UNSEEN = (
-    "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
+    "the times of calls do not include waits for messages between ranks: a rank may be late because of one"
 )
 FIRST_CAUSE_UNKNOWN = observe(
     "first-cause-not-known", f"not known: whether it is the first cause; {MESSAGES_UNSEEN}"
 )
 HOST_OR_GPU = observe(
     "host-or-gpu",
-    "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's",
+    "not known: whether its host or its GPU is slow; no counter of its host explains it, and "
+    "the host makes the calls",
 )
 HOST_OR_GPU_SURE = 0.5  # factor of the confidence then
 IS_HOST = observe(
     "host-ahead",
-    "it is its host: that is done with most steps before its GPU is, and so does not wait for it in these",
+    "its host is slow, not its GPU: the host finishes most steps before the GPU does, so it does not "
+    "wait for it",
 )
 QUEUED = observe("hidden-by-queue", "queued GPU work hides this")
 OF_ONE = ("longer-work", "waited-for", QUEUED.kind, NEARLY_AS_LATE.kind)  # not said of ranks late together
@@ -173,7 +175,7 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
         *(one for late_rank in by_rank for one in late_rank.observations if one.kind == "longer-work"),
         observe(
             "waited-for-together",
-            "the others wait {waited_ns} per step for {ranks} together; healing one of them alone saves "
+            "the others wait {waited_ns} per step for {ranks} together; fixing one of them alone saves "
             "{alone_ns} at most, since the others are as late",
             waited_ns=joint, ranks=ranks, alone_ns=alone,
         ),
@@ -345,8 +347,8 @@ def _slower(team: Team, excess: Excess, longer: float) -> list[Observation]:
     before_share, than = _share(excess.before), "longer" if excess.before > 0 else "less long"
     became = observe(
         "became-slower",
-        f"it became slower: before, it took {_field('before_share', before_share)} {{than}} than they, less "
-        "than in {often_share} of these steps",
+        f"it became slower: before, it took {_field('before_share', before_share)} {{than}} than its "
+        "peers, less than in {often_share} of these steps",
         before_share=before_share, than=than, often_share=excess.persistent,
     )  # fmt: skip
     return [slower, became]
@@ -383,11 +385,11 @@ def _cause(
     if idle is not None:
         return "slow.host", idle.cause, idle.observation, 1.0
     if CPU not in more:
-        unknown = "not known: whether it computes; its CPU time was not recorded"
+        unknown = "not known: whether it computes meanwhile; its CPU time was not recorded"
         return "slow.compute", "", observe("cpu-time-not-recorded", unknown), 0.7
     how = observe(
         "cpu-time",
-        "its training thread computes {longer_ns} longer per step than theirs",
+        "its training thread computes {longer_ns} longer per step than those of its peers",
         longer_ns=more[CPU],
     )
     if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
@@ -565,7 +567,7 @@ def _on_gpu(finding: Finding) -> Finding:
 COMPONENT = "what ranks take in turn"
 SHARED = observe(
     "no-rank-at-fault",
-    "no rank is at fault: they take in turn what they share, such as a lock of a file, a server, a disk",
+    "no rank is at fault: they take turns at something they share, such as a file lock, a server or a disk",
 )
 CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20

@@ -52,6 +52,7 @@ from dpro.detect.stragglers.excess import (
     midmean,
     noise_of,
 )
+from dpro.recorders import STACKS, how_to_record
 from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
 from dpro.replay.peers import ON_CPU, ON_GPU, peer_medians, peers_of, ranks_of_teams, teams_by_work
@@ -59,7 +60,7 @@ from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_st
 from dpro.schema import COUNTERS, STEPS
 
 ROUNDING = 1e-9  # of sums of ns as floats
-AS_LATE = observe("late-together", "healing one of them alone saves little: the others are as late")
+AS_LATE = observe("late-together", "fixing one of them alone saves little: the others are as late")
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         observe(
             "longer-work",
             "rank {rank} works {longer_ns} longer per step than its peers on the same work, {cause_ns} of "
-            "it in {cause}: {example}",
+            f"it in {{cause}}{_where_in(largest, graph)}",
             rank=ranks[0], longer_ns=total, cause_ns=largest["excess_ns"], cause=largest["cause"],
             example=largest["example"],
         ),
@@ -250,6 +251,17 @@ def _locate(cause: Mapping[str, Any]) -> CodePlace | None:
     return None if cause["example"] in ("", NO_SPAN) else CodePlace.of(cause["example"])
 
 
+def _where_in(cause: Mapping[str, Any], graph: Graph) -> str:
+    """The part of a sentence that names the span of a cause; how to have it named where none is recorded.
+
+    Args:
+        cause: a row of what `excess_by_cause` returns.
+    """
+    if cause["example"] != NO_SPAN:
+        return ": {example}"
+    return f"; record with {how_to_record(STACKS, graph.run)} to name it"
+
+
 def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[str, float]:
     """How much more of each counter the rank has than its peers in steps in deep windows, ns per step."""
     if graph.run is None:
@@ -277,8 +289,8 @@ def lateness(graph: Graph, rank: int) -> Observation:
     peers_ns = float(np.median(peers)) if peers.size else 0.0
     return observe(
         "lateness",
-        "rank {rank} came last to {times} of {collectives} collectives; per step it waited {own_wait_ns} for "
-        "its peers, they {peer_wait_ns} each for others",
+        "rank {rank} came last to {times} of {collectives} collectives; per step it waits {own_wait_ns} for "
+        "its peers, each peer waits {peer_wait_ns}",
         rank=rank, times=times, collectives=frame["instance"].n_unique(),
         own_wait_ns=float(own_ns), peer_wait_ns=peers_ns,
     )  # fmt: skip
@@ -420,14 +432,14 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
         observe(
             "longer-work",
             "between the same collectives, the host of rank {rank} works {longer_ns} longer per step than "
-            "the slowest of its peers, {times} times as long or more in nearly every step; {cause}: "
-            "{example}",
+            "the slowest of its peers, {times} times as long or more in nearly every step; "
+            f"{{cause}}{_where_in(largest, baseline.graph)}",
             rank=rank, longer_ns=float(longer.mean()), times=FAR, cause=largest["cause"],
             example=largest["example"],
         ),
         lateness(baseline.graph, rank),
         observe_replay(f"rank {rank} as fast as its peers", step - cost, step).then(
-            ": work that is queued elsewhere hides the rest for now"
+            ": work that is queued elsewhere hides the rest"
         ),
     )  # fmt: skip
     return Finding(

@@ -76,7 +76,5 @@ def _refused(why: str) -> list[click.Option]:
     ]
 
 
-OF_ATTACH = _refused("a job that runs has its ranks; pretend them from its start")
-OF_TRY = _refused(
-    "a try measures, and nothing that pretended ranks wait for is measured; dpro whatif predicts"
-)
+OF_ATTACH = _refused("a running job already has its ranks; pretend them from the start")
+OF_TRY = _refused("a try measures waits, which pretended ranks do not have; use dpro whatif")

@@ -358,8 +358,8 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
         most = max(parts, key=lambda part: parts[part])
         return (
             f"Latency per token is limited by {most}: {format_ms(parts[most])} of "
-            f"{format_ms(sum(parts.values()))} of an iteration; without a log of requests their queue is not "
-            "known."
+            f"{format_ms(sum(parts.values()))} of an iteration, not counting time in the queue (that needs a "
+            "log of requests)."
         )
     return "Latency: neither a log of requests nor a deep window says what it consists of."
 

@@ -37,6 +37,7 @@ from dpro.ingest.reading.values import int32, ranks_of
 from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import SYNCS
 from dpro.store import CUT
+from dpro.words import counted
 
 if TYPE_CHECKING:
     from dpro.ingest.kineto.scanner import Scanner
@@ -168,8 +169,12 @@ def _damage(reader: EventReader, source: Source) -> list[str]:
     if not reader.truncated and not reader.malformed:
         return []
     what = [reader.truncated] if reader.truncated else []
-    what += [f"{reader.malformed} malformed events"] if reader.malformed else []
-    lost = "; its time base is lost too" if reader.truncated and reader.facts.base_ns is None else ""
+    what += [counted(reader.malformed, "malformed event")] if reader.malformed else []
+    lost = (
+        "; its base time is lost too, so times of day are unknown"
+        if reader.truncated and reader.facts.base_ns is None
+        else ""
+    )
     return [f"{source.name}: damaged ({', '.join(what)}); read as far as it goes, {reader.read} events{lost}"]
 
 

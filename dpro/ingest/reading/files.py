@@ -35,6 +35,7 @@ from dpro.limits import (
     refuse_bomb,
 )
 from dpro.units import format_bytes
+from dpro.words import counted
 
 HEAD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 19  # fits a processor's cache together with its decoded content
@@ -131,7 +132,7 @@ def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
                 source = Source(f"{path}!{member}", path, member)
                 yield source, _head_of_stored(content, source.label)
     except (OSError, MemoryError, *_DAMAGE) as error:
-        after = f" after {len(seen)} files" if seen else ""
+        after = f" after {counted(len(seen), 'file')}" if seen else ""
         raise InputError(
             f"{path}: damaged archive ({first_line(error)}){after}; copy the file again"
         ) from error

@@ -123,7 +123,7 @@ class CudaGraph(CountedEdit):
             f"of {format_duration(whole)} of host time per step and rank {format_duration(taken)} is in "
             f"operators that can be captured, {stays} stays (data, synchronising calls, copies, what comes "
             f"before a graph), and {format_duration(left_open)} is in no operator that launches: the "
-            "interval has it both ways",
+            "interval covers both cases",
         )
 
     def _captured(self, graph: Graph) -> CapturedHostTime:

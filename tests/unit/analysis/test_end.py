@@ -108,13 +108,13 @@ def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
     end = end_of(written(tmp_path, INTERRUPTED, INTERRUPTED, calls=(0,)))
     assert (end.how, end.hung, end.ranks) == (ENDED, True, [1])
     assert end.sentence == (
-        "The job hung at step 3 since 00:16:42.000 UTC, and was ended 28 s later by Ctrl-C (SIGINT)."
+        "The job hung at step 3 from 00:16:42.000 UTC on, and was ended 28 s later by Ctrl-C (SIGINT)."
     )
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(15, "SIGTERM, as schedulers"), (9, "SIGKILL, which cannot"), (1, "SIGHUP")],
+    [(15, "SIGTERM (schedulers"), (9, "SIGKILL (schedulers"), (1, "SIGHUP")],
 )
 def test_a_hang_that_was_ended_by_a_signal_says_which(tmp_path, number, said):
     end = end_of(written(tmp_path, {"exit_signal": number}, {"exit_signal": number}, calls=(0,)))
@@ -132,7 +132,7 @@ def test_a_job_that_moved_until_it_was_ended_did_not_hang(tmp_path):
     ended = {"exit_signal": 15, "ended_ns": at(12)}
     end = end_of(written(tmp_path, ended, ended))
     assert (end.how, end.hung, end.bad, end.early) == (ENDED, False, False, True)
-    assert "it did not hang before" in end.sentence
+    assert "its calls show no hang before that" in end.sentence
 
 
 def test_a_job_whose_ranks_all_stood_still_outside_calls_says_for_how_long_and_where(tmp_path):
@@ -147,13 +147,13 @@ def test_a_job_whose_ranks_all_stood_still_outside_calls_says_for_how_long_and_w
 def test_a_job_of_which_no_rank_has_ended_still_hangs(tmp_path):
     end = end_of(written(tmp_path, {}, {}, calls=(0,), status=None))
     assert (end.how, end.hung) == (RUNNING, True)
-    assert end.sentence.startswith("The job hangs at step 3 since")
+    assert end.sentence.startswith("The job has been hanging at step 3 since")
 
 
 def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):
     well = {"exit_code": 0, "ended_ns": at(4)}
     end = end_of(written(tmp_path, well, well, status=3))
-    assert "the command ended with exit code 3, and no rank is seen to have failed." in end.sentence
+    assert "the command ended with exit code 3, and no rank was seen to fail." in end.sentence
 
 
 def test_a_command_that_fails_because_a_rank_did_not_leave_says_for_how_long_and_where_it_was(tmp_path):
@@ -191,7 +191,7 @@ def test_the_second_line_of_an_ended_hang_is_its_cause_and_the_last_what_is_stil
     lines = CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).stdout.splitlines()
     assert lines[0].startswith("The job hung")
     assert lines[1].startswith("hang: rank 1")
-    assert lines[-1].startswith("still known: the times of the 3 steps before")
+    assert lines[-1].startswith("Only the times of 3 earlier steps are known")
 
 
 def test_what_was_asked_of_a_job_that_died_is_refused_with_its_end_and_without_advice_to_record(tmp_path):
@@ -217,7 +217,7 @@ def test_a_job_that_was_ended_while_it_moved_is_not_called_healthy_but_what_is_k
     written(tmp_path, {"exit_signal": 2}, {"exit_signal": 2})
     lines = CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).stdout.splitlines()
     assert lines[0].startswith("The job was ended at step 3")
-    assert lines[1] == "Until then nothing slow shows in what was recorded."
+    assert lines[1] == "No slow rank or component found before that."
 
 
 def test_the_verdict_of_reports_begins_with_the_end(tmp_path):

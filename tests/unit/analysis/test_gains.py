@@ -56,6 +56,9 @@ def test_a_prediction_is_in_one_group_and_said_with_its_interval():
     assert group_of(GRAPHS, answerable=False, mended=False) == "unclear"
     assert group_of(_prediction("bucket:mb=1", 110, 105, 115), answerable=True, mended=False) == "slower"
     assert gain_in_words(GRAPHS) == "x1.11 (1.05 to 1.18)"
+    assert (
+        gain_in_words(_prediction("cuda-graph", 10, 0, 90)) == "x10.00 (1.11 or more)"
+    )  # nothing may be left
     assert step_in_words(GRAPHS) == "90.00 ms"
     assert step_in_words(replace(GRAPHS, samples=2.0)) == "90.00 ms for x2 the samples"
     assert takes_in_words(GRAPHS) == "a line of code; unproven"
@@ -89,5 +92,5 @@ def test_wide_intervals_and_those_that_reach_0_are_in_doubt(predicted, low, high
 def test_more_than_a_fifth_of_starts_from_the_trace_is_in_doubt():
     assert interval_doubts(Fit(0.2), []) == []
     (line,) = interval_doubts(Fit(0.21), [])
-    assert line.startswith("21% of starts are tied to the trace")
+    assert line.startswith("21% of start times are copied from the trace")
     assert shown_grade(SimpleNamespace(grade="poor"), [line]) == "poor"

@@ -95,7 +95,7 @@ def test_one_step_is_a_note_and_no_finding(tmp_path):
     assert found_in(run, tmp_path) == []
     (note,) = found_in(run, tmp_path / "again", note_idle_gpus)
     assert note.startswith("GPU busy ")
-    assert note.endswith("it is one step, which does not show that this is usual")
+    assert note.endswith("one step does not show whether this is usual")
     assert found_in(job([190] * 3), tmp_path / "more", note_idle_gpus) == []
 
 

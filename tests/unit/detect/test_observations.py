@@ -88,7 +88,7 @@ def test_words_of_a_finding_say_what_it_costs_and_what_to_do():
 
 
 def test_hangs_of_several_ranks_in_one_operation_are_one_finding_in_words():
-    awaited = observe("operation-attendance", "{ranks} never came", ranks=[2, 5])
+    awaited = observe("operation-attendance", "{ranks} never entered", ranks=[2, 5])
     first, second = (
         Finding("hang.host", "rank", str(rank), (rank,), 1.0, sure, 0.0,
                 (observe("idle", "rank {rank} has nothing unfinished", rank=rank), awaited))
@@ -102,7 +102,7 @@ def test_hangs_of_several_ranks_in_one_operation_are_one_finding_in_words():
     )
     assert described.headline.endswith("confidence 0.90")
     assert list(described.evidence) == [
-        "rank 5 has nothing unfinished", "rank 2 has nothing unfinished", "ranks 2, 5 never came",
+        "rank 5 has nothing unfinished", "rank 2 has nothing unfinished", "ranks 2, 5 never entered",
     ]  # fmt: skip
     assert described.do.startswith("see what ranks 2, 5 do: ")
 

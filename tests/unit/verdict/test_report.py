@@ -105,7 +105,7 @@ def test_a_hang_comes_with_what_to_do(tmp_path):
         write_part(tmp_path, table, "rows", _frame(table, rows))
     write_manifest(tmp_path, Manifest(world_size=3, ranks=[0, 1, 2]))
     report = make_report(Analysis(open_run(tmp_path)))
-    assert "The job stands still" in report.verdict
+    assert "The job is stuck" in report.verdict
     assert "py-spy dump" in report.findings[0].do
     assert "py-spy dump" in markdown_of(report)
 

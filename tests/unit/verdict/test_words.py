@@ -13,7 +13,7 @@ def verdict(**more) -> Explanation:
     known = {
         "run": "run",
         "job": "run   8 x H100",
-        "fault": "no rank or part stands out.",
+        "fault": "no slow rank or component found.",
         "faulty_ranks": [],
     }
     return Explanation(**known | more)

@@ -93,7 +93,7 @@ def test_what_was_found_does_not_say_again_what_is_said_in_short_and_of_the_repl
     assert "Healthy: " in said(even)
     monkeypatch.setattr("dpro.dashboards.views.verdict.limit_of_run", lambda _: "the host")
     assert "Healthy: " not in said(even)
-    assert "no rank or part stands out." in said(even)
+    assert "no slow rank or component found." in said(even)
     monkeypatch.setattr(Loaded, "trust", dataclasses.replace(even.trust, answerable=False))
     assert "Not diagnosed: " in said(even)
 

@@ -45,7 +45,7 @@ def test_a_call_that_failed_when_the_job_was_interrupted_is_unfinished_if_one_ne
         job.ended(rank, 61, number=2, error=INTERRUPTED, final=True)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.host", (2,))
-    assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
+    assert "ranks 0-1, 3 entered and are stuck; rank 2 never entered" in evidence_of(finding)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_a_rank_that_left_early_is_the_cause_and_not_those_that_failed_without_i
         job.ended(rank, 0.2, code=1, error=LOST, final=True)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
-    assert "it left early, its script ended well" in verdict_in_words(finding)
-    assert "ranks 0-1, 3 failed because it was gone" in evidence_of(finding)
+    assert "it exited early without an error" in verdict_in_words(finding)
+    assert "ranks 0-1, 3 failed only because it was gone" in evidence_of(finding)
 
 
-@pytest.mark.parametrize(("last_step", "said"), [(8, "had fewer steps"), (9, "left calls out in a step")])
+@pytest.mark.parametrize(("last_step", "said"), [(8, "had fewer steps"), (9, "skipped calls in a step")])
 def test_a_rank_that_left_after_more_steps_than_its_peers_ended_left_calls_out(job, last_step, said):
     job.call([0, 1, 3], WORLD, DONE)
     saved(job, 0.1, *WORLD)
@@ -161,7 +161,7 @@ def test_who_fails_of_its_own_is_the_cause_and_who_lost_a_peer_is_not(job):
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
     assert "ValueError: x is negative (job.py:31 step)" in evidence_of(finding)
-    assert verdict_in_words(finding) == "rank 2: its script failed by an exception"
+    assert verdict_in_words(finding) == "rank 2: its script raised an exception"
 
 
 def test_who_only_lost_a_peer_is_no_sure_cause(job):
@@ -245,7 +245,7 @@ def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
     assert "when its dump was saved, rank 2 had 1 unfinished, the last all_reduce #2" in evidence_of(finding)
-    assert "do not distinguish its host from its device" in verdict_in_words(finding)
+    assert "do not show whether its host or its GPU hangs" in verdict_in_words(finding)
 
 
 def test_who_a_barrier_names_as_not_come_is_stuck_and_not_who_says_so(job):
@@ -359,8 +359,8 @@ def test_of_two_ranks_the_one_whose_call_departs_from_its_rounds_is_at_fault(war
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.confidence) == ("hang.mismatch", (1,), 0.9)
     assert "all ranks called all_reduce of 40 bytes of float32 there" in evidence_of(finding)
-    assert "rank 1 left out 1 call" in evidence_of(finding)
-    assert "rank 0 got more than it expected" in evidence_of(finding)
+    assert "rank 1 skipped 1 call" in evidence_of(finding)
+    assert "rank 0 received more than it expected" in evidence_of(finding)
 
 
 @pytest.mark.parametrize(("within", "class_"), [(True, "hang.mismatch"), (False, "dead.rank")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import verdict_in_words
 from dpro.detect.hang.waits import sinks
 from dpro.members import members_text
 from dpro.units import NS_PER_S, time_in_words
@@ -42,9 +43,9 @@ def test_a_rank_that_never_came_and_waits_for_nothing_is_stuck_on_its_host(job):
     (finding,) = job.findings()
     assert (finding.class_, finding.component_kind, finding.component_id) == ("hang.host", "rank", "2")
     assert finding.confidence > 0.95
-    assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
+    assert "ranks 0-1, 3 entered and are stuck; rank 2 never entered" in evidence_of(finding)
     assert 'all_reduce #2 of group "0-1-2-3"' in evidence_of(finding)
-    assert "its last call in that group is #1, and finished" in evidence_of(finding)
+    assert "its last call in that group is #1, which finished" in evidence_of(finding)
     observed = {one.kind: one.values for one in finding.observations}
     assert observed["nothing-unfinished"] == {"rank": 2, "last_sequence": 1}
     assert observed["operation-attendance"] == {
@@ -89,13 +90,18 @@ def test_a_rank_that_does_not_finish_what_its_peers_finished_is_stuck_on_its_dev
     job.call([0, 1, 2, 3], WORLD, OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.device", (2,))
-    assert "rank 2 came and waits; ranks 0-1, 3 finished it" in evidence_of(finding)
+    assert "rank 2 entered and is stuck; ranks 0-1, 3 finished it" in evidence_of(finding)
 
 
 def test_a_rank_that_never_starts_what_runs_on_its_peers_is_stuck_on_its_device(job):
     job.call([0, 1, 3], WORLD, RUNNING)
     job.call([2], WORLD, OPEN)
     assert named(job) == [("hang.device", (2,))]
+    (finding,) = job.findings()
+    assert verdict_in_words(finding).startswith("rank 2: its GPU never completed all_reduce #1")
+    evidence = evidence_of(finding)
+    assert "rank 2 launched the call below, but its kernel never started" in evidence
+    assert "its kernel is running on ranks 0-1, 3" in evidence
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def test_a_rank_that_left_out_a_call_is_known_by_the_calls_after_it(job):
         job.call([2], WORLD, OPEN, bytes_in=size)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
-    assert "rank 2 left out 1 call there" in evidence_of(finding)
+    assert "rank 2 skipped 1 call there" in evidence_of(finding)
 
 
 def test_sizes_of_an_all_to_all_may_differ(job):
@@ -218,7 +224,7 @@ def test_a_missing_dump_of_the_rank_all_wait_for_is_said_and_nothing_is_made_up(
     assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
     assert finding.confidence <= 0.5
     assert "the dump of rank 2 is missing" in evidence_of(finding)
-    causes = "its GPU does not answer, its process is gone, or it waits for something in turn"
+    causes = "its GPU does not answer, its process is gone, or it waits for something itself"
     assert causes in evidence_of(finding)
 
 

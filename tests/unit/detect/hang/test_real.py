@@ -33,7 +33,7 @@ def test_both_stuck_ranks_are_named_and_no_other(dumps):
         ("hang.host", (14,)),
     ]
     evidence = findings[0].evidence
-    assert "never came" in "\n".join(evidence)
+    assert "never entered" in "\n".join(evidence)
     assert "blocked by this: ranks 0-8, 10-13, 15" in evidence
 
 

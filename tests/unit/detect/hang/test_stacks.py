@@ -278,8 +278,9 @@ def test_both_sides_of_a_mismatch_are_said_with_their_places(job):
     standing(job, r0=BUFFERS, r1=BARRIER, r2=BARRIER)
     (finding,) = job.findings()
     assert verdict_in_words(finding) == (
-        "rank 0: its calls differ from those of the others; the program is wrong, no hardware; rank 0 waits "
-        "in DDP's broadcast of buffers, in validate (job.py:15); ranks 1-2 wait in barrier, at job.py:20"
+        "rank 0: its calls differ from those of the others: a bug in the program, not a hardware fault; rank "
+        "0 waits in DDP's broadcast of buffers, in validate (job.py:15); ranks 1-2 wait in barrier, at "
+        "job.py:20"
     )
     assert finding.place == CodePlace("validate", "/home/me/job.py", 15)
     assert "model.module" in advice_in_words(finding, WORKERS.empty())
@@ -292,7 +293,7 @@ def test_buffers_that_most_ranks_broadcast_are_no_evaluation_of_one(job):
     (finding,) = job.findings()
     assert finding.ranks == (0,)
     assert advice_in_words(finding, WORKERS.empty()).startswith(
-        "make these calls on all ranks and in one order"
+        "make these calls on all ranks, in the same order"
     )
 
 
@@ -373,7 +374,7 @@ def test_a_loop_that_ended_earlier_than_the_time_before_is_said_with_by_how_much
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (1,))
     assert (
         verdict_in_words(finding)
-        == "rank 1: its loop ended 2 rounds short; the program is wrong, no hardware"
+        == "rank 1: its loop ended 2 rounds short: a bug in the program, not a hardware fault"
     )
     assert (
         "rank 1 called barrier after 4 rounds of other calls, the time before after 6: the loop ended 2 short"

@@ -26,7 +26,7 @@ def notice(event: str = BEGINS, **more: Any) -> dict[str, Any]:
     return {
         "event": event, "number": 1, "time_ns": SEEN_NS, "step": 8, "class": "hang.host",
         "component": {"kind": "rank", "id": "2"}, "ranks": [2], "severity": 1.0, "confidence": 0.98,
-        "cost_ms_per_step": None, "evidence": ["rank 2 never came"], "why": "", "cause": "",
+        "cost_ms_per_step": None, "evidence": ["rank 2 never entered"], "why": "", "cause": "",
         "detector": "hangs", **more,
     }  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_what_was_seen_to_hang_until_the_job_ended_is_the_verdict(tmp_path):
     run = watched(tmp_path, notice(), notice(ENDS, why=JOB_ENDED, time_ns=SEEN_NS + NS_PER_S))
     (finding,) = merge_watched([victim()], run.path, NO_STEPS)
     assert (finding.class_, finding.ranks) == ("hang.host", (2,))
-    assert finding.evidence[0] == "rank 2 never came"
+    assert finding.evidence[0] == "rank 2 never entered"
     assert "while the job hung" in finding.evidence[1]
 
 

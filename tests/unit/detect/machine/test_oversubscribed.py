@@ -61,7 +61,9 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
     assert finding.cost_ns == pytest.approx(30 * MS)  # what all of them wait
     assert finding.severity == pytest.approx(0.3)
     said = " ".join(finding.evidence)
-    assert "no core for 30 ms to 50 ms of a step of 100 ms, in 100% of the latest 40 steps" in said
+    assert (
+        "wait for a CPU core for 30 ms to 50 ms of a step of 100 ms, in 100% of the latest 40 steps" in said
+    )
     assert "2 cores, and typically 9 threads are ready to run" in said
     assert "the ranks' processes compute on 0.6 of 2 cores: other processes use the rest" in said
     assert "cgroup may use 1.5 of them" in said

@@ -93,7 +93,7 @@ def test_rings_that_share_no_rank_do_not_show_which_of_their_parts_is_slow(tmp_p
     assert finding.component_kind == "one of"
     assert finding.component_id == "rank 4, rank 5, link 4 - 5"
     assert finding.confidence < 0.5
-    assert "no group is recorded that has one of these without the others" in finding.evidence
+    assert "no recorded group has one of these without the others" in finding.evidence
 
 
 def two_groups(**changes: object) -> Work:

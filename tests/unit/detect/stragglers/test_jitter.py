@@ -51,7 +51,7 @@ def test_the_counter_that_is_higher_in_its_slow_steps_is_the_cause() -> None:
     longer = np.clip(job.factors[..., 0] - 1, 0, None) * 40
     (finding,) = found(counted(job, step_run_queue_ns=longer, step_gc_ns=np.zeros_like(longer)))
     assert finding.cause == "CPU contention"
-    assert "has no core" in finding.evidence[-1]
+    assert "waits for a CPU core" in finding.evidence[-1]
 
 
 def test_a_rank_that_varied_for_a_while_is_not_reported() -> None:

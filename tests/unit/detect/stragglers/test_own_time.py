@@ -199,7 +199,7 @@ def test_two_ranks_of_four_that_are_late_together_are_named_together_with_what_b
     [finding] = late_ranks(*tables(job))
     assert (finding.component_kind, finding.ranks) == ("ranks", (1, 3))
     assert finding.cost_ns == pytest.approx(40 * MS, rel=0.05)
-    assert "healing one of them alone saves" in finding.evidence[2]
+    assert "fixing one of them alone saves" in finding.evidence[2]
     kinds = [one.kind for one in finding.observations]
     assert kinds[:3] == ["longer-work", "longer-work", "waited-for-together"]
     assert not {"waited-for", "nearly-as-late"} & {*kinds}

@@ -37,7 +37,7 @@ PARTS = pytest.mark.parametrize(
     [
         ("compute", "slow.compute", "aten::addmm"),
         ("data", "slow.host", "the input pipeline"),
-        ("gap", "slow.host", "host code outside any operator: (no span)"),
+        ("gap", "slow.host", "host code outside any operator; record with `dpro record --stacks` to name it"),
         ("tail", "slow.host", "Optimizer.step"),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_evidence_names_how_late_the_rank_was_and_what_the_step_would_take(t
     assert len(finding.evidence) == 3
     assert "rank 1 works 12 ms longer per step" in finding.evidence[0]
     assert "came last to 16 of 16 collectives" in finding.evidence[1]
-    assert "waited 0 ns for its peers, they 12 ms each" in finding.evidence[1]
+    assert "waits 0 ns for its peers, each peer waits 12 ms" in finding.evidence[1]
     assert "the step takes 47.6 ms instead of 59.6 ms" in finding.evidence[2]
     values = {one.kind: one.values for one in finding.observations}
     assert values["longer-work"]["longer_ns"] == pytest.approx(12 * MS)
@@ -195,7 +195,7 @@ def test_of_two_slow_ranks_the_slower_is_named_and_healing_it_alone_saves_less(t
     assert finding.component_id == "1"
     assert finding.cost_ns == pytest.approx(4 * MS, rel=0.02)
     assert "works 12 ms longer" in finding.evidence[0]
-    assert "healing this one alone saves less" in finding.evidence[-1]
+    assert "fixing this one alone saves less" in finding.evidence[-1]
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
@@ -299,4 +299,4 @@ def test_rank_whose_operators_wait_for_a_core_is_slow_by_its_host(tmp_path):
     write_part(run, COUNTERS, "rows", queued)
     (finding,) = found_in_graph(build_graph(open_run(run)).graph)
     assert (finding.class_, finding.cause, finding.ranks) == ("slow.host", "CPU contention", (1,))
-    assert "has no core" in finding.evidence[1]
+    assert "waits for a CPU core" in finding.evidence[1]

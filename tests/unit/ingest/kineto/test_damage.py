@@ -88,7 +88,7 @@ def test_an_event_that_lost_its_end_costs_no_other_event(tmp_path):
     )
     assert trace.frames["spans"].height == 98  # the next one lost its beginning
     assert trace.skipped == {"malformed events": 1}
-    assert "1 malformed events" in trace.warnings[0]
+    assert "1 malformed event" in trace.warnings[0]
 
 
 @pytest.mark.parametrize("token", [b"inf", b"-inf", b"nan", b"NaN", b"-Infinity", b"N/A"])
