@@ -16,8 +16,8 @@ import polars as pl
 
 from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.construction.progress import Progress, ignore
 from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, OUT_OF_MEMORY, SPANS, STEPS, WORKERS
+from dpro.stages import stage
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
@@ -55,7 +55,6 @@ class Analysis(Cached):
         """Nothing is read yet."""
         super().__init__()
         self.run, self._network, self._products = run, network, products
-        self.report_progress: Progress = ignore  # of building the graph
         self._pretended: PretendedStep | None = None  # known with the graph, of pretended ranks
 
     @cached
@@ -136,8 +135,8 @@ class Analysis(Cached):
         from dpro.analysis.graphs import graph_of
         from dpro.analysis.unanswered import why_unanswerable
 
-        with why_unanswerable(self.run, lambda: self.end):
-            built, trust = graph_of(self.run, self.report_progress)
+        with why_unanswerable(self.run, lambda: self.end), stage("Building the graph") as report:
+            built, trust = graph_of(self.run, report)
         built = replace(built, graph=replace(built.graph, network=self._network, products=self._products))
         if not self.run.manifest.is_pretended:
             return built, trust
@@ -158,8 +157,8 @@ class Analysis(Cached):
 
         if not is_large(self.run):
             return None
-        with why_unanswerable(self.run, lambda: self.end):
-            condensed = condensed_of(self.run, self.report_progress)
+        with why_unanswerable(self.run, lambda: self.end), stage("Building the graph") as report:
+            condensed = condensed_of(self.run, report)
         graph = replace(condensed.joined.graph, network=self._network, products=self._products)
         return replace(condensed, joined=replace(condensed.joined, graph=graph))
 
@@ -283,9 +282,11 @@ class Analysis(Cached):
         from dpro.analysis.unanswered import not_read
 
         rows = self.run.rows()
-        if not self.hangs and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
+        with stage("Looking for hangs"):
+            hangs = self.hangs
+        if not hangs and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
             return None
-        return self.hangs, not_read(self.run.manifest)
+        return hangs, not_read(self.run.manifest)
 
     @cached
     def verdict_by_calls(self) -> Verdict | None:
@@ -298,7 +299,9 @@ class Analysis(Cached):
             return None
         refuse_pretended(self.run)
         context = self.context_of_calls
-        return diagnose(context), not_shown_by_calls(self.run, *context.aligned)
+        with stage("Looking for faults"):
+            findings = diagnose(context)
+        return findings, not_shown_by_calls(self.run, *context.aligned)
 
     @cached
     def context_of_calls(self) -> Context:
@@ -318,7 +321,8 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         refuse_pretended(self.run)
-        findings = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
+        with stage("Looking for faults"):
+            findings = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
         return findings, not_shown_by_replay(self.run, self.trust)
 
     @property

@@ -21,7 +21,7 @@ from dpro.cache import cache_folder, folder_in_use, keep_latest, mark_used
 from dpro.errors import DproError, Unanswerable
 from dpro.freed_memory import keep_freed_memory
 from dpro.limits import memory_left
-from dpro.replay.construction.progress import Progress, ignore
+from dpro.stages import Progress, ignore, stage
 from dpro.units import format_bytes
 
 if TYPE_CHECKING:
@@ -313,14 +313,14 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     from dpro.replay.steps import steps_of
     from dpro.replay.timeline import replay
 
-    built = build_graph(run, lambda done, total: report(done, total + 1))  # the last part is the replay
-    judged = built
-    if run.manifest.is_pretended:
-        judged = without_rendezvous(built)
-    elif not built.of_operations:
-        cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
-        judged = built = replace(built, recording=cost)
-    return built, assess(judged, replay(judged.graph), run.manifest)
+    judged = built = build_graph(run, report)
+    with stage("Replaying the graph"):
+        if run.manifest.is_pretended:
+            judged = without_rendezvous(built)
+        elif not built.of_operations:
+            cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
+            judged = built = replace(built, recording=cost)
+        return built, assess(judged, replay(judged.graph), run.manifest)
 
 
 def fingerprint(run: Run) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.completion import ranges as complete_ranges
-from dpro.cli.output import progress, stderr_console, warn
+from dpro.cli.output import progress, warn
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
@@ -169,9 +169,7 @@ def with_graph(analysis: Analysis) -> Analysis:
 
     if context := click.get_current_context(silent=True):
         context.with_resource(ranks_built_once())
-    with progress("Building the graph") as report:
-        analysis.report_progress = report
-        _ = analysis.trust
+    _ = analysis.trust
     return analysis
 
 
@@ -209,11 +207,5 @@ def open_quietly(path: str | os.PathLike[str]) -> Run:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A bar on stderr of bytes read and time left; nothing where stderr is no terminal."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = stderr_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading traces", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with progress("Looking for traces"), progress("Reading traces", in_bytes=True) as report:
+        yield report

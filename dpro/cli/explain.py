@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dpro.cli.analysis import layout_option, open_or_import, run_argument
-from dpro.cli.output import json_option, print_json, progress
+from dpro.cli.output import json_option, print_json
 
 
 @click.command()
@@ -36,9 +36,7 @@ def explain(run: str, as_json: bool) -> None:
 
     click.get_current_context().with_resource(ranks_built_once())
     analysis = Analysis(open_or_import(run))
-    with progress("Building the graph") as report:
-        analysis.report_progress = report
-        explanation = verdict.explain(analysis)
+    explanation = verdict.explain(analysis)
     if as_json:
         print_json(explanation)
         return

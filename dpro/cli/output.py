@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
@@ -29,6 +30,8 @@ from dpro.words import one_line, printable
 if TYPE_CHECKING:
     from msgspec import Struct
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import Progress as Bar
+    from rich.progress import Task
     from rich.segment import Segment
     from typing_extensions import Buffer
 
@@ -46,6 +49,8 @@ _WITH_UNIT = re.compile(r"(\d) (?=(?:[nmu]?s|[kMGT]?B(?:/s)?|%)\b)")
 _RESET = "\x1b[0m"
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # on the disk that is written to
+
+_BAR: ContextVar[Bar | None] = ContextVar("bar", default=None)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -255,16 +260,58 @@ def stderr_console() -> Console:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, on a terminal only; call what is yielded with what is done, and of how much."""
-    if not sys.stderr.isatty():
+def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, on a terminal only; call what is yielded with what is done, and of how much.
+
+    Inside another one it stands in its place; one in bytes not before it is known how many there are.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda *_: None
         return
-    from rich.progress import Progress
+    with _bar_on_stderr() as bar:
+        around = [task.id for task in bar.tasks if task.visible]
 
-    with Progress(console=stderr_console(), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        def show_around(visible: bool) -> None:
+            for task in around:
+                bar.update(task, visible=visible)
+
+        def report(done: int, total: int) -> None:
+            if in_bytes:
+                show_around(False)
+            bar.update(here, completed=done, total=total, visible=True)
+
+        show_around(in_bytes)
+        here = bar.add_task(what, total=None, visible=not in_bytes, in_bytes=in_bytes)
+        try:
+            yield report
+        finally:
+            bar.remove_task(here)
+            show_around(True)
+
+
+@contextmanager
+def _bar_on_stderr() -> Iterator[Bar]:
+    """The bar that is shown, or a new one until then."""
+    if (shown := _BAR.get()) is not None:
+        yield shown
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class Amount(DownloadColumn):
+        def render(self, task: Task) -> Text:
+            if task.total is None:
+                return Text()
+            return super().render(task) if task.fields["in_bytes"] else Text(f"{task.percentage:>3.0f}%")
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), Amount(), TimeRemainingColumn()
+    with Bar(*columns, console=stderr_console(), transient=True) as bar:
+        token = _BAR.set(bar)
+        try:
+            yield bar
+        finally:
+            _BAR.reset(token)
 
 
 def warn(message: str) -> None:

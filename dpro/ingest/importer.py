@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from dpro import stages
 from dpro.cache import folder_in_use
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
@@ -122,7 +123,10 @@ def import_sources(
             tasks = traces.tasks(staging)
             spread = Reading(jobs, executor).spread_over(tasks)
             stage_all(tasks, spread, progress)
-            return assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
+            with stages.stage("Writing the run"):
+                return assemble(
+                    staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings
+                )
     except OSError as error:
         raise unwritable(run, error) from error
 
@@ -248,6 +252,8 @@ def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | 
     by_number = {task.number: task for task in tasks}
     total = sum(task.bytes for task in tasks)
     done = 0
+    if progress:
+        progress(done, total)
     for note in spread(stage, tasks, give_up):
         done += by_number[note.number].bytes
         if progress:

@@ -34,6 +34,7 @@ from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
+from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
     MUCH,
@@ -163,10 +164,13 @@ def _without_label(analysis: Analysis, error: DproError) -> str:
 
 def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
-    entries = entries_of(facts)
+    with stage("Looking for limits"):
+        entries = entries_of(facts)
     untold = _why_untold(analysis)
     limit = None if untold else limit_of(facts, entries)
-    ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
+    with stage("Trying changes"):
+        ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
+        then = _then(facts, limit, ranked)
     if untold:
         ranked = [Advice("record-more", untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
@@ -192,7 +196,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         fault=fault,
         faulty_ranks=_ranks_of(facts.findings),
         advice=advice,
-        then=_then(facts, limit, ranked),
+        then=then,
         tempting=_tempting(facts, limit),
         unsure=[*_why_no_limit(facts, limit), *_unsure(facts, usual)],
         account=_account(facts, entries, limit, fault, advice),

@@ -31,7 +31,6 @@ from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collecti
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import call_order, positions_in_steps
-from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.construction.recording_cost import RecordingCost
@@ -58,6 +57,7 @@ from dpro.replay.pipeline.recorded import has_operations, operations_of
 from dpro.replay.steps import LOADS, are_stepped, lasting_steps
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.schema.members import num_members
+from dpro.stages import Progress, counted, ignore, stage
 from dpro.store import Run
 
 # Of the `spans` table; not the shapes, which are most of it.
@@ -162,7 +162,8 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), by_code, calls))
         done()
     labels = (*names.to_list(), NO_SPAN, OF_RENDEZVOUS)
-    graph = _join(rank_graphs, moved, labels)
+    with stage("Joining the ranks"):
+        graph = _join(rank_graphs, moved, labels)
     done()
     graph = dataclasses.replace(graph, messages=messages, places=places_of(workers), run=run)
     steps_known = any(view.step_start.size for view in views)

@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.recording_cost import (
     BY_HOSTS,
     BY_STEPS,
@@ -57,6 +56,7 @@ from dpro.replay.sharded import (
 )
 from dpro.replay.steps import steps_of
 from dpro.replay.timeline import PathTo, Timeline, replay
+from dpro.stages import Progress, counted, ignore
 from dpro.store import Run
 
 # Of this many ranks, evenly apart, the kernels show by how much communication slows them down.

@@ -32,7 +32,6 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
-from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, once, with_own_known
@@ -44,6 +43,7 @@ from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob, job_of
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict, ranked
 from dpro.replay.whatif.rankwise import RankwiseEdit
 from dpro.replay.whatif.registry import EDITS, all_kinds
+from dpro.stages import Progress, ignore
 from dpro.units import format_duration, ms
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval

@@ -240,7 +240,8 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path):
     write_rank(tmp_path / "in", 0)
 
     def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         import_sources([tmp_path / "in"], tmp_path / "out" / "run", progress=interrupt)
@@ -398,17 +399,6 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
     line = refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), 1)
     assert line.endswith(f"run: no traces but 1 run; give one: {tmp_path / 'run'}")
-
-
-def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
-    write_rank(tmp_path / "in", 0, world_size=1)
-    for name in ("b", "a"):
-        import_sources([tmp_path / "in"], tmp_path / "runs" / name)
-    (tmp_path / "runs" / "train.py").write_text("import torch")
-    line = refused(dpro(tmp_path / "runs"), 1)
-    assert line.endswith(
-        f"no traces but 2 runs; give one: {tmp_path / 'runs' / 'a'}, {tmp_path / 'runs' / 'b'}"
-    )
 
 
 @pytest.fixture

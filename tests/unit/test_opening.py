@@ -30,10 +30,13 @@ def test_a_path_that_does_not_exist_is_answered_with_its_neighbour(tmp_path):
     assert "did you mean" not in _said(tmp_path / "zzz" / "slow_rank")
 
 
-def test_a_folder_of_runs_is_answered_with_one_of_them(tmp_path):
+def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):
     for name in ("b", "a"):
         cpu_job().write(tmp_path / name)
-    assert f"name one of the runs in it, such as {tmp_path / 'a'}" in _said(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
+    assert (
+        _said(tmp_path) == f"{tmp_path}: no traces but 2 runs; give one: {tmp_path / 'a'}, {tmp_path / 'b'}"
+    )
     write_rank(tmp_path / "in", 0)
     assert open_path(tmp_path).manifest.ranks == [0]
 

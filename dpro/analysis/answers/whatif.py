@@ -35,7 +35,6 @@ from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
 from dpro.processes import process_pool
-from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, taken_out_in_words, trust_document
@@ -52,6 +51,7 @@ from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGa
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
+from dpro.stages import Progress, ignore
 from dpro.store import Run
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.kept import PATHS as PATHS

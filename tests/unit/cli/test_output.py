@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import shutil
 import struct
@@ -16,14 +17,21 @@ import termios
 import unicodedata
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextvars import copy_context
+from itertools import groupby
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
 from dpro.cli import cli
+from dpro.cli.analysis import progress_bar
 from dpro.cli.output import (
     console,
     print_json,
@@ -36,10 +44,13 @@ from dpro.cli.output import (
 )
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
+from dpro.stages import shown_by, stage
 from dpro.words import one_line, printable
 from tests.commands import on_terminal
 from tests.jobs import ROOT
+from tests.traces import write_rank
 
+update = Bar.update
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
 C1, OVERRIDE, HALF = "\x9b31m\x9d0;title\x9c", "\u202eexe.gpj\u2066", "\udcff"
 EVIL = f"a{TITLE}{CLIPBOARD}{COLOUR}{C1}\r\b\x00\x7f{OVERRIDE}{HALF}z"
@@ -128,6 +139,66 @@ def test_tables_and_progress_keep_their_own_colours_and_movements_and_nothing_of
         assert "\x1b]" not in said
         assert COLOUR + "\\x9b" not in said
         assert harmful(said) - set("\x1b\r") == set()
+
+
+def updated_at_once(bar: Bar, task: TaskID, **to: Any) -> None:
+    """Show each change: else a thread shows what there is ten times a second."""
+    update(bar, task, **to)
+    bar.refresh()
+
+
+def shown_in_turn(said: str) -> list[str]:
+    """What stood on the line of the bar, one after the other, without the bar and the time left."""
+    lines = re.split(r"[\r\n]|\x1b\[\d?[AK]", re.sub(r"\x1b\[[\d;?]*[mlh]", "", said))
+    texts = (re.sub(r"[━╸╺]+|-:--:--|\d:\d\d:\d\d", "", line) for line in lines)
+    return [text for text, _ in groupby(" ".join(text.split()) for text in texts if text.split())]
+
+
+def test_a_stage_inside_another_stands_in_its_place_and_says_how_far_it_is(monkeypatch):
+    def speak() -> None:
+        shown_by(progress)
+        with stage("outer") as outer:
+            outer(1, 2)
+            with stage("inner") as inner:
+                inner(2, 2)
+        with progress_bar() as reading:
+            reading(0, 2000)
+            reading(2000, 2000)
+            with stage("writing"):
+                pass
+
+    monkeypatch.setattr("rich.progress.Progress.update", updated_at_once)
+    shown = shown_in_turn(copy_context().run(said_by, speak, monkeypatch)[1])
+    assert shown == [
+        *["outer", "outer 50%", "inner", "inner 100%", "outer 50%"],
+        *["Looking for traces", "Reading traces 0.0/2.0 kB", "Reading traces 2.0/2.0 kB"],
+        *["writing", "Reading traces 2.0/2.0 kB", "Looking for traces"],
+    ]
+
+
+def test_stages_of_threads_are_not_shown_and_none_where_stderr_is_no_terminal(monkeypatch, capsys):
+    def speak() -> None:
+        shown_by(progress)
+        thread = Thread(target=stage("of a thread").__enter__)
+        thread.start()
+        thread.join()
+
+    assert copy_context().run(said_by, speak, monkeypatch) == ["", ""]
+    with stage("not shown") as report:
+        report(1, 2)
+    with progress("not shown") as report:
+        report(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_command_names_what_it_does_and_the_bar_ends_with_the_graph(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    shown = shown_in_turn(on_terminal(tmp_path / "in").decode())
+    text = " | ".join(shown)
+    assert "?" not in text.split("in   1 rank")[0]
+    stages = ["Reading traces", "Building the graph", "Joining the ranks", "Replaying the graph"]
+    places = [text.index(name) for name in [*stages, "Looking for faults", "Trying changes"]]
+    assert places == sorted(places)
 
 
 def test_the_reset_of_colours_that_colorama_writes_at_the_end_is_not_spelt_out(monkeypatch):
