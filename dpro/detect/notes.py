@@ -84,7 +84,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     """What healing a rank would save, and what the others then wait for."""
     graph, work = baseline.graph, baseline.work
     if not peers_of(baseline.teams, rank):
-        return "no other rank makes the same calls, which would show what that costs"
+        return "no other rank makes the same calls for comparison, so its cost is not known"
     healed = Shortened(healing_in_each_step(rank, work))
     gains = gains_of(baseline, work, [[rank]], healed)
     step, saved = float(gains.base.mean()), float(gains.saved.mean())

@@ -238,7 +238,7 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
             ),
             observe(
                 "cost-of-rank",
-                "the cost is that of its times above what is typical of all ranks: {cost_ns}",
+                "the cost counts only its time above what is typical of all ranks: {cost_ns}",
                 cost_ns=float(cost),
             ),
         )  # fmt: skip

@@ -151,7 +151,7 @@ def _session(export: Export) -> _Session:
         "cuda_driver": system.get("CudaDriverVersion"),
         "nvidia_driver": system.get("NvDriverVersion"),
     }
-    unknown = f"{export.path.name}: the export does not state when its session began: times are since then"
+    unknown = f"{export.path.name}: the export lacks the start time of its session: times count from there"
     return _Session(
         start_ns=0 if absolute else start_ns,
         host=system.get("Hostname", ""),

@@ -587,8 +587,8 @@ def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
     if not late.any():
         return built.assumed
     launches = (
-        "launches were not recorded: that operations begin later than all they depend on makes up "
-        f"{unexplained:.1%} of the steps; predictions take the usual delay of each kind"
+        f"launches were not recorded: {unexplained:.1%} of the steps is delay between operations and what "
+        "they depend on; predictions assume the usual delay of each kind"
     )
     return (launches, *built.assumed)
 

@@ -80,8 +80,8 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
     waiting = share_of_waiting(built.graph, rendezvous)
     bound = f", which may be up to {waiting:.0%} of a step" if waiting >= 0.01 else ""
     late = (
-        f"{len(missing)} of {manifest.world_size} ranks are missing: what made the others wait for them "
-        f"cannot be distinguished from slow communication{bound}; record all ranks"
+        f"{len(missing)} of {manifest.world_size} ranks are missing: waits for them cannot be "
+        f"distinguished from slow communication{bound}; record all ranks"
     )
     represented, unknown = _represented(built, sorted(set(manifest.ranks)))
     assumed = _taken_for_granted(represented, manifest)
@@ -92,8 +92,8 @@ def _taken_for_granted(represented: str, manifest: Manifest) -> str:
     """What is assumed of missing ranks, which some of the recorded ones represent."""
     several = len(manifest.ranks) > 1
     return (
-        f"{represented} are taken to do what {'ranks' if several else 'rank'} {few(manifest.ranks, 8)} "
-        f"{'do' if several else 'does'}, and an edit of a rank to be one of all that it represents"
+        f"{represented} are assumed to do what {'ranks' if several else 'rank'} {few(manifest.ranks, 8)} "
+        f"{'do' if several else 'does'}, and an edit of a rank applies to all ranks that it represents"
     )
 
 

@@ -65,7 +65,7 @@ def test_a_job_that_finished_is_healthy(tmp_path, diagnose):
     dumps_of(tmp_path / "dumps", None)
     document = json.loads(diagnose(tmp_path / "dumps", "--json").stdout)
     assert (document["findings"], document["healthy"]) == ([], True)
-    assert diagnose(tmp_path / "dumps").stdout.startswith("Nothing hangs")
+    assert diagnose(tmp_path / "dumps").stdout.startswith("No hang found")
 
 
 def test_a_finished_job_of_which_a_dump_is_missing_is_not_called_healthy(tmp_path, diagnose):

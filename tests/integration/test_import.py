@@ -217,7 +217,7 @@ def test_what_nsight_systems_alone_reads_is_answered_with_how_to_export_it(tmp_p
     file.parent.mkdir(parents=True)
     file.write_bytes(b"QDSS\0\1")
     line = refused(dpro(tmp_path / "in"), 1)
-    assert "1 reports of Nsight Systems" in line
+    assert "1 report of Nsight Systems" in line
     assert "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads" in line
 
 

@@ -33,7 +33,7 @@ def test_what_a_command_prints_is_found():
     text = re.sub(r"\\{[^}]*\\}", "{}", page())
     for sentence in (
         "Find what limits a distributed training job",
-        "No slow rank or component found that",
+        "No slow rank or component found",
         "did you mean",
         "is not being recorded now",
     ):

@@ -300,8 +300,8 @@ MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
 MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
 _LIKELY_NETWORK = observe(
     "likely-the-network",
-    "that is what hosts wait for transfers, or code of theirs that sleeps; as all of them began to at once, "
-    "it is likely the network between them",
+    "either hosts wait for transfers, or their code sleeps; since all of them began to at once, the network "
+    "between them is the likely cause",
 )
 _WHICH_UNKNOWN = observe(
     "link-unknown",
@@ -394,7 +394,7 @@ def _finding(group: ExchangeGroup, change: Regression, job: pl.DataFrame) -> Fin
         observe(
             "idle-since",
             "since step {step} each of {ranks} spends {after_ns} per step neither computing nor waiting for "
-            "a later rank, its data, a core or garbage; before it was {before_ns}",
+            "a later rank, its data, a core or garbage collection; before, {before_ns}",
             step=change.since, ranks=group.ranks, after_ns=after, before_ns=before,
         ),
         _LIKELY_NETWORK,

@@ -462,9 +462,7 @@ def print_result(document: TryDocument) -> None:
     timed = ", timed by the device" if document.clock == "device" else ""
     out.print(f"             {pairs} of recordings, {document.steps} steps each at least{timed}")
     if document.noise is not None:
-        out.print(
-            f"             noise: one recording of the job as it is is {document.noise:.1%} from the next"
-        )
+        out.print(f"             noise: recordings of the unchanged job differ by {document.noise:.1%}")
     if document.samples != 1:
         out.print(f"             a step has {document.samples:g} times as many samples: x is per sample")
     if document.stopped:
@@ -473,7 +471,7 @@ def print_result(document: TryDocument) -> None:
     if predicted:
         off = predicted.ms / times.ms - 1
         inside = "inside" if document.inside_interval else "outside"
-        out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
+        out.print(f"  the prediction is off by {off:+.1%}; the measurement is {inside} its interval")
 
 
 def _training_line(document: TryDocument) -> str:

@@ -232,8 +232,8 @@ class Balance(Edit):
         most = slowness(graph).group_by("rank").agg(pl.col("slowness").max())
         slow = most.filter(pl.col("slowness") > 1).sort("rank")
         lines = [
-            f"rank {rank} takes {times:.2f} times as long as others of its stage: that is not spread over "
-            f"them, since it is no work of theirs; heal:rank={rank} says what it costs"
+            f"rank {rank} takes {times:.2f} times as long as others of its stage: its excess is not spread "
+            f"over them, since it is not their work; heal:rank={rank} says what it costs"
             for rank, times in slow.iter_rows()
         ]
         if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:

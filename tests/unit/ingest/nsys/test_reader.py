@@ -107,7 +107,7 @@ def test_without_a_session_start_times_stay_and_a_warning_says_so(tmp_path):
     database.kernel("gemm", 5, 9)
     (trace,) = read(database, tmp_path)
     assert table(trace, "spans")["start_ns"].to_list() == [5]
-    assert any("session began" in warning for warning in trace.warnings)
+    assert any("start time of its session" in warning for warning in trace.warnings)
 
 
 def test_processes_are_ranks_in_order_of_their_gpus(tmp_path):
@@ -118,7 +118,7 @@ def test_processes_are_ranks_in_order_of_their_gpus(tmp_path):
     first, second = read(database, tmp_path)
     assert [t.rank for t in (first, second)] == [0, 1]
     assert [table(t, "workers")["pid"][0] for t in (first, second)] == [30, 20]
-    assert "in order of their GPUs" in first.warnings[0]
+    assert "assigned by GPU order" in first.warnings[0]
     assert first.skipped["spans of processes without GPU work"] == 1
     assert (first.world_size, first.host, first.gpus) == (2, "node7", ["NVIDIA H100"])
 

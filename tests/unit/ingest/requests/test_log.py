@@ -197,7 +197,7 @@ def test_a_log_in_place_of_a_trace_is_sent_to_the_option_for_logs(tmp_path):
     (tmp_path / "log.csv").write_text("\n".join(rows))
     (tmp_path / "log.jsonl").write_text("\n".join([json.dumps(moments)] * 2))
     for source in (tmp_path / "log.csv", tmp_path / "log.jsonl", tmp_path):
-        with pytest.raises(InputError, match=r"logs of requests\); `dpro import --requests FILE -o RUN`"):
+        with pytest.raises(InputError, match=r"logs? of requests\); `dpro import --requests FILE -o RUN`"):
             find_traces([source])
 
 

@@ -73,7 +73,7 @@ def test_missing_ranks_are_taken_to_do_what_the_given_ones_do_where_nothing_show
     run = _given(_waited([0, 0]), tmp_path / "run", world_size=8)
     extrapolation = extrapolate_missing_ranks(build_graph(run), run.manifest)
     assert len(extrapolation.unknown) == 1
-    assert extrapolation.assumed[0].startswith("the missing ranks are taken to do what rank 0 does")
+    assert extrapolation.assumed[0].startswith("the missing ranks are assumed to do what rank 0 does")
     whole = open_run(_waited([0, 0]).write(tmp_path / "whole").path)
     assert extrapolate_missing_ranks(build_graph(whole), whole.manifest).assumed == ()
 
@@ -123,7 +123,7 @@ def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
     assert trust.answerable
-    assert trust.assumed[0].endswith("an edit of a rank to be one of all that it represents")
+    assert trust.assumed[0].endswith("an edit of a rank applies to all ranks that it represents")
     edit = [parse_edit("scale:kind=kernel,factor=0.5")]
     baseline = baseline_steps(built.graph).drop("counted", strict=False)  # all three
     unsure = predict(built.graph, baseline, edit, trust)
