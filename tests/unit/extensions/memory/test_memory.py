@@ -197,7 +197,19 @@ class Harmful:
         pickle.dumps(snapshot([], [{"addr": 1}])),
         b"text",
         b"",
-        gzip.compress(b"text")[:-5],
+        gzip.compress(b"text", mtime=0)[:-5],
+    ],
+    ids=[
+        "class",
+        "class within",
+        "no blocks",
+        "numbers",
+        "no segments",
+        "cut",
+        "no actions",
+        "text",
+        "empty",
+        "cut gzip",
     ],
 )
 def test_what_is_no_snapshot_is_one_line_and_nothing_of_it_runs(content, tmp_path):
