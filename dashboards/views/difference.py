@@ -161,7 +161,7 @@ VIEW = view(
     needs.another,
     Panel("This run and the other", "difference-summary", _DOING, _summary, wide=True),
     Panel("What explains it", "difference-waterfall", _DOING, _waterfall, wide=True),
-    Panel("Work of each rank, taken for itself", "difference-ranks", _DOING, _ranks, wide=True),
+    Panel("Change per rank", "difference-ranks", _DOING, _ranks, wide=True),
     tables={
         "contributions": lambda loaded, link: difference_info(_difference(loaded, link)[0]),
         "ranks": _rank_table,

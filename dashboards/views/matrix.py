@@ -286,7 +286,7 @@ def _late(loaded: Loaded, link: Link) -> Shown:
     waited = PairMetric("waited in all", "waited_ms", "ms")
     figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, waited, link.theme)
     _by_ranks(figure, ranks, order, link.theme)
-    figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
+    figure.update_xaxes(title_text="last rank to arrive").update_yaxes(title_text="rank that waits")
     return [graph("late-figure", figure), csv_link(NAME, "late", link)]
 
 

@@ -149,7 +149,10 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         ),
         html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
     ]
+    hangs = any(finding.of_hang for finding in loaded.hangs)
+    hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
     return [
+        *hung,
         html.P(explanation.job, className="job"),
         *said,
         *_steps_taken_apart(loaded, link),
@@ -262,7 +265,7 @@ def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Compon
     )
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
-    folded = [html.Details([html.Summary("how, and what it takes for granted"), *how, *assumed])]
+    folded = [html.Details([html.Summary("how, and what this assumes"), *how, *assumed])]
     bar = [_gain_bar(row, scale)] if row["low"] is not None else []
     return html.Article(
         [

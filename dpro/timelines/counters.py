@@ -190,7 +190,7 @@ QUANTITIES = {
     "temperature_c": Quantity("temperature", "°C"),
     "memory_temperature_c": Quantity("memory temperature", "°C"),
     "hotspot_temperature_c": Quantity("hotspot temperature", "°C"),
-    "utilization_pct": Quantity("a kernel runs or waits in NCCL", "% of time"),
+    "utilization_pct": Quantity("GPU busy", "% of time"),
     "memory_utilization_pct": Quantity("GPU memory being read or written", "% of time"),
     "memory_used_bytes": _held("GPU memory in use"),
     "memory_allocated_bytes": _held("memory allocated by PyTorch"),

@@ -129,7 +129,7 @@ def figures_of(
         criterion("95th percentile of errors of starts", most, 2.0, 50.0),
         criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
         criterion("start times copied from the trace", 100 * copied, 5.0, 20.0),
-        criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
+        criterion("slowdown caused by recording", windows, 1.1, 1.5, "x"),
         criterion(
             "noise of steps",
             _smallest_change(measured, error),

@@ -77,7 +77,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     assert score_of(figures) == pytest.approx(0.5)
     assert grade_of(score_of(figures)) == "fair"
     words = grade_sentence(score_of(figures), figures)
-    assert "Main doubt: length of deep steps against others: 1.3x (good up to 1.1x, poor from 1.5x)" in words
+    assert "Main doubt: slowdown caused by recording: 1.3x (good up to 1.1x, poor from 1.5x)" in words
     assert "start times copied from the trace: 11% (good up to 5%, poor from 20%)" in words
 
 
