@@ -183,7 +183,11 @@
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
       go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null, align: null });
-    } else if (target.id === "pick-against") go({ against: target.value, align: null });
+    } else if (target.id === "pick-against") {
+      // What two runs differ by is a view of its own; the timeline shows both.
+      const stays = !target.value || new URLSearchParams(location.search).get("view") === "timeline";
+      go({ against: target.value, align: null, ...(stays ? {} : { view: "difference" }) });
+    }
     else if (target.closest(".align")) {
       const [here, there] = [...target.closest(".align").querySelectorAll("select")].map((each) => each.value);
       go({ align: `${here}~${there}`, time: null, area: null });

@@ -50,8 +50,8 @@ def stream_label(work: pl.Expr, stream: pl.Expr, counted: pl.Expr) -> pl.Expr:
     Args:
         counted: the number among those of the same work.
     """
-    numbered = pl.when(work == STREAM).then(pl.format("stream {}", stream))
-    numbered = numbered.otherwise(pl.format("stream {} ({})", stream, work))
+    named = pl.format("stream {} ({})", stream, work)
+    numbered = pl.when(work == STREAM).then(pl.format("stream {}", stream)).otherwise(named)
     return pl.when(stream < HANDLES).then(numbered).otherwise(pl.format("{} {}", work, counted))
 
 
