@@ -143,10 +143,12 @@ def view_of(link: Link) -> View:
 
 
 def first_view(run: ShownRun, link: Link) -> View:
-    """Return the view of a link that names none: the hang of a run that hangs, else the verdict."""
+    """Return the view of a link that names none: a hang, what two runs differ by, else the verdict."""
     with suppress(DproError):  # the verdict says it
         if any(finding.of_hang for finding in run.loaded.hangs) and not _missing(run, link, hang.VIEW):
             return hang.VIEW
+    if link.against and not _missing(run, link, difference.VIEW):
+        return difference.VIEW
     return verdict.VIEW
 
 

@@ -6,6 +6,7 @@ fast ones do not wait for slow ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -211,6 +212,18 @@ def table(
         left_out = f"{len(rows) - most:,} more: the CSV has them"
         body.append(html.Tr(html.Td(left_out, colSpan=len(header), className="note")))
     return html.Table([html.Thead(head), html.Tbody(body)])
+
+
+def large_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> Component:
+    """Return a table that the page's script writes: as components, this many cells would take minutes.
+
+    Args:
+        rows: [N] a text for each column.
+        numbers_from: the first column that is aligned as numbers.
+    """
+    head = html.Tr([html.Th(cell, className="number" * (n >= numbers_from)) for n, cell in enumerate(header)])
+    values: Any = {"data-rows": json.dumps(rows), "data-numbers": str(numbers_from)}
+    return html.Table([html.Thead(head), html.Tbody(**values)])
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> Component:

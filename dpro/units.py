@@ -63,18 +63,32 @@ def format_ms(ms: float) -> str:
     return format_duration(ms * NS_PER_MS)
 
 
-def format_bytes(count: float) -> str:
-    """A size in decimal units, as those of bandwidths are: `4.2 MB`; a negative count is unknown."""
+def format_bytes(count: float, digits: int = 1) -> str:
+    """A size in decimal units, as those of bandwidths are: `4.2 MB`; a negative count is unknown.
+
+    Args:
+        digits: after the point.
+    """
     if count < 0:
         return "unknown"
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{digits}f} {unit}"
         count /= 1000
-    return f"{count:.1f} TB"
+    return f"{count:.{digits}f} TB"
 
 
 def distinct_sizes(counts: Sequence[int]) -> list[str]:
-    """Sizes as of `format_bytes`; different ones that would read the same are given to the byte."""
-    read_as = Counter(map(format_bytes, set(counts)))
-    return [f"{count:,} B" if read_as[format_bytes(count)] > 1 else format_bytes(count) for count in counts]
+    """Sizes as of `format_bytes`; different ones that would read the same have as many digits as it takes."""
+    read_as = [Counter(format_bytes(count, digits) for count in set(counts)) for digits in range(1, 13)]
+    return [
+        next(
+            (
+                text
+                for digits, texts in enumerate(read_as, 1)
+                if texts[text := format_bytes(count, digits)] == 1
+            ),
+            f"{count:,} B",
+        )
+        for count in counts
+    ]

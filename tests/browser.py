@@ -22,7 +22,8 @@ PATIENCE_S = 60
 EVIL = "<img src=x onerror=window.pwned=1>"  # a name that would run a script if it were parsed as HTML
 _SETTLED = """
 return document.querySelectorAll("#content .panel").length > 0
-  && !document.querySelector(".pending") && !document.querySelector("[data-dash-is-loading=true]")
+  && !document.querySelector(".pending, [data-loading]")
+  && !document.querySelector("[data-dash-is-loading=true]")
 """
 
 

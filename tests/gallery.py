@@ -38,6 +38,7 @@ _TRACES = (
 )
 DRAWN = """
 return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))
+  && !document.querySelector('[data-loading]')
   && (!document.querySelector('#timeline')
     || / spans of .*(The replay|No replay|replay it)/.test(document.querySelector('main').innerText));
 """

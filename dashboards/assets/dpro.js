@@ -183,7 +183,11 @@
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
       go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null, align: null });
-    } else if (target.id === "pick-against") go({ against: target.value, align: null });
+    } else if (target.id === "pick-against") {
+      // What two runs differ by is a view of its own; the timeline shows both.
+      const stays = !target.value || new URLSearchParams(location.search).get("view") === "timeline";
+      go({ against: target.value, align: null, ...(stays ? {} : { view: "difference" }) });
+    }
     else if (target.closest(".align")) {
       const [here, there] = [...target.closest(".align").querySelectorAll("select")].map((each) => each.value);
       go({ align: `${here}~${there}`, time: null, area: null });
@@ -240,6 +244,28 @@
     }
     if (open && (target === open || target.closest("a"))) open.close();
   });
+
+  // A large table: its rows come as one text, and are written here, as text.
+  function written(body) {
+    const first = Number(body.dataset.numbers);
+    body.replaceChildren(...JSON.parse(body.dataset.rows).map((values) => {
+      const row = document.createElement("tr");
+      values.forEach((value, column) => {
+        const cell = row.insertCell();
+        cell.textContent = value;
+        if (column >= first) cell.className = "number";
+      });
+      return row;
+    }));
+  }
+  new MutationObserver((changes) => {
+    const bodies = new Set();
+    for (const { type, target, addedNodes } of changes) {
+      if (type === "attributes") bodies.add(target);
+      for (const node of addedNodes) if (node.querySelectorAll) node.querySelectorAll("tbody[data-rows]").forEach((each) => bodies.add(each));
+    }
+    bodies.forEach(written);
+  }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-rows"] });
 
   window.addEventListener("popstate", themed);
   window.dpro = { go, keys };

@@ -20,7 +20,9 @@
     names: new Map(),
     link: {},
     span: null,  // what is known of the chosen span
+    empty: new Set(),  // rows that have nothing in the stretch that is looked at
     range: null, ruler: false,  // the marked area: times a and b, ns; rows as in requests, null for all
+    marks: [],  // from and to which heights it is drawn
     totals: null,  // of the marked area
     waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
   };
@@ -41,6 +43,7 @@
     T.forget();
     T.link = query();
     T.build(root);
+    T.loads(true);
     T.poll();
   };
 
@@ -48,10 +51,13 @@
   T.forget = () => {
     Object.assign(T, {
       info: null, rows: [], view: null, data: null, span: null, range: null, totals: null, chosen: undefined, counted: undefined,
-      wantsReplay: false, jumped: false, fitting: null,
+      wantsReplay: false, jumped: false, fitting: null, empty: new Set(),
     });
     T.names.clear();
   };
+
+  // Whether what is seen is still to come, in part or in finer detail: the page says so.
+  T.loads = (still) => { if (T.root) T.root.toggleAttribute("data-loading", still); };
 
   T.detach = () => { T.root = null; clearTimeout(T.polling); };
 
@@ -63,7 +69,7 @@
     const asked = { first: ranks, ...(T.wantsReplay ? { replay: 1 } : {}), ...(tracks ? { tracks } : {}) };
     const run = whose(T.link), info = await get("lanes", asked).catch(() => null);
     if (!info || root !== T.root || !root || run !== whose(T.link) || tracks !== (T.link.tracks || "")) return;
-    if (info.error) { T.say(info.error); return; }
+    if (info.error) { T.loads(false); T.say(info.error); return; }
     const before = T.info;
     T.info = info;
     T.arrange();
@@ -73,7 +79,7 @@
     const readied = before && before.replay.state !== "ready" && info.replay.state === "ready";
     if (readied && T.span) T.choose(T.span.key, true);
     if (info.complete && !before?.complete) T.total();
-    if (info.complete && !info.spans) T.say("The run holds no spans.");
+    if (info.complete && !info.spans) { T.loads(false); T.say("The run holds no spans."); }
     if (!info.complete || info.replay.state === "working") T.polling = setTimeout(T.poll, info.complete ? 700 : 200);
     else if (T.wantsReplay && info.replay.state === "idle") T.polling = setTimeout(T.poll, 50);
     else if (T.link.find && !T.link.span && !T.link.time && !T.jumped) { T.jumped = true; T.search("next"); }
@@ -216,13 +222,13 @@
       const note = !rank.lanes ? "reading" : T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
       const words = `rank ${rank.rank}${{ r: " (replayed)", o: ` of ${T.info.beside?.name}` }[rank.side] ?? ""}`;
       const title = note && rank.lanes ? `${words}: comes ${note} later than the first, on average` : words;
-      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank });
+      add({ type: "rank", label: words, note, title, height: HEAD, from: open || !rank.lanes ? [] : summary(rank), key, open, side: rank.side, rank: rank.rank, lanes: rank.lanes });
       if (open) rank.lanes.forEach(([label, gpu, low, high, , number]) => {
         const own = `${key}.${number}`, folds = foldable([label, gpu, low, high]);
         const folded = folds && !unfolded(own, usuallyOpen(label, lanesOpen));
         const from = Array.from({ length: high - low }, (_, n) => ({ side: rank.side, rank: rank.rank, row: low + n }));
         (folded ? [from] : from.map((each) => [each])).forEach((of, row) => add({
-          type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: !folded,
+          type: "lane", label: row ? "" : label, height: row && T.empty.has(`${key}.${low + row}`) ? 0 : ROW, key: folds && !row ? own : null, open: !folded,
           side: rank.side, rank: rank.rank, from: of, folded, pin: own,
         }));
       });
@@ -244,7 +250,36 @@
 
   // The row in which a span is drawn, or that of its rank while this is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
-    || T.rows.find((each) => each.type === "rank" && each.key === keyOf(side, rank));
+    || T.rows.find((each) => each.type === "rank" && each.key === keyOf(side, rank) && !each.open
+      && (each.lanes || []).some(([, , low, high]) => low <= row && row < high));
+
+  // Once a part of the time is looked at, rows of nested spans that have none there take no room; at once they have it
+  // again where there are some. What is read stays where it is.
+  T.collapse = (more = true) => {
+    if (!T.data || !T.info || (!more && !T.empty.size)) return;
+    const empty = new Set();
+    if (T.link.time) {
+      const { sources, begin } = T.data.ask, filled = new Set(), per = T.data.nsPerPixel;
+      for (let at = 0; at < T.data.size; at++) {
+        const from = begin + T.data.x[at] * per;
+        if (from < T.view.end && from + T.data.width[at] * per > T.view.begin) filled.add(T.data.row[at]);
+      }
+      const read = new Set();
+      sources.forEach(({ side, rank, row }, n) => {
+        const key = `${keyOf(side, rank)}.${row}`;
+        read.add(key);
+        if (side !== "c" && !filled.has(n) && (more || T.empty.has(key))) empty.add(key);
+      });
+      for (const key of T.empty) if (!read.has(key)) empty.add(key);
+    }
+    if (empty.size === T.empty.size && [...empty].every((key) => T.empty.has(key))) return;
+    const top = T.frame.scrollTop, seen = T.rows.find((row) => !row.pinned && row.height && row.y >= top + T.pinned);
+    T.empty = empty;
+    T.arrange();
+    const now = seen && T.place.get(seen.from.map((each) => `${each.side}${each.rank}.${each.row}`)[0]);
+    if (now && top) T.frame.scrollTop += now.y - seen.y;
+    T.changed();
+  };
 
   // Unfold what hides a span: its rank, then its lane.
   T.reveal = (side, rank, row) => {
@@ -364,7 +399,7 @@
   T.changed = () => {
     T.paint();
     if (!T.root || !T.view || !T.info) return;
-    if (!T.since) T.since = performance.now();
+    if (!T.since) { T.since = performance.now(); T.loads(true); }
     next = wanted();
     if (!inFlight) fetchNext();
   };
@@ -410,10 +445,12 @@
       if (answer.ok) {
         placed(want);
         T.data = T.unpack(content, want);
+        T.collapse(false);
         T.paint();
         if (!next) drawnAsItIs();
-      } else T.say(content.error || "not drawn");
+      } else { T.loads(false); T.say(content.error || "not drawn"); }
     } catch (error) {
+      T.loads(false);
       T.say("the dashboard does not answer: is it still running?");
     } finally {
       inFlight = false;
@@ -425,6 +462,8 @@
     const since = T.since;
     if (!since) return;
     T.since = null;
+    if (T.info?.complete) T.loads(false);
+    if (!T.resting) T.collapse();
     requestAnimationFrame(() => {
       T.waits.push(performance.now() - since);
       if (T.waits.length > 500) T.waits.shift();

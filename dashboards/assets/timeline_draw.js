@@ -137,9 +137,14 @@
   }
 
   function backdrop(context, look, width, height, pinned) {
+    const known = new Set(T.data?.ask.from);
     for (const row of T.rows) {
       const y = T.yOf(row);
       if (!!row.pinned !== pinned || y + row.height < AXIS || y > height) continue;
+      if (row.type === "lane" && row.from.length && row.height && !known.has(row)) {  // its work is still to come
+        context.fillStyle = look.page;
+        context.fillRect(0, y + 1, width, row.height - 3);
+      }
       if (row.type === "group" || (row.type === "rank" && row.open)) {
         context.fillStyle = look.page;
         context.fillRect(0, y, width, row.height);
@@ -187,7 +192,7 @@
     let style = null;
     for (const at of data.order) {
       const row = data.ask.from[data.row[at]];
-      if (!row || !!row.pinned !== pinned) continue;
+      if (!row || !row.height || !!row.pinned !== pinned) continue;
       const y = T.yOf(row);
       if (y + row.height < AXIS || y > height) continue;
       const from = shift + data.x[at] * scale, full = data.width[at] * scale;
@@ -337,7 +342,8 @@
     context.restore();
     context.fillStyle = look.soft;
     context.font = FONT;
-    context.fillText(left > 100 ? "0 is the first span's start" : "0: first span", 8, 10);
+    const zero = T.info.began ? `0 = ${T.info.began}` : "0 is the first span's start";
+    context.fillText(left > 100 ? zero : T.info.began ? T.info.began.replace(/\.\d+ UTC/, " UTC") : "0: first span", 8, 10);
     context.fillText(`${T.duration(end - begin)} wide`, 8, 30);
   }
 
@@ -401,15 +407,23 @@
       const parts = [...(T.range.rows || "").matchAll(/(.-?\d+)\.(\d+)-(\d+)/g)].map((part) => part.slice(1));
       const within = (row) => row.from.some((each) => parts.some(([whose, low, high]) =>
         whose === `${each.side}${each.rank}` && each.row >= low && each.row < high));
-      context.globalAlpha = 0.13;
-      context.fillRect(x, 0, width, T.range.rows ? AXIS : height);
-      for (const row of T.rows) {
+      const boxes = [[0, T.range.rows ? AXIS : height]];  // from and to which height
+      for (const row of T.range.rows ? T.rows : []) {
         const cut = Math.max(AXIS + (row.pinned ? 0 : T.pinned) - T.yOf(row), 0);  // what has scrolled away
-        if (T.range.rows && cut < row.height && within(row)) context.fillRect(x, T.yOf(row) + cut, width, row.height - cut);
+        if (cut >= row.height || !within(row)) continue;
+        const last = boxes.at(-1), from = T.yOf(row) + cut;
+        if (boxes.length > 1 && Math.abs(last[1] - from) < 1) last[1] = from + row.height - cut;
+        else boxes.push([from, from + row.height - cut]);
       }
-      context.globalAlpha = 1;
-    }
-    for (const x of ends) context.fillRect(Math.round(x), 0, 1, height);
+      T.marks = boxes;
+      for (const [top, bottom] of boxes) {
+        context.globalAlpha = 0.13;
+        context.fillRect(x, top, width, bottom - top);
+        context.globalAlpha = 1;
+        for (const end of ends) context.fillRect(Math.round(end), top, 1, bottom - top);
+        if (top) for (const edge of [top, bottom - 1]) context.fillRect(x, Math.round(edge), width, 1);
+      }
+    } else for (const x of ends) context.fillRect(Math.round(x), 0, 1, height);
     if (b !== null) {
       const words = T.duration(Math.abs(b - a));
       context.font = `600 ${FONT}`;

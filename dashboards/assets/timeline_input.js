@@ -62,7 +62,8 @@
     T.canvas = make("canvas");
     T.canvas.setAttribute("aria-hidden", "true");
     T.gutterBox = make("div", { className: "timeline-labels" });
-    const sticky = make("div", { className: "timeline-sticky" }, T.canvas, T.gutterBox);
+    const sticky = make("div", { className: "timeline-sticky" }, T.canvas, T.gutterBox,
+      make("span", { className: "loading", textContent: "loading the detail …" }));
     T.space = make("div");
     T.frame = make("div", { className: "timeline-frame", tabIndex: 0 }, sticky, T.space);
     T.frame.setAttribute("role", "application");
@@ -151,8 +152,8 @@
       const focused = document.activeElement && document.activeElement.dataset.key;
       box.dataset.key = key;
       box.replaceChildren(...seen.flatMap((row) => {
-        const words = row.label;
-        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.title || words });
+        const words = T.gutter() > 100 ? row.label : row.label.replace(/^stream (\d+) \((.+?)\)/, "$2 $1");
+        const made = make(row.key ? "button" : "span", { className: `label ${row.type}`, title: row.title || row.label });
         if (row.key) {
           made.type = "button";
           made.dataset.key = row.key;
@@ -165,7 +166,7 @@
         if (!row.pin) return [made];
         const title = row.pinned ? "Unpin" : "Pin to the top";
         const pin = make("button", { className: `pin${row.pinned ? " on" : ""}`, type: "button", textContent: row.pinned ? "×" : "↑", title });
-        pin.setAttribute("aria-label", `${title}: ${words}`);
+        pin.setAttribute("aria-label", `${title}: ${row.label}`);
         pin.onclick = () => T.togglePin(row.pin);
         return [made, pin];
       }));

@@ -81,20 +81,21 @@
       panel.append(make("p", { className: "stack-of" }, make("b", { textContent: "within " }), names.join(" › ")));
     }
     const arrows = T.span.arrows.map(({ place, out, why }) =>
-      [out ? "to →" : "← from", jumpTo(place), `rank ${place.rank}`, why, T.duration(place.end - place.start)]);
-    if (arrows.length) panel.append(table("What it waited for, and what waited for it", ["", "span", "where", "why", "takes"], arrows));
+      [out ? "to →" : "← from", jumpTo(place), `rank ${place.rank}`, T.duration(place.end - place.start), why]);
+    if (arrows.length) panel.append(table("What it waited for, and what waited for it", ["", "span", "where", "takes", "why"], arrows));
   };
 
   function totals({ begin, end, names, more, lanes, counters }) {
     const left = more ? ` (${more.toLocaleString("en")} more names)` : "";
     const named = names.map(([name, kind, spans, ...ns]) => [T.make("span", { textContent: T.short(name), title: name }), kind, spans.toLocaleString("en"), ...ns.map(T.duration)]);
     const busy = lanes.map(([rank, lane, spans, ns]) =>
-      [`rank ${rank} ${lane}`, spans.toLocaleString("en"), T.duration(ns), `${(100 * ns / (end - begin)).toFixed(1)} %`]);
+      [`rank ${rank} ${lane}`, spans.toLocaleString("en"), T.duration(ns), `${(100 * ns / (end - begin)).toFixed(1)}%`]);
+    const which = T.range?.rows ? "of its marked rows alone" : "all rows";
     const counted = counters.map(([rank, label, unit, ...values]) =>
       [rank < 0 ? label : `rank ${rank} ${label}`, ...values.map((value) => String(Number(value.toPrecision(4)))), unit]);
     return [T.make("div", { className: "totals" },
       table(`By name${left}`, ["span", "kind", "spans", "takes", "mean", "longest"], named),
-      table("By lane", ["lane", "spans", "busy", "of the time"], busy),
+      table(`By lane, ${which}: while a span runs that does not wait for peers`, ["lane", "spans", "time", "of the area"], busy),
       ...(counted.length ? [table("Counters", ["counter", "mean", "least", "most", ""], counted)] : []))];
   }
 

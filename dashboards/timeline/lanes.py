@@ -19,7 +19,7 @@ from dpro.arrays import Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.stopped import CALLS
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
-from dpro.timelines.lanes import HANDLES, STREAM, stream_work
+from dpro.timelines.lanes import STREAM, stream_label, stream_work
 from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"
@@ -40,7 +40,7 @@ class Lane:
     """A CPU thread or a GPU stream.
 
     Attributes:
-        label: what runs on it, as `NCCL 20`, `compute 7`, `main thread`, `autograd`.
+        label: what runs on it, as `stream 7 (compute)`, `main thread`, `autograd`.
         rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
     """
 
@@ -202,9 +202,9 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     order = order.with_columns(what=what)
     place = pl.int_range(1, pl.len() + 1).over("what", "device", "shadow")
-    number = pl.when(pl.col("gpu") & (pl.col("stream") < HANDLES)).then("stream").otherwise(place)
     alone = ~pl.col("gpu") & (place == 1)
-    label = pl.when(alone).then("what").otherwise(pl.format("{} {}", "what", number))
+    thread = pl.when(alone).then("what").otherwise(pl.format("{} {}", "what", place))
+    label = pl.when("gpu").then(stream_label(pl.col("what"), pl.col("stream"), place)).otherwise(thread)
     if order.filter("gpu")["device"].n_unique() > 1:
         label = pl.when("gpu").then(pl.format("GPU {} {}", "device", label)).otherwise(label)
     return order.with_columns(label=pl.when("shadow").then(pl.format("{} ranges", label)).otherwise(label))

@@ -37,13 +37,14 @@ from dpro.replay.timeline import Timeline
 from dpro.schema import SPANS
 from dpro.timelines.lanes import lane_names
 from dpro.timelines.slices import path_note
-from dpro.units import NS_PER_MS, format_bytes, format_duration
+from dpro.units import NS_PER_MS, format_bytes, format_duration, time_in_words
 from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
 MAX_ROWS, MAX_PIXELS = 800, 8_000
 MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # of an area, and that its answer lists
 MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
+FIRST_DATE_NS = 10**18  # earlier times (September 2001) are those since a machine started
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
 _ARRAYS = (
@@ -98,7 +99,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
     """Return all ranks with the lanes of those that have been read so far, the clock, and the steps.
 
     Args:
-        pattern: a regular expression that the lanes and counters to show fit: `rank 3 compute 7`.
+        pattern: a regular expression that the lanes and counters to show fit: `rank 3 stream 7`.
     """
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
@@ -127,6 +128,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
         "spans": of.spans,
         "expected": len(of.parts),
         "end": of.end_ns,
+        "began": time_in_words(of.origin_ns) if of.origin_ns >= FIRST_DATE_NS else "",
         "stop": of.stop and [of.stop.begin - of.origin_ns, of.stop.at - of.origin_ns],
         "counters": [
             [*_counter(track), "m" if number < num_own else "o", _name_of(track.rank, track.label) in kept]
@@ -601,7 +603,9 @@ def _facts(measured: MeasuredLanes, lanes: RankLanes, item: int) -> Iterable[tup
     yield "step", str(step["step"][-1]) if step.height else ""
     yield "phase", PHASES[lanes.phase[item]] if lanes.phase[item] != UNKNOWN else ""
     yield "micro-batch", str(lanes.micro_batch[item]) if lanes.micro_batch[item] >= 0 else ""
-    yield "starts", f"{start / NS_PER_MS:.4f} ms"
+    date_ns = measured.clocks.origin_ns + start
+    at = f", {time_in_words(date_ns)}" if date_ns >= FIRST_DATE_NS else ""
+    yield "starts", f"{start / NS_PER_MS:.4f} ms{at}"
     yield "takes", format_duration(end - start)
     if lane.gpu and before >= 0:
         idle = start - int(lanes.all.end[first + before])

@@ -17,13 +17,27 @@ import polars as pl
 from dpro.arrays import Bools
 from dpro.dashboards.timeline.detail import DetailLevel, chosen, levels
 from dpro.dashboards.timeline.lanes import RankLanes, SpanNames
-from dpro.errors import UsageError, first_line
+from dpro.errors import UsageError
 from dpro.words import shortened
 
 LONGEST = 300  # characters of an expression
 KEPT = 48  # ranks' levels of matches that are kept
 _QUOTED = 60
 _EXACT = 140  # characters of a name that an expression for it has; each may take two
+_MISTAKES = {  # what the parser says -> what it is called here
+    "unclosed character class": "a [ is not closed",
+    "unclosed group": "a ( is not closed",
+    "unopened group": "a ) closes nothing",
+    "unclosed counted repetition": "a { is not closed",
+    "repetition quantifier expects": "a { } holds no number",
+    "repetition operator missing": "a *, + or ? has nothing before it to repeat",
+    "incomplete escape": "it ends with a \\",
+    "unrecognized escape": "a \\ stands before a letter that it gives no meaning",
+    "invalid character class range": "a range in [ ] ends before it begins",
+    "look-around": "(?= and (?< are not known",
+    "backreferences": "\\1 is not known",
+    "unrecognized flag": "a (? is followed by no known letter",
+}
 _SIGNS = "\\.+*?()|[]{}^$"
 
 
@@ -61,7 +75,14 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
         return pl.Series(names, dtype=pl.String).str.contains(f"(?i){pattern}").to_numpy()
     except pl.exceptions.ComputeError as error:
         what = repr(shortened(pattern, _QUOTED))
-        raise UsageError(f"{what} is no regular expression: {first_line(error)}") from error
+        raise UsageError(f"{what} is no regular expression: {_mistake(str(error))}") from error
+
+
+def _mistake(error: str) -> str:
+    """Return what is wrong with an expression, as Rust's parser says it, in words."""
+    in_words = (words for said, words in _MISTAKES.items() if said in error)
+    last = error.strip().splitlines()[-1].strip() if error.strip() else ""
+    return next(in_words, last.removeprefix("error: "))
 
 
 class Search:

@@ -10,15 +10,19 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from dash import html
 
+from dpro.analysis.selected import SelectedRun
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
+from dpro.errors import Unanswerable
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
+from dpro.selection import Selection, ranges_of
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, distinct_sizes, format_duration
 
 NAME = "collectives"
@@ -174,7 +178,10 @@ def _last(loaded: Loaded, link: Link) -> Any:
 
 
 def _sizes(loaded: Loaded, link: Link) -> Any:
-    sizes = loaded.sizes
+    try:
+        sizes, note = _sizes_of(loaded, link), []
+    except Unanswerable:  # dumps have calls, and no steps
+        sizes, note = loaded.sizes, [html.P("Of the whole run: its calls have no steps.", className="note")]
     if sizes.is_empty():
         return message(_NONE)
     header = ["op", "bytes", "hosts", "count", "total", "wait", "transfer", "bus bandwidth, GB/s"]
@@ -191,7 +198,22 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
     ]
     shown = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
     rows = [[row[place] for place in shown] for row in rows]
-    return [table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
+    return [*note, table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
+
+
+def _sizes_of(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """Collectives of the selection by operation and size.
+
+    Raises:
+        UsageError: no step of the selection was recorded in depth.
+        Unanswerable: the run holds no spans to select from.
+    """
+    chosen = Selection(link.steps, ranges_of(link.ranks))
+    return (
+        loaded.once("sizes", lambda: SelectedRun(loaded, chosen).sizes, inputs=chosen)
+        if chosen
+        else loaded.sizes
+    )
 
 
 def _duration(ns: int | None) -> str:
@@ -206,10 +228,10 @@ VIEW = view(
         "Transfers by size, and the fitted lines", "collectives-transfers", "building the graph", _transfers
     ),
     Panel("Which rank comes last", "collectives-last", "building the graph", _last),
-    Panel("By operation and size, whole run", "collectives-sizes", "matching collectives", _sizes, wide=True),
+    Panel("By operation and size", "collectives-sizes", "matching collectives", _sizes, wide=True),
     tables={
         "transfers": lambda loaded, link: transfer_info(loaded.outline.graph, link),
         "last": lambda loaded, link: last_info(loaded.outline.graph, link),
-        "sizes": lambda loaded, _link: loaded.sizes,
+        "sizes": _sizes_of,
     },
 )

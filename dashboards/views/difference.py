@@ -6,6 +6,8 @@ the difference. It is about whole runs, whatever is selected.
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dash import html
 
 from dpro.analysis.analysis import Analysis
 from dpro.dashboards import needs
+from dpro.dashboards.jobs import difference_in_words
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
@@ -25,11 +28,12 @@ from dpro.replay.steps import series_outside
 from dpro.units import format_duration, format_ms
 from dpro.words import shortened
 
-NAME = "difference"
+NAME, TITLE = "difference", "Difference"
 _DOING = "replaying both runs with each other's work"
 BARS = 15  # of single kinds of work
 MIN_SHARE = 0.002  # of the step: what contributes less is taken together
-LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
+MIN_OF_LARGEST = 0.02  # of the largest: likewise
+OTHERS, UNEXPLAINED = "others, each less", "not explained by any kind of work"
 
 
 def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
@@ -43,11 +47,11 @@ def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    listed = [
-        contributor
-        for contributor in difference.contributors
-        if abs(contributor.delta_ms) >= MIN_SHARE * difference.a_ms
-    ][:BARS]
+    largest = max((abs(contributor.delta_ms) for contributor in difference.contributors), default=0.0)
+    least = max(MIN_SHARE * difference.a_ms, MIN_OF_LARGEST * largest)
+    listed = [contributor for contributor in difference.contributors if abs(contributor.delta_ms) >= least][
+        :BARS
+    ]
     less = sum(contributor.delta_ms for contributor in difference.contributors) - sum(
         contributor.delta_ms for contributor in listed
     )
@@ -55,16 +59,18 @@ def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
         (contributor.name, contributor.kind, contributor.delta_ms, contributor.a_ms, contributor.b_ms)
         for contributor in listed
     ]
-    rows += [(LESS, "", less, None, None)] if len(listed) < len(difference.contributors) else []
+    others = len(difference.contributors) - len(listed)
+    rows += [(f"{others} {OTHERS}", "", less, None, None)] if others else []
     rows += [(UNEXPLAINED, "", difference.unexplained_ms, None, None)]
     numbers = ("delta_ms", "before_ms", "after_ms")
     schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
+def difference_figure(contributions: pl.DataFrame, theme: str, other: str = "the other run") -> go.Figure:
     """A waterfall from the step of the other run to that of this one."""
-    return waterfall_figure(contributions, "{} per step more than in the other run", theme)
+    named = other.replace("{", "{{").replace("}", "}}")
+    return waterfall_figure(contributions, f"{{}} per step more than in {named}", theme)
 
 
 def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
@@ -101,17 +107,34 @@ def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]
 
 def _summary(loaded: Loaded, link: Link) -> Any:
     difference, other = _difference(loaded, link)
+    here, there = _names(loaded, other, link)
     delta = difference.delta_ms
     sign = "-" if delta < 0 else "+"
     rows = [
-        ("this run", f"{format_ms(difference.b_ms)} per step: {loaded.run.label}"),
-        ("the other", f"{format_ms(difference.a_ms)} per step: {other.run.label}"),
+        (here, f"{format_ms(difference.b_ms)} per step: {loaded.run.label}"),
+        (there, f"{format_ms(difference.a_ms)} per step: {other.run.label}"),
         ("difference", f"{sign}{format_ms(abs(delta))} ({delta / difference.a_ms:+.1%})"),
         *_medians(loaded, other),
     ]
-    named = (("this run", loaded), ("the other run", other))
+    named = ((here, loaded), (there, other))
     doubts = [f"{name}: {reason}" for name, run in named for reason in run.trust.reasons]
-    return [facts(rows), html.Ul([html.Li(doubt) for doubt in doubts], className="unknown")]
+    jobs = [(shlex.join(run.run.manifest.command), len(run.run.manifest.ranks)) for run in (loaded, other)]
+    apart = difference_in_words(*jobs)
+    different = [html.P(f"Different jobs: {apart}.", className="health unknown")] if apart else []
+    title = html.P([html.Strong(here), " compared with ", html.Strong(there)], className="job")
+    return [
+        title,
+        *different,
+        facts(rows),
+        html.Ul([html.Li(doubt) for doubt in doubts], className="unknown"),
+    ]
+
+
+def _names(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
+    """What both runs are called; by their places where they have the same name."""
+    here, there = (Path(run.run.label).name or run.run.label for run in (loaded, other))
+    here, there = link.run or here, link.against or there
+    return (here, there) if here != there else (loaded.run.label, other.run.label)
 
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
@@ -125,7 +148,8 @@ def _medians(*runs: Analysis) -> list[tuple[str, str]]:
 
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:
-    contributions = difference_info(_difference(loaded, link)[0])
+    difference, other = _difference(loaded, link)
+    contributions, name = difference_info(difference), plain(_names(loaded, other, link)[1])
     rows = [
         [
             row["name"],
@@ -137,7 +161,7 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
     ]
     header = ["what", "kind", "contributes", "in the other", "in this run"]
     return [
-        graph("difference-figure", difference_figure(contributions, link.theme)),
+        graph("difference-figure", difference_figure(contributions, link.theme, name)),
         html.Details([html.Summary("As a table"), table(header, rows, 2)]),
         csv_link(NAME, "contributions", link),
     ]
@@ -157,11 +181,11 @@ def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 VIEW = view(
     NAME,
-    "Difference",
+    TITLE,
     needs.another,
-    Panel("This run and the other", "difference-summary", _DOING, _summary, wide=True),
+    Panel(TITLE, "difference-summary", _DOING, _summary, wide=True),
     Panel("What explains it", "difference-waterfall", _DOING, _waterfall, wide=True),
-    Panel("Work of each rank, on its own", "difference-ranks", _DOING, _ranks, wide=True),
+    Panel("Change per rank", "difference-ranks", _DOING, _ranks, wide=True),
     tables={
         "contributions": lambda loaded, link: difference_info(_difference(loaded, link)[0]),
         "ranks": _rank_table,

@@ -44,6 +44,7 @@ MAX_GROUPS = 60  # rows of the figure
 MAX_RANKS = 300  # rows of the table
 LABEL = 48  # characters of a line
 FEW = 40  # cells across that have room for a number
+WHOLE = 8  # cells across that have room for the last call as well
 _ROW, _LINE = 19, 13  # pixels of a row, of each further line of its label
 FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 
@@ -112,19 +113,20 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     ranks = named["rank"].unique().sort().to_list()
     column_of = {rank: place for place, rank in enumerate(ranks)}
     behind = np.full((len(rows), len(ranks)), np.nan)
-    facts = np.full(behind.shape, "", object)
+    facts, texts = np.full(behind.shape, "", object), np.full(behind.shape, "", object)
     place = {row: number for number, row in enumerate(rows)}
     for entry in named.iter_rows(named=True):
         cell = place[entry["row"]], column_of[entry["rank"]]
         behind[cell] = np.nan if entry["behind"] is None else entry["behind"]
         facts[cell] = _cell_in_words(entry)
+        texts[cell] = _last_call(entry, whole=len(ranks) <= WHOLE)
     figure = go.Figure()
     calm, worse = colour("cpu", theme), colour("bad", theme)
     figure.add_heatmap(
         x=np.arange(len(ranks)), y=np.arange(len(rows)), z=np.minimum(behind, 1), zmin=0, zmax=1,
         showscale=False, colorscale=[[0, f"{calm}55"], [1, f"{worse}aa"]], xgap=1, ygap=1, customdata=facts,
-        text=np.where(behind > 0, np.char.mod("%.0f", np.nan_to_num(behind)), ""),
-        texttemplate="%{text}" if len(ranks) <= FEW else "", textfont={"color": colour("ink", theme)},
+        text=texts, texttemplate="%{text}" if len(ranks) <= FEW else "",
+        textfont={"color": colour("ink", theme)},
         hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
     marks = (("waits_in", "waits here", "circle", "ink"), ("absent", "others wait for it here", "x", "bad"))
@@ -147,7 +149,16 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         tickvals=list(range(len(rows))), ticktext=labels,
         showgrid=False, range=[len(rows) - 0.5, -0.5], zeroline=False,
     )  # fmt: skip
-    return figure.update_layout(hovermode="closest")
+    return figure.update_layout(hovermode="closest", showlegend=True)
+
+
+def _last_call(row: Mapping[str, Any], whole: bool) -> str:
+    """The number of a rank's last call and how many it is behind; not `whole`: the latter, where it is."""
+    behind, issued = row["behind"] or 0, row["issued"]
+    if not whole:
+        return str(behind) if behind else ""
+    number = "?" if issued is None else f"#{issued}" if issued >= 0 else "none"
+    return f"{number}, {behind} behind" if behind else number
 
 
 def _cell_in_words(row: Mapping[str, Any]) -> str:
@@ -333,7 +344,9 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     groups, drawn = (frame.select("group", "ranks").n_unique() for frame in (standing, shown))
     left_out = groups - min(drawn, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
-    note = f"Numbers: calls behind the leading rank of the group.{more}"
+    behind = "how many calls a rank is behind the leading rank of the group"
+    whole = shown["rank"].n_unique() <= WHOLE
+    note = f"Numbers: {f'a rank’s last call, and {behind}' if whole else behind}.{more}"
     figure = graph("standing-figure", standing_figure(shown, link.theme))
     return [figure, html.P(note, className="note"), csv_link(NAME, "standing", link)]
 
@@ -407,7 +420,7 @@ MAX_BOXES = 60
 _LISTED = 3  # operations of a box that are listed one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
-_LONGEST_LINE = 32  # characters of a label
+_LONGEST_LINE = 36  # characters of a label
 _CHARACTER, _BETWEEN, _SIDES = 7.4, 14, 72  # pixels: of a capital, between columns, of both margins
 _LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
 _BOX, _BOX_LINE = 62, 14  # pixels of a box, of each further line of its label
@@ -526,7 +539,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
         operations = [case.waits.operations[number] for number in numbers]
         facts = [attendance(operation).text for operation in operations[:_LISTED]]
         more = len(operations) - len(facts)
-        label = _short_name(operations[0]) + (f" + {len(operations) - 1}" if len(operations) > 1 else "")
+        label = _named(operations)
         return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
     blamed = numbers[0] in at_fault
     gone = [rank for rank in numbers if rank in case.deaths]
@@ -538,10 +551,17 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     return Box(kind, numbers, blamed, x, y, label, (listed, *said))
 
 
-def _short_name(operation: Operation) -> str:
-    if operation.pair:
-        return f"message {operation.pair[0]} → {operation.pair[1]}"
-    return f"{operation.op} #{operation.sequence}, {operation.group}"
+def _named(operations: Sequence[Operation]) -> str:
+    """One operation, calls in a row as `all_reduce #126–128, group`, or one of several and how many more."""
+    first, numbers = operations[0], sorted(operation.sequence for operation in operations)
+    if first.pair:
+        name = f"message {first.pair[0]} → {first.pair[1]}"
+    else:
+        in_a_row = len({(operation.op, operation.key) for operation in operations}) == 1
+        if in_a_row and numbers == list(range(numbers[0], numbers[0] + len(numbers))) and len(numbers) > 1:
+            return f"{first.op} #{numbers[0]}–{numbers[-1]}, {first.group}"
+        name = f"{first.op} #{first.sequence}, {first.group}"
+    return name + (f" and {len(operations) - 1} more" if len(operations) > 1 else "")
 
 
 def chain_figure(chains: Chains, theme: str) -> go.Figure:

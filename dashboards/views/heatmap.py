@@ -47,6 +47,7 @@ SCALE = "Cividis"  # its lightness grows evenly, also with colour vision deficie
 _CLIPPED = 99  # percentile that the colours span, so that one outlier does not flatten the rest
 _BEYOND = 2.0  # times that percentile at most: what is longer has the last colour
 _NOTABLE = 0.05  # of the usual value: ranks that differ by less look the same
+TWO = 2  # ranks, of which the median is as far from one as from the other
 _ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
@@ -139,10 +140,16 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
     return frame.group_by("rank", "step").agg(value).sort("rank", "step")
 
 
-def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder = NUMBERED) -> go.Figure:
+def heat_figure(
+    values: pl.DataFrame, title: str, link: Link, order: RankOrder = NUMBERED, deep: Collection[int] = ()
+) -> go.Figure:
     """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
 
-    Where ranks differ in a step, the colour is the deviation from their median, else the value.
+    Where ranks differ in a step, the colour is the deviation from their median, of two ranks the excess over
+    the faster one, else the value.
+
+    Args:
+        deep: steps that were recorded in depth, which are marked.
     """
     scale, unit = time_unit(float(values["value_ms"].to_numpy().max()))
     steps, place = np.unique(values["step"].to_numpy(), return_inverse=True)
@@ -153,7 +160,9 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     cells = np.full((ranks.size, firsts.size), -np.inf)
     np.maximum.at(cells, (row, place // every), values["value_ms"].to_numpy() / scale)
     cells[np.isinf(cells)] = np.nan
-    beside = cells - np.nanmedian(cells, axis=0)
+    two = ranks.size == TWO
+    beside = cells - (np.nanmin if two else np.nanmedian)(cells, axis=0)
+    usual = "the faster rank" if two else "the step's median"
     compared = ranks.size > 1 and float(np.nanmax(np.abs(beside), initial=0.0)) > 0
     colours = beside if compared else cells
     names = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts)]
@@ -161,27 +170,26 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
         time_unit(float(np.nanmax(np.abs(colours), initial=0.0)) * scale) if compared else (scale, unit)
     )
     colours = colours * (scale / finer)
-    more = f", %{{z:+.3f}} {fine} from the step's median" if compared else ""
+    more = f", %{{z:+.3f}} {fine} from {usual}" if compared else ""
     facts = np.empty((*cells.shape, 3), object)
     facts[..., 0], facts[..., 1], facts[..., 2] = cells, names, ranks[:, None]
     notable = _NOTABLE * float(np.nanmedian(cells)) * (scale / finer) if compared else None
-    figure, scaled = go.Figure(), _colours(colours, notable, link.theme)
+    figure, scaled = go.Figure(), _colours(colours, notable, link.theme, one_sided=two)
     ends = scaled["zmin"], scaled["zmax"]
     figure.add_heatmap(
-        x=np.arange(firsts.size),
-        y=np.arange(ranks.size),
-        z=colours,
-        customdata=facts,
+        **{"x": np.arange(firsts.size), "y": np.arange(ranks.size), "z": colours, "customdata": facts},
         **scaled,
-        colorbar=colour_bar(f"{fine} from the step's median" if compared else unit, ends, link.theme),
+        colorbar=colour_bar(f"{fine} from {usual}" if compared else unit, ends, link.theme),
         hovertemplate=f"rank %{{customdata[2]}}, step %{{customdata[1]}}: %{{customdata[0]:.3f}} {unit}"
         f"{more}<extra>{title}</extra>",
     )
+    _mark_deep(figure, firsts, lasts, deep, link.theme)
     for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
     draw_groups(figure, ranks.tolist(), order, link.theme)
     # Plotly draws a title of this axis across the numbers of few columns.
-    figure.update_xaxes(showgrid=False, **_ticks([f"step {names[0]}", *names[1:]]))
+    steps_across = _ticks([f"step {names[0]}", *names[1:]])
+    figure.update_xaxes(showgrid=False, range=[-0.5, firsts.size - 0.5], **steps_across)
     labels = _ticks([order.label(rank) for rank in ranks.tolist()])
     figure.update_yaxes(title_text="rank", showgrid=False, autorange="reversed", **labels)
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
@@ -192,6 +200,26 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
         selectionrevision=link.query(),
         clickmode="event",
     )
+
+
+def _mark_deep(
+    figure: go.Figure,
+    firsts: NDArray[np.int64],
+    lasts: NDArray[np.int64],
+    deep: Collection[int],
+    theme: str,
+) -> None:
+    """Mark the columns of steps that were recorded in depth, above the cells."""
+    steps = np.array(sorted(deep), np.int64)
+    inside = np.searchsorted(steps, lasts, "right") > np.searchsorted(steps, firsts, "left")
+    if inside.any():
+        places = np.flatnonzero(inside)
+        figure.add_scatter(
+            x=places, y=np.full(places.size, -0.5), mode="markers", name="recorded in depth",
+            marker={"symbol": "triangle-down", "size": 7, "color": colour("host_bound", theme)},
+            hoverinfo="skip", cliponaxis=False, showlegend=True,
+        )  # fmt: skip
+        figure.update_layout(legend={"x": 1, "xanchor": "right"})
 
 
 def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -215,11 +243,14 @@ def colour_bar(title: str, ends: tuple[float, float], theme: str) -> dict[str, A
     }
 
 
-def _colours(values: NDArray[np.float64], notable: float | None, theme: str) -> dict[str, Any]:
+def _colours(
+    values: NDArray[np.float64], notable: float | None, theme: str, *, one_sided: bool = False
+) -> dict[str, Any]:
     """Return a colour scale from 0; for deviations centred on the colour of the panel.
 
     Args:
         notable: the least deviation that the last colour stands for; None of values that are none.
+        one_sided: no deviation is below 0.
     """
     usual = float(np.nanpercentile(np.abs(values), _CLIPPED))
     if notable is None:
@@ -227,6 +258,9 @@ def _colours(values: NDArray[np.float64], notable: float | None, theme: str) -> 
         return {"zmin": 0.0, "zmax": most, "colorscale": SCALE}
     most = max(usual, notable) or 1.0
     ends = ("compute", "panel", "exposed_comm")
+    if one_sided:
+        tints = [[0, colour("line", theme)], [1, colour("exposed_comm", theme)]]
+        return {"zmin": 0.0, "zmax": most, "colorscale": tints}
     tints = [[place, colour(name, theme)] for place, name in zip((0, 0.5, 1), ends)]
     return {"zmin": -most, "zmax": most, "colorscale": tints}
 
@@ -267,10 +301,11 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     values = heat_info(loaded, metric)
     if values.is_empty():
         return message("No step was recorded, so there are no step times to show.")
+    deep = loaded.steps.filter(pl.col("window") >= 0)["step"].unique().to_list()
     return [
         choices(link, "metric", there, first_metric(loaded, there)),
         *order_choice(loaded, link),
-        graph("heat-figure", heat_figure(values, METRICS[metric].title, link, order_of(loaded, link))),
+        graph("heat-figure", heat_figure(values, METRICS[metric].title, link, order_of(loaded, link), deep)),
         csv_link(NAME, "values", link),
         html.P("Click a cell, or drag over some, to select steps and ranks in all views.", className="note"),
     ]

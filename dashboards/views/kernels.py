@@ -191,9 +191,7 @@ def _layout() -> Component:
                 section("kernels-filter", "filter"),
                 section("kernels-table", "adding up"),
             ),
-            panel(
-                "Matmuls and convolutions below the roof", section("kernels-roofline", "building the graph")
-            ),
+            panel("Roofline", section("kernels-roofline", "building the graph")),
         ],
         className="stack",
     )

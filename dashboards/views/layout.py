@@ -27,7 +27,7 @@ from dpro.replay.mesh import Mesh, in_words
 from dpro.units import NS_PER_MS
 
 NAME = "layout"
-METRICS = {"wait": "waiting for others", "own": "own time", "finding": "cost of findings"}
+METRICS = {"own": "own time", "wait": "waiting for others", "finding": "cost of findings"}
 MAX_NAMED = 512  # cells that have room for the number of their rank
 MAX_AXES_ACROSS = 2
 _ROW, _COLUMN, _AROUND, _MAX_HEIGHT = 26, 26, 130, 1200  # pixels
@@ -80,11 +80,18 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
 
 
 def layout_figure(
-    places: pl.DataFrame, values: pl.DataFrame, title: str, link: Link, *, at_fault: bool = False
+    places: pl.DataFrame,
+    values: pl.DataFrame,
+    title: str,
+    link: Link,
+    *,
+    at_fault: bool = False,
+    least: bool = False,
 ) -> go.Figure:
     """Draw one cell per rank; those without a value are empty, and the selected ones outlined.
 
     Args:
+        least: the smallest values stand out: a rank that waits least is the one that others wait for.
         at_fault: the values say only which ranks are, in a job that hangs.
     """
     cells = places.join(values, on="rank", how="left").sort("rank")
@@ -103,7 +110,7 @@ def layout_figure(
     has_room, bare = ranks.size <= MAX_NAMED, np.isnan(colours) & (ranks >= 0)
     named = np.where((ranks >= 0) & ~bare, ranks.astype(str), "")
     figure.add_heatmap(
-        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2,
+        z=colours, customdata=facts, colorscale=f"{SCALE}_r" if least else SCALE, xgap=2, ygap=2,
         zmin=0, zmax=highest,
         text=named, texttemplate="%{text}" if has_room else "", hoverongaps=True,
         hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
@@ -149,7 +156,7 @@ def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
 
 def _chosen(loaded: Loaded, link: Link) -> str:
     there = _metrics(loaded)
-    chosen = link.options.get("metric", "wait")
+    chosen = link.options.get("metric", "own")
     return chosen if chosen in there else next(iter(there))
 
 
@@ -158,7 +165,10 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     places = place_info(mesh)
     if places.is_empty():
         return message(needs.NO_LAYOUT)
-    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), metric)]
+    said: list[Any] = [
+        html.P(in_words(mesh)),
+        choices(link, "metric", _metrics(loaded), next(iter(_metrics(loaded)))),
+    ]
     try:
         values = _values(loaded, metric)
     except DproError as error:
@@ -170,9 +180,12 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     if metric == "finding":
         note = "Ranks at fault." if hangs else "What the findings of a rank cost per step."
         note = "No finding names a rank." if values.is_empty() else note
+    waits = metric == "wait"
+    note += " The brightest wait least: others wait for them." if waits else ""
+    figure = layout_figure(places, values, METRICS[metric], link, at_fault=hangs, least=waits)
     return [
         *said,
-        graph("layout-figure", layout_figure(places, values, METRICS[metric], link, at_fault=hangs)),
+        graph("layout-figure", figure),
         csv_link(NAME, "ranks", link),
         html.P(f"{note} Click a cell to select its rank in all views.", className="note"),
         *open_questions,

@@ -42,7 +42,7 @@ from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_SLOW, both_ways, delay_matrix, host_matrix
 from dpro.selection import is_in_ranges
-from dpro.units import NS_PER_MS
+from dpro.units import NS_PER_MS, format_ms
 
 NAME = "matrix"
 MAX_RANKS = 400  # of a square
@@ -286,8 +286,12 @@ def _late(loaded: Loaded, link: Link) -> Shown:
     waited = PairMetric("waited in all", "waited_ms", "ms")
     figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, waited, link.theme)
     _by_ranks(figure, ranks, order, link.theme)
-    figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
-    return [graph("late-figure", figure), csv_link(NAME, "late", link)]
+    figure.update_xaxes(title_text="last rank to arrive").update_yaxes(title_text="rank that waits")
+    (last, ms), *_ = (
+        late.group_by("last").agg(pl.col("waited_ms").sum()).sort("waited_ms", "last").rows()[::-1]
+    )
+    note = f"Rank {last} is waited for longest: {format_ms(ms)} by all others together."
+    return [graph("late-figure", figure), html.P(note, className="note"), csv_link(NAME, "late", link)]
 
 
 PANELS: Mapping[str, Callable[[Loaded, Link], Shown]] = {

@@ -20,6 +20,7 @@ from dash import Input, dcc, html
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.step_time import SMALL, median_between
+from dpro.dashboards.jobs import Job, job_names
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, table, view
@@ -38,9 +39,9 @@ from dpro.words import shortened
 
 NAME = "runs"
 MAX_JUDGED = 30  # of the latest runs it is said what limits them
-LONGEST_COMMAND = 60  # characters
 AXES = {"order": "in order", "date": "by date"}
 JOBS = {"all": "all jobs", "shown": "the job of the run shown"}
+LIMITS = {"imbalance": "uneven ranks"}  # as the first view says it
 _SCHEMA: Mapping[str, Any] = {
     "run": pl.String, "began": pl.Datetime("ms"), "command": pl.String, "ranks": pl.Int64, "state": pl.String,
     "steps": pl.Int64, "step_ms": pl.Float64, "step_low_ms": pl.Float64, "step_high_ms": pl.Float64,
@@ -236,12 +237,13 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
     scale, unit = time_unit(float(ordered["step_high_ms"].to_numpy().max()))
     figure = go.Figure()
     jobs = ordered.group_by("command", "ranks", maintain_order=True)
+    names_of = job_names(ordered.select("command", "ranks").iter_rows())
     for number, ((command, ranks), rows) in enumerate(jobs):
         ink, middle = series(number, theme), rows["step_ms"] / scale
         sizes = [13 if name == shown else 8 for name in rows["run"]]
         figure.add_scatter(
             x=rows["began"] if axis == "date" else rows["place"], y=middle, mode="lines+markers",
-            name=plain(_job(str(command), int(str(ranks)))), customdata=rows["run"].to_list(),
+            name=plain(names_of[str(command), int(str(ranks))]), customdata=rows["run"].to_list(),
             line={"color": ink, "width": 1}, marker={"color": ink, "size": sizes},
             error_y={
                 "type": "data", "array": rows["step_high_ms"] / scale - middle,
@@ -257,10 +259,6 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
     figure.update_yaxes(title_text=f"typical step, {unit}", rangemode="tozero")
     below = {"y": -0.16, "yanchor": "top"}
     return styled(figure, theme, height=340).update_layout(legend=below, showlegend=True, clickmode="event")
-
-
-def _job(command: str, ranks: int) -> str:
-    return f"{shortened(command, LONGEST_COMMAND) or 'traces'}, {ranks} rank{'s' * (ranks != 1)}"
 
 
 def several(loaded: Loaded, _link: Link) -> str:
@@ -298,7 +296,8 @@ def _table(loaded: Loaded, link: Link) -> Any:
     runs = runs_info(loaded.offers())
     shown = _shown(loaded, link)
     header = ["run", "typical step", "since before", "goodput", "steps", "limit", "fault", "began", "job"]
-    rows = [_cells(row, row["run"] == shown, link) for row in runs.iter_rows(named=True)]
+    names = job_names(runs.drop_nulls("command").select("command", "ranks").iter_rows())
+    rows = [_cells(row, row["run"] == shown, link, names) for row in runs.iter_rows(named=True)]
     note = (
         "Times are in UTC. A run is compared with the one before it of the same command and number of ranks: "
         f"they differ where their intervals are apart, by {SMALL:.0%} or more. A click says what changed."
@@ -306,7 +305,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
     return [table(header, rows, 1, 5), html.P(note, className="note"), csv_link(NAME, "runs", link)]
 
 
-def _cells(row: Mapping[str, Any], is_shown: bool, link: Link) -> list[Any]:
+def _cells(row: Mapping[str, Any], is_shown: bool, link: Link, names: Mapping[Job, str]) -> list[Any]:
     address = Link(theme=link.theme, run=row["run"]).query()
     opens = row["state"] in ("", "being recorded") or row["state"].startswith("traces")
     name = dcc.Link(row["run"], href=address) if opens and not is_shown else html.Strong(row["run"])
@@ -318,10 +317,10 @@ def _cells(row: Mapping[str, Any], is_shown: bool, link: Link) -> list[Any]:
         _change(row, link),
         "" if row["goodput"] is None else f"{row['goodput']:.0%}",
         f"{row['steps']:,}",
-        "…" if row["limit"] is None else row["limit"],
-        row["fault"] or "",
+        "…" if row["limit"] is None else LIMITS.get(row["limit"], row["limit"]),
+        html.Span(row["fault"] or "", className="wraps"),
         f"{row['began']:%Y-%m-%d %H:%M}",
-        html.Span(_job(row["command"], row["ranks"]), title=row["command"]),
+        html.Span(names[row["command"], row["ranks"]], title=row["command"], className="wraps"),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from dash import html
 from plotly.subplots import make_subplots
 
 from dpro.dashboards import needs
@@ -24,6 +25,8 @@ from dpro.units import NS_PER_MS
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
+FLAT = 0.02  # of a counter's largest value: one that changes by no more is named, and not drawn
+_FROM_LEAST = ("°C", *(f", {unit}" for unit in ("bytes", "kB", "MB", "GB", "TB")))  # axes that need no 0
 POINTS = 1500  # of a series, that a figure of this width can show
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 
@@ -50,9 +53,11 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     """One row per counter, named with its unit, all on one time axis; a value holds until the next.
 
     Args:
-        extent: from and to, ms; None for all there is.
+        extent: from and to, ms; None for all since the first span.
     """
     names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
+    last_ms = float(values["time_ms"].to_numpy().max())
+    extent = (0.0, last_ms) if extent is None and last_ms > 0 else extent
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))
     moments = values["time_ms"].to_numpy() if extent is None else np.array(extent)
     per_unit, clock = time_unit(float(np.abs(moments).max(initial=0.0)))
@@ -86,7 +91,8 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
             named.add(str(which))
     styled(figure, theme, height=90 + _ROW * len(names))
     for row, title in enumerate(titles, start=1):
-        figure.update_yaxes(title={"text": "", "standoff": 0}, nticks=3, row=row, col=1)
+        from_zero = {} if title.endswith(_FROM_LEAST) else {"rangemode": "tozero"}
+        figure.update_yaxes(title={"text": "", "standoff": 0}, nticks=3, row=row, col=1, **from_zero)
         axis = "" if row == 1 else str(row)
         corner = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": f"y{axis} domain"}
         corner |= {"yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
@@ -95,6 +101,40 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     figure.update_xaxes(range=None if extent is None else [time_ms / per_unit for time_ms in extent])
     figure.update_xaxes(title_text=f"{clock} since the first span", row=len(names), col=1)
     return figure
+
+
+def held_from(values: pl.DataFrame, begin_ms: float) -> pl.DataFrame:
+    """Return the values that hold from a time on; all of a series that ends before."""
+    until = pl.col("time_ms").shift(-1).over("counter", "series")
+    return values.filter(until.is_null() | (until > begin_ms))
+
+
+def flat_counters(values: pl.DataFrame) -> pl.DataFrame:
+    """Counters that hardly change.
+
+    Returns:
+        `counter`, `label`, `unit`, `least` and `most` of all series, in the order of `values`.
+    """
+    of_series = values.group_by("counter", "series", maintain_order=True).agg(
+        pl.col("label", "unit").first(), least=pl.col("value").min(), most=pl.col("value").max()
+    )
+    still = pl.col("most") - pl.col("least") <= FLAT * pl.max_horizontal(pl.col("most", "least").abs())
+    return (
+        of_series.group_by("counter", maintain_order=True)
+        .agg(pl.col("label", "unit").first(), still.all().alias("still"), pl.min("least"), pl.max("most"))
+        .filter("still")
+        .drop("still")
+    )
+
+
+def _flat_in_words(flat: pl.DataFrame) -> str:
+    """Flat counters with their values, in one line."""
+    said = []
+    for _, label, unit, least, most in flat.iter_rows():
+        scale, shown_unit = readable_unit(max(abs(least), abs(most)), unit)
+        ends = dict.fromkeys(f"{end / scale:.4g}" for end in (least, most))
+        said.append(f"{label} {' to '.join(ends)} {shown_unit}".strip())
+    return f"Flat: {'; '.join(said)}."
 
 
 def _held(line: pl.DataFrame, last_ms: float) -> pl.DataFrame:
@@ -128,11 +168,18 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     values = _values(loaded, link).filter(sampled_again)
     if values.is_empty():
         return message(needs.telemetry(loaded, link) or "No counter of this selection changed.")
+    extent = _extent(loaded, link)
+    flat = flat_counters(held_from(values, extent[0] if extent else 0.0))
+    values = values.join(flat, on="counter", how="anti", maintain_order="left")
+    folded = [html.P(_flat_in_words(flat), className="note")] if flat.height else []
+    if values.is_empty():
+        return [*folded, csv_link(NAME, "values", link)]
     names = values["counter"].n_unique()
     more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""
     return [
         message(f"Counters that changed, of {values['series'].n_unique()} devices, hosts and ranks.{more}"),
-        graph("telemetry-figure", telemetry_figure(values, _extent(loaded, link), link.theme)),
+        graph("telemetry-figure", telemetry_figure(values, extent, link.theme)),
+        *folded,
         csv_link(NAME, "values", link),
     ]
 

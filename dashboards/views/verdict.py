@@ -47,11 +47,12 @@ from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
 from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
-from dpro.verdict.words import limit_of_run, paragraphs_of
+from dpro.verdict.words import THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 _TIMES = ("median_ms", "least_ms", "most_ms")
+MIN_ROOM = 12.0  # percent of the bar of a gain that a text beside an end takes
 POINTS = 1200  # steps; a figure of this width cannot resolve more
 
 
@@ -149,7 +150,10 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         ),
         html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
     ]
+    hangs = any(finding.of_hang for finding in loaded.hangs)
+    hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
     return [
+        *hung,
         html.P(explanation.job, className="job"),
         *said,
         *_steps_taken_apart(loaded, link),
@@ -262,17 +266,44 @@ def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Compon
     )
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
-    folded = [html.Details([html.Summary("how, and what it assumes"), *how, *assumed])]
-    bar = [_gain_bar(row, scale)] if row["low"] is not None else []
+    folded = [html.Details([html.Summary("how, and what this assumes"), *how, *assumed])]
+    bar = _gain_bar(row, scale) if row["low"] is not None else html.P(_no_bar(row), className="note")
     return html.Article(
         [
             html.H3([html.B(row["label"]), html.Span(what)]),
-            *bar,
+            bar,
             html.P(facts_of_it, className="worth"),
             *(folded if how or assumed else []),
         ],
         className="card",
     )
+
+
+def _no_bar(row: dict[str, Any]) -> str:
+    """Why a card has no bar."""
+    if row["label"] == THEN:
+        return "No bar: its gain is predicted once the limit above is gone."
+    why = "the replay gave no gain for it" if row["edit"] else "the replay has no change that stands for it"
+    return f"No bar: {why}."
+
+
+def _ends_of_gain(row: dict[str, Any], scale: tuple[float, float]) -> Component:
+    """The ends of the interval, printed above them; one text where an edge leaves no room for two."""
+    left, right = scale
+    low, high = row["low"], row["high"]
+    is_open = high is None or high > right
+    from_left, to_left = (
+        100 * (min(max(end, left), right) - left) / (right - left)
+        for end in (low, right if is_open else high)
+    )
+    texts = f"x{low:.2f}", "…" if is_open else f"x{high:.2f}"
+    if from_left < MIN_ROOM or to_left > 100 - MIN_ROOM:
+        place = {"left": f"{min(from_left, 100 - 2.5 * MIN_ROOM):.2f}%"}
+        ends = [html.Span(" to ".join(texts), style=place)]
+    else:
+        ends = [html.Span(texts[0], style={"right": f"{100 - from_left:.2f}%", "left": "auto"})]
+        ends += [html.Span(texts[1], style={"left": f"{to_left:.2f}%"})]
+    return html.Div(ends, className="scale")
 
 
 def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
@@ -290,6 +321,7 @@ def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
     at_one = html.Span("x1.0", style={"left": f"{100 * (1 - left) / (right - left):.2f}%"})
     return html.Div(
         [
+            _ends_of_gain(row, scale),
             html.Div([*parts, place(1.0, 1.0, 1.5, "soft")], className="gain", **named),
             html.Div([at_one, *ends], className="scale"),
         ]

@@ -88,7 +88,7 @@ def _quantities(sampled: pl.DataFrame) -> pl.DataFrame:
 
 
 def _series() -> pl.Expr:
-    """Host, device and rank of a row as one text; of a device, the ranks that use it."""
+    """Host, device and rank of a row as one text; of a device, the ranks that use it instead of its UUID."""
     rank = (
         pl.when(pl.col("rank") >= 0)
         .then(pl.format("rank {}", "rank"))
@@ -96,7 +96,10 @@ def _series() -> pl.Expr:
         .then(pl.format("(rank {})", "used_by"))
         .otherwise(pl.lit(""))
     )
-    words = pl.concat_list(pl.col("host"), pl.col("device"), rank)
+    device, used = pl.col("device"), pl.col("used_by").is_not_null()
+    uuid = device.str.extract(r"^(?:GPU-|MIG-)?([0-9a-f]{8})-[0-9a-f]{4}-")
+    short = pl.when(used).then(pl.lit("GPU")).otherwise(pl.format("GPU {}", uuid))
+    words = pl.concat_list(pl.col("host"), pl.when(uuid.is_not_null()).then(short).otherwise(device), rank)
     return words.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
 
 
@@ -190,7 +193,7 @@ QUANTITIES = {
     "temperature_c": Quantity("temperature", "°C"),
     "memory_temperature_c": Quantity("memory temperature", "°C"),
     "hotspot_temperature_c": Quantity("hotspot temperature", "°C"),
-    "utilization_pct": Quantity("a kernel runs or waits in NCCL", "% of time"),
+    "utilization_pct": Quantity("GPU busy", "% of time"),
     "memory_utilization_pct": Quantity("GPU memory being read or written", "% of time"),
     "memory_used_bytes": _held("GPU memory in use"),
     "memory_allocated_bytes": _held("memory allocated by PyTorch"),

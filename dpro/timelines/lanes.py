@@ -1,4 +1,4 @@
-"""GPU streams by what runs on them: `compute 7`, `NCCL 20`.
+"""GPU streams and what runs on them: `stream 7 (compute)`, `stream 20 (NCCL)`.
 
 In: work on streams, or a graph. Out: names of lanes, the same in the dashboard, reports and exports.
 """
@@ -44,6 +44,17 @@ def stream_work(busy: pl.DataFrame, lane: Sequence[str]) -> pl.DataFrame:
     return totals.sort("duration_ns", "work").group_by(*lane).agg(pl.col("work").last())
 
 
+def stream_label(work: pl.Expr, stream: pl.Expr, counted: pl.Expr) -> pl.Expr:
+    """Name streams: `stream 7 (compute)`, and `compute 1` where their numbers are addresses.
+
+    Args:
+        counted: the number among those of the same work.
+    """
+    named = pl.format("stream {} ({})", stream, work)
+    numbered = pl.when(work == STREAM).then(pl.format("stream {}", stream)).otherwise(named)
+    return pl.when(stream < HANDLES).then(numbered).otherwise(pl.format("{} {}", work, counted))
+
+
 def lane_names(graph: Graph) -> list[str]:
     """The lanes of a graph as a person reads them."""
     lanes = pl.DataFrame(graph.lanes, schema={"rank": pl.Int64, "lane": pl.String}, orient="row")
@@ -54,8 +65,8 @@ def lane_names(graph: Graph) -> list[str]:
     )
     work = pl.col("work").fill_null(STREAM)
     counted = pl.int_range(1, pl.len() + 1).over("rank", "work")
-    number = pl.when(pl.col("stream") < HANDLES).then("stream").otherwise(counted)
-    name = pl.when(pl.col("stream").is_not_null()).then(pl.format("{} {}", work, number)).otherwise("lane")
+    called = stream_label(work, pl.col("stream"), counted)
+    name = pl.when(pl.col("stream").is_not_null()).then(called).otherwise("lane")
     return named.select(name).to_series().to_list()
 
 

@@ -90,10 +90,13 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
 
 def _taken_for_granted(represented: str, manifest: Manifest) -> str:
     """What is assumed of missing ranks, which some of the recorded ones represent."""
-    several = len(manifest.ranks) > 1
+    several, recorded = len(manifest.ranks) > 1, few(manifest.ranks, 8)
+    changed, all_of = f"rank {recorded}", f"all {manifest.world_size} ranks"
+    if several:
+        changed, all_of = "one of these", "all ranks that it represents"
     return (
-        f"{represented} are assumed to do what {'ranks' if several else 'rank'} {few(manifest.ranks, 8)} "
-        f"{'do' if several else 'does'}, and an edit of a rank applies to all ranks that it represents"
+        f"{represented} are taken to do what {'ranks' if several else 'rank'} {recorded} "
+        f"{'do' if several else 'does'}, and a change to {changed} is applied to {all_of}"
     )
 
 

@@ -309,6 +309,12 @@ def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_un
             browser.get(address)
             settle(browser)
             pick("pick-against", "healthy")
+            wait(browser, "return location.search.includes('view=difference')")  # what they differ by
+            wait(browser, "return document.querySelector('#difference-summary .job')")
+            assert browser.find_element("css selector", "#difference-summary .job").text == (
+                "slow_rank compared with healthy"
+            )
+            browser.find_element("css selector", "#nav a[data-view=verdict]").click()
             wait(browser, "return document.querySelectorAll('#verdict-short .dash-graph').length === 3")
             pick("pick-run", "slow_input")
             wait(browser, "return document.title.endsWith('slow_input')")
@@ -367,6 +373,8 @@ def test_a_query_is_typed_answered_and_kept_in_the_address(browser, sample):
     assert "GROUP+BY+rank" in browser.current_url
     browser.back()
     wait(browser, "return /total_ms/.test(document.querySelector('#sql').value)")
+    browser.get(f"{sample}?view=query&sql=SELECT+*+FROM+spans")
+    wait(browser, "return document.querySelectorAll('#query-rows tbody tr').length === 1000")
     browser.get(f"{sample}?view=query&sql=FROM+read_text('/etc/passwd')")
     wait(browser, "return /Permission Error/.test(document.querySelector('#query-rows')?.innerText)")
     assert complaints(browser) == []

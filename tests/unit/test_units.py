@@ -32,6 +32,6 @@ def test_sizes_are_decimal_as_bandwidths_are():
     ]  # fmt: skip
 
 
-def test_sizes_that_would_read_the_same_are_given_to_the_byte():
+def test_sizes_that_would_read_the_same_have_more_digits():
     sizes = [1_058_304, 1_057_280, 131_072, 131_072, -1]
-    assert distinct_sizes(sizes) == ["1,058,304 B", "1,057,280 B", "131.1 kB", "131.1 kB", "unknown"]
+    assert distinct_sizes(sizes) == ["1.058 MB", "1.057 MB", "131.1 kB", "131.1 kB", "unknown"]

@@ -52,8 +52,8 @@ SCHEMA = {
 
 
 _NO_PRODUCTS = (
-    "No matrix products with their shapes, forward and backward, were recorded: other layouts are computed "
-    "of a model whose equal layers show in them. Record with {}."
+    "Layouts need the shapes of the model's matrix products, forward and backward, and none were recorded. "
+    "Record with {}."
 )
 
 

@@ -14,14 +14,15 @@ from dash import Input, State, dcc, html
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import Panel, csv_link, in_browser, message, table, view
+from dpro.dashboards.page import Panel, csv_link, in_browser, large_table, message, view
 from dpro.errors import needs_extra
 from dpro.extensions.query.ask import EXAMPLES, MAX_ROWS, QueryRows, ask, tables_of, value_in_words
 from dpro.schema import TABLES
+from dpro.words import counted
 
 NAME = "query"
 KEY = "sql"  # parameter of the link
-SHOWN = 1000  # rows
+SHOWN = 1000  # rows on the page
 
 
 def answer_of(loaded: Loaded, link: Link) -> QueryRows:
@@ -57,7 +58,7 @@ def _tables(loaded: Loaded, _link: Link) -> Any:
     return [
         html.Details(
             [
-                html.Summary(f"{name}: {rows:,} rows", title=TABLES[name].doc),
+                html.Summary(f"{name}: {counted(rows, 'row')}", title=TABLES[name].doc),
                 html.Dl(
                     [
                         cell
@@ -78,13 +79,21 @@ def _rows(loaded: Loaded, link: Link) -> Any:
         return message("Type a query, or click an example. One SELECT reads the tables of this run.")
     if rows.is_empty():
         return message("No row answers the query.")
-    more = f"the first {MAX_ROWS:,} rows; there are more" if answer.is_cut else f"{rows.height:,} rows"
     cells = [[value_in_words(value) for value in row] for row in rows.head(SHOWN).iter_rows()]
     return [
-        html.P(more, className="note"),
-        table(rows.columns, cells, _first_number(rows), most=SHOWN),
+        html.P(_extent(rows.height, answer.is_cut), className="note"),
+        large_table(rows.columns, cells, _first_number(rows)),
         csv_link(NAME, "rows", link),
     ]
+
+
+def _extent(rows: int, is_cut: bool) -> str:
+    """How many rows answer, and how many of them the page and the files have."""
+    if is_cut:
+        return f"the first {SHOWN:,} rows; the first {MAX_ROWS:,} as CSV; there are more"
+    if rows > SHOWN:
+        return f"the first {SHOWN:,} of {rows:,} rows; all as CSV"
+    return counted(rows, "row")
 
 
 def _first_number(rows: pl.DataFrame) -> int:

@@ -43,13 +43,13 @@ def test_a_lane_is_busy_while_a_span_runs_that_does_not_wait_for_peers(laid):
     lanes, _ = laid
     spans = spans_within(lanes, range(lanes.all.first.size - 1), 50, 175)
     assert by_lane(spans, lanes).rows() == [
-        (3, "NCCL 20", 2, 75), (3, "compute 7", 2, 75), (3, "main thread", 2, 125)
+        (3, "stream 20 (NCCL)", 2, 75), (3, "stream 7 (compute)", 2, 75), (3, "main thread", 2, 125)
     ]  # fmt: skip
 
 
 def test_only_the_rows_of_the_area_count_and_nothing_where_nothing_ran(laid):
     lanes, names = laid
-    gemms = next(lane for lane in lanes.lanes if lane.label == "compute 7")
+    gemms = next(lane for lane in lanes.lanes if lane.label == "stream 7 (compute)")
     assert by_name(spans_within(lanes, range(*gemms.rows), 0, 1000), names.texts).rows() == [
         ("gemm", "kernel", 2, 150, 75.0, 100)
     ]

@@ -83,7 +83,9 @@ def test_runs_without_steps_begin_together(tmp_path):
 def test_lanes_differ_by_their_busy_time_in_the_aligned_steps(two):
     after, before = (loaded.measured for loaded in two)
     found = lane_difference(after, beside(after, "before", before))
-    assert found.filter(lane="compute 7").rows() == [(0, "compute 7", 500_000, 300_000, -200_000)]
+    assert found.filter(lane="stream 7 (compute)").rows() == [
+        (0, "stream 7 (compute)", 500_000, 300_000, -200_000)
+    ]
     assert found["delta_ns"].abs().to_list() == sorted(found["delta_ns"].abs().to_list(), reverse=True)
 
 
@@ -95,8 +97,8 @@ def test_a_lane_that_only_one_run_has_counts_in_full(two, tmp_path):
     run.step(0, 0, 100)
     alone = Loaded(run.write(tmp_path / "alone")).measured
     rows = {row[1]: row[2:] for row in lane_difference(after, beside(after, "x", alone)).iter_rows()}
-    assert rows["NCCL 20"] == (30_000, None, -30_000)
-    assert rows["compute 7"] == (None, 300_000, 300_000)
+    assert rows["stream 20 (NCCL)"] == (30_000, None, -30_000)
+    assert rows["stream 7 (compute)"] == (None, 300_000, 300_000)
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_requests_show_the_other_run_on_the_axis_of_the_first(app, two):
     assert [step[2] for step in info["beside"]["steps"]] == [step[2] for step in info["steps"]]
     whose = [(each["side"], each["rank"]) for each in info["ranks"]]
     assert whose == [("m", 0), ("o", 0)]
-    lane = next(lane for lane in info["ranks"][1]["lanes"] if lane[0] == "compute 7")
+    lane = next(lane for lane in info["ranks"][1]["lanes"] if lane[0] == "stream 7 (compute)")
     span = client.get(
         f"/timeline/view?against=before&begin=0&end={info['end']}&px=900&rows=o0.{lane[2]}-{lane[3]}",
         headers=HOST,
@@ -141,7 +143,7 @@ def test_requests_show_the_other_run_on_the_axis_of_the_first(app, two):
         ["gemm", 300_000],
     ]
     assert [[lane, ns] for _, lane, _, ns in totals["lanes"]] == [
-        ["compute 7", 300_000], ["compute 7 of before", 500_000]
+        ["stream 7 (compute)", 300_000], ["stream 7 (compute) of before", 500_000]
     ]  # fmt: skip
 
 
@@ -158,5 +160,5 @@ def test_the_page_offers_the_steps_and_lists_the_lanes(app):
     client = app.server.test_client()
     table = client.get("/csv/timeline/lanes?view=timeline&against=before", headers=HOST).text.splitlines()
     assert table[0] == "rank,lane,before_ms,after_ms,delta_ms"
-    assert any(line.startswith("0,compute 7,0.5,0.3,-0.") for line in table)
+    assert any(line.startswith("0,stream 7 (compute),0.5,0.3,-0.") for line in table)
     assert client.get("/csv/timeline/lanes?view=timeline", headers=HOST).status_code == 400

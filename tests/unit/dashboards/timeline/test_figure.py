@@ -33,10 +33,13 @@ def _drawn(loaded, query: str = ""):
 def test_rows_go_from_the_critical_path_through_the_ranks(loaded):
     labels = row_info(loaded.tracks, Link()).labels
     assert labels[0] == "critical path"
-    assert [label for label in labels if "compute 7" in label] == ["rank 0 compute 7", "rank 1 compute 7"]
+    assert [label for label in labels if "stream 7 (compute)" in label] == [
+        "rank 0 stream 7 (compute)",
+        "rank 1 stream 7 (compute)",
+    ]
     assert row_info(loaded.tracks, parse_link("?ranks=1")).labels[1].startswith("rank 1")
     both = row_info(loaded.tracks, parse_link("?show=both&ranks=0"))
-    assert {"rank 0 compute 7", "rank 0 compute 7 (replayed)"} <= set(both.labels)
+    assert {"rank 0 stream 7 (compute)", "rank 0 stream 7 (compute) (replayed)"} <= set(both.labels)
     assert both.height == sorted(both.height, reverse=True)
 
 

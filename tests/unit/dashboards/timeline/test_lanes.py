@@ -84,7 +84,13 @@ def test_streams_come_first_the_busiest_on_top_and_then_the_main_thread():
         _kernel("r", 100, 190, kind="gpu_annotation"),
     )  # fmt: skip
     labels = [lane.label for lane in lanes.lanes]
-    assert labels == ["compute 9", "compute 7", "compute 7 ranges", "main thread", "x thread"]
+    assert labels == [
+        "stream 9 (compute)",
+        "stream 7 (compute)",
+        "stream 7 (compute) ranges",
+        "main thread",
+        "x thread",
+    ]
 
 
 def test_lanes_are_named_by_what_takes_most_of_their_time_and_addresses_are_counted():
@@ -100,14 +106,14 @@ def test_lanes_are_named_by_what_takes_most_of_their_time_and_addresses_are_coun
         _op("gloo:all_reduce", 100, 101, tid=8), until={6: 120},
     )  # fmt: skip
     assert [lane.label for lane in lanes.lanes] == [
-        "compute 7", "NCCL 1", "NCCL 2", "copy 20", "transfer 21",
+        "stream 7 (compute)", "NCCL 1", "NCCL 2", "stream 20 (copy)", "stream 21 (transfer)",
         "main thread", "poll thread", "data loader", "gloo thread", "autograd", "autograd 2",
     ]  # fmt: skip
 
 
 def test_streams_of_several_gpus_say_which():
     lanes, _ = _lanes(_kernel("a", 100, 190), _kernel("b", 100, 150, device=1))
-    assert [lane.label for lane in lanes.lanes] == ["GPU 0 compute 7", "GPU 1 compute 7"]
+    assert [lane.label for lane in lanes.lanes] == ["GPU 0 stream 7 (compute)", "GPU 1 stream 7 (compute)"]
 
 
 def test_a_collective_is_its_wait_and_its_transfer():

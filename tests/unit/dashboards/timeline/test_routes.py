@@ -61,7 +61,7 @@ def test_lanes_are_there_without_a_graph(loaded, client):
     assert info["spans"] == 2 * len(loaded.spans.filter(rank=0))
     assert [rank["rank"] for rank in info["ranks"]] == [0, 1]
     labels = [lane[0] for lane in info["ranks"][0]["lanes"]]
-    assert labels[:2] == ["NCCL 20", "compute 7"]
+    assert labels[:2] == ["stream 20 (NCCL)", "stream 7 (compute)"]
     assert "main thread" in labels
     assert [step[1] for step in info["steps"]] == [0, 1, 2]
     assert info["replay"]["automatic"]
@@ -76,8 +76,8 @@ def test_lanes_are_kept_whose_names_fit_an_expression_and_all_where_it_is_none(c
 
     every, count, why = kept("")
     assert (len(every), why) == (count, "")
-    assert kept("nccl")[0] == {(0, "NCCL 20"), (1, "NCCL 20")}
-    assert kept("rank 1 (compute|main)")[0] == {(1, "compute 7"), (1, "main thread")}
+    assert kept("nccl")[0] == {(0, "stream 20 (NCCL)"), (1, "stream 20 (NCCL)")}
+    assert kept("rank 1 (stream 7|main)")[0] == {(1, "stream 7 (compute)"), (1, "main thread")}
     assert kept("nothing")[0] == set()
     some, _, why = kept("(")
     assert some == every
@@ -127,7 +127,7 @@ def test_an_area_is_totalled_by_name_and_by_lane(client):
     found = _ask(client, "find?find=^softmax$").json
     assert softmax[1:3] == ["kernel", 6]
     assert softmax[3] / 1e6 == pytest.approx(found["ms"])
-    assert [row[:2] for row in area["lanes"]][:2] == [[0, "NCCL 20"], [0, "compute 7"]]
+    assert [row[:2] for row in area["lanes"]][:2] == [[0, "stream 20 (NCCL)"], [0, "stream 7 (compute)"]]
     assert area["more"] == 0
     assert _ask(client, "area?begin=0&end=9&rows=m77.0-3").json["names"] == []
     assert _ask(client, "area?begin=9&end=0&rows=m0.0-1").status_code == 400

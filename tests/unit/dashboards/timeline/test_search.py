@@ -91,3 +91,23 @@ def test_an_expression_for_one_name_matches_it_and_no_other(name):
 
 def test_names_are_matched_one_by_one():
     assert np.flatnonzero(matching("b|c", ["a", "b", "xCx"])).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("nccl(", "a ( is not closed"),
+        ("[a", "a [ is not closed"),
+        ("a)", "a ) closes nothing"),
+        ("*", "before it to repeat"),
+        ("a\\", "it ends with a \\"),
+        ("a{", "{"),
+        ("(?=a)", "(?= and (?< are not known"),
+    ],
+)
+def test_what_is_wrong_with_an_expression_is_said_in_words(pattern, said):
+    with pytest.raises(UsageError) as refused:
+        matching(pattern, ["a"])
+    assert said in str(refused.value)
+    assert "parse error" not in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -48,7 +48,7 @@ def test_the_timeline_lists_them_below_the_streams_and_says_where_the_job_stoppe
     assert info["stop"] == [of.stop.begin - of.origin_ns, of.stop.at - of.origin_ns]
     assert info["end"] == of.stop.end - of.origin_ns
     labels = [lane[0] for lane in info["ranks"][0]["lanes"]]
-    assert labels == ["NCCL 20", "compute 7", "last calls", "main thread"]
+    assert labels == ["stream 20 (NCCL)", "stream 7 (compute)", "last calls", "main thread"]
     lanes = stuck.measured.ranks[0]
     row = lanes.lanes[2].rows[0]
     facts = dict(span_info(stuck.measured, 0, int(lanes.all.first[row]))["facts"])

@@ -9,7 +9,7 @@ from dpro.cli import cli
 from dpro.dashboards.command import load, offer
 from dpro.dashboards.links import Link
 from dpro.dashboards.views.difference import (
-    LESS,
+    OTHERS,
     UNEXPLAINED,
     VIEW,
     difference_figure,
@@ -57,9 +57,19 @@ def test_what_contributes_little_is_one_bar_and_nothing_is_lost():
     )  # fmt: skip
     table = difference_info(found)
     assert table.height == 17
-    assert table["name"].to_list()[-2:] == [LESS, UNEXPLAINED]
+    assert table["name"].to_list()[-2:] == [f"45 {OTHERS}", UNEXPLAINED]
     assert table["delta_ms"].sum() == pytest.approx(0.59981 + 0.0004 + 0.09941, abs=1e-6)
     assert table["before_ms"].to_list()[-2:] == [None, None]
+
+
+def test_bars_too_short_to_be_seen_beside_the_largest_are_counted_in_one():
+    sizes = (0.5, 0.02, 0.009, 0.008)
+    parts = [Contributor(f"op{n}", "operator", ms, 0.0, ms) for n, ms in enumerate(sizes)]
+    found = DifferenceDocument(
+        a="A", b="B", a_ms=1.0, b_ms=1.6, delta_ms=0.6, contributors=parts,
+        unexplained_ms=0.063, by_rank={}, doubts=[],
+    )  # fmt: skip
+    assert difference_info(found)["name"].to_list() == ["op0", "op1", f"2 {OTHERS}", UNEXPLAINED]
 
 
 def test_runs_that_are_the_same_differ_by_nothing(slower):

@@ -96,6 +96,15 @@ def test_of_a_large_job_the_nearest_boxes_are_shown_and_the_rest_counted():
     assert all(end < MAX_BOXES for _, end in chains.arrows)
 
 
+def test_calls_in_a_row_are_named_by_the_first_and_the_last():
+    job = Job(2)
+    for _ in range(3):
+        job.call((0, 1), (0, 1), OPEN)
+    job.call((0,), (0, 1), OPEN)
+    labels = [box.label for box in chain_info(job.case(), (1,)).boxes if box.kind == "operation"]
+    assert any("#2–" in label for label in labels), labels
+
+
 def test_many_ranks_that_wait_for_one_are_a_number_in_one_box():
     job = Job(200)
     job.call([rank for rank in range(200) if rank % 3 == 1], (*range(1, 200, 3), 0), OPEN)
@@ -159,6 +168,7 @@ def test_who_is_behind_and_who_waits_where(stuck):
     heat, waiting, absent = standing_figure(standing, "dark").data
     assert heat.textfont.color == colour("ink", "dark")
     assert heat.z.shape == (2, 4)
+    assert {"#2", "#1, 1 behind"} <= set(heat.text.ravel())
     assert len(waiting.x) == 3
     assert len(absent.x) == 2
 

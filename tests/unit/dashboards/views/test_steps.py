@@ -8,7 +8,7 @@ import pytest
 
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.theme import time_unit
+from dpro.dashboards.theme import colour, time_unit
 from dpro.dashboards.views.breakdown import PARTS, UNMARKED, part_figure, part_info
 from dpro.dashboards.views.heatmap import COLUMNS, VIEW, first_metric, heat_figure, heat_info, metrics_of
 from dpro.store import open_run
@@ -33,7 +33,7 @@ def test_a_value_per_rank_and_step_becomes_a_cell(loaded):
     cells = values["value_ms"].to_numpy().reshape(2, 3)
     scale, _ = time_unit(cells.max())
     assert np.allclose(np.asarray(heat.customdata)[:, :, 0].astype(float), cells / scale)
-    assert np.allclose(np.asarray(heat.z), (cells - np.median(cells, axis=0)) / scale)
+    assert np.allclose(np.asarray(heat.z), (cells - np.min(cells, axis=0)) / scale)  # of two ranks
     assert (figure.layout.xaxis.ticktext[0], figure.layout.yaxis.title.text) == ("step 0", "rank")
     (outline,) = figure.layout.shapes
     assert (outline.x0, outline.x1, outline.y0, outline.y1) == (0.5, 2.5, -0.5, 0.5)
@@ -54,15 +54,33 @@ def test_the_first_metric_is_that_of_the_fault_until_another_is_chosen(tmp_path)
 def test_ranks_that_differ_by_noise_look_the_same():
     values = pl.DataFrame({"rank": [0, 1], "step": [5, 5], "value_ms": [100.0, 100.2]})
     (heat,) = heat_figure(values, "step time", Link()).data
-    assert (heat.zmin, heat.zmax) == pytest.approx((-5005, 5005))  # us: 5% of the step
+    assert (heat.zmin, heat.zmax) == pytest.approx((0, 5005))  # us: 5% of the step
 
 
 def test_small_deviations_from_long_steps_have_a_unit_of_their_own():
     values = pl.DataFrame({"rank": [0, 1], "step": [5, 5], "value_ms": [71_000.0, 71_004.0]})
     (heat,) = heat_figure(values, "step time", Link()).data
-    assert heat.colorbar.title.text == "ms from the step's median"
-    assert heat.z.ravel().tolist() == pytest.approx([-2, 2])
+    assert heat.colorbar.title.text == "ms from the faster rank"
+    assert heat.z.ravel().tolist() == pytest.approx([0, 4])
     assert "71" in f"{heat.customdata[0][0][0]:.0f}"  # s
+
+
+def test_of_two_ranks_the_slow_one_alone_has_a_colour_and_of_three_the_median_has_none():
+    values = pl.DataFrame({"rank": [0, 1], "step": [5, 5], "value_ms": [100.0, 150.0]})
+    (heat,) = heat_figure(values, "step time", Link()).data
+    assert heat.z.ravel().tolist() == [0, 50]
+    assert (heat.zmin, heat.colorscale[0][1]) == (0, colour("line", "light"))
+    values = pl.DataFrame({"rank": [0, 1, 2], "step": 5, "value_ms": [100.0, 101.0, 150.0]})
+    (heat,) = heat_figure(values, "step time", Link()).data
+    assert heat.z.ravel().tolist() == [-1, 0, 49]
+    assert heat.zmin == -heat.zmax
+
+
+def test_steps_that_were_recorded_in_depth_are_marked():
+    steps = [1, 2, 3, 4]
+    values = pl.DataFrame({"rank": 0, "step": steps, "value_ms": [1.0, 2.0, 3.0, 4.0]})
+    _, marks = heat_figure(values, "step time", Link(), deep=[2, 3, 9]).data
+    assert (marks.name, list(marks.x)) == ("recorded in depth", [1, 2])
 
 
 def test_a_bar_is_labelled_with_a_plain_number():

@@ -8,7 +8,7 @@ import pytest
 
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.views.telemetry import POINTS, telemetry_figure, telemetry_info
+from dpro.dashboards.views.telemetry import POINTS, flat_counters, held_from, telemetry_figure, telemetry_info
 from dpro.schema import COUNTERS, WORKERS, conform
 from tests.builders import gpu_job
 
@@ -109,6 +109,44 @@ def _values_in(figure, unit):
     """Values of the only series that is drawn in a unit."""
     (values,) = (trace.y for trace in figure.data if f" {unit}<extra>" in trace.hovertemplate)
     return [round(float(value), 6) for value in values]
+
+
+def test_a_counter_that_hardly_changes_is_flat():
+    rows = [(0, "a", "gpu", "sm_clock_mhz", second * S, 1980 - second) for second in range(3)]
+    rows += [(0, "a", "gpu", "power_w", second * S, 100.0 + 9 * second) for second in range(3)]
+    rows += [
+        (0, "a", "gpu", "sm_clock_mhz", -second * S, 345) for second in (1, 2, 3)
+    ]  # before the first span
+    rows[-3] = (0, "a", "gpu", "sm_clock_mhz", -S, 1980)
+    shown = telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link())
+    assert flat_counters(held_from(shown, 0.0)).rows() == [
+        ("sm_clock_mhz", "SM clock", "MHz", 1978.0, 1980.0)
+    ]
+
+
+def test_time_begins_with_the_first_span_and_loads_with_nothing():
+    rows = [(0, "a", "", "cpu_user_s", second * S, 3.5 * second**2) for second in (-2, -1, 0, 1, 2)]
+    rows += [(0, "a", "", "memory_bytes", second * S, 1e9 + second * 1e8) for second in (-2, 2)]
+    figure = telemetry_figure(telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link()), None, "light")
+    assert figure.layout.xaxis.range == (0, 2)
+    modes = {note.text: axis.rangemode for note, axis in zip(figure.layout.annotations, _axes(figure))}
+    assert modes == {"memory of the process, GB": None, "CPU, user code, cores busy": "tozero"}
+
+
+def _axes(figure):
+    return [figure.layout.yaxis, figure.layout.yaxis2]
+
+
+@pytest.mark.parametrize("prefix", ["GPU-", ""])
+def test_a_gpu_is_named_by_its_rank_and_not_by_its_uuid(prefix):
+    uuid = f"{prefix}0123abcd-1111-2222-3333-444455556666"
+    rows = [(-1, "a", uuid, "power_w", second * S, 100.0 + second) for second in range(2)]
+    rows += [(-1, "a", uuid, "sampling_us", 0, 50)]
+    workers = conform(WORKERS, pl.DataFrame({"rank": [3], "host": "a", "gpu_uuid": [uuid]}))
+    owned = telemetry_info(_counters(*rows), workers, {}, 0, Link())
+    assert owned["series"].unique().to_list() == ["a GPU (rank 3)"]
+    shown = telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link())
+    assert shown["series"].unique().to_list() == ["a GPU 0123abcd"]
 
 
 def test_without_samples_there_is_nothing():

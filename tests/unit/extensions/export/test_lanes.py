@@ -15,7 +15,7 @@ def test_streams_are_named_in_exports_as_in_the_timeline(tmp_path):
     shown = {(rank, lane.label) for rank, lanes in loaded.measured.all().items() for lane in lanes.lanes}
     rows = slices(loaded.timeline).filter(pl.col("group").str.ends_with("measured"))
     assert set(rows.select("rank", "lane").unique().iter_rows()) == shown
-    assert {lane for _, lane in shown} >= {"NCCL 20", "compute 7"}
+    assert {lane for _, lane in shown} >= {"stream 20 (NCCL)", "stream 7 (compute)"}
 
 
 def test_a_stream_is_named_by_what_takes_most_of_its_time_waits_included(tmp_path):
@@ -35,6 +35,11 @@ def test_a_stream_is_named_by_what_takes_most_of_its_time_waits_included(tmp_pat
     loaded = Loaded(run.write(tmp_path))
     graph = loaded.timeline.graph
     named = {(rank, name) for (rank, _), name in zip(graph.lanes, lane_names(graph), strict=True)}
-    assert named >= {(0, "NCCL 7"), (1, "compute 7"), (0, "copy 15"), (0, "compute 1")}
+    assert named >= {
+        (0, "stream 7 (NCCL)"),
+        (1, "stream 7 (compute)"),
+        (0, "stream 15 (copy)"),
+        (0, "compute 1"),
+    }
     shown = {(rank, lane.label) for rank, lanes in loaded.measured.all().items() for lane in lanes.lanes}
     assert named == shown

@@ -198,6 +198,14 @@ def test_the_page_offers_what_the_run_can_answer_and_shows_rows_or_why_not(run):
     rows = VIEW.tables["rows"](loaded, link)
     assert rows.height == run.num_rows(SPANS) <= SHOWN
     assert f"{rows.height:,} rows" in str(VIEW.sections["query-rows"](loaded, link))
+    link = parse_link("?view=query&sql=SELECT+i+FROM+range(76806)+t(i)")
+    shown = str(VIEW.sections["query-rows"](loaded, link))
+    assert "the first 1,000 of 76,806 rows; all as CSV" in shown
+    assert '["999"]]' in shown
+    assert len(shown) < 20_000  # one text: a component for each cell freezes the page
+    assert VIEW.tables["rows"](loaded, link).height == 76_806
+    one = parse_link("?view=query&sql=SELECT+1")
+    assert "'1 row'" in str(VIEW.sections["query-rows"](loaded, one))
     assert "Type a query" in str(VIEW.sections["query-rows"](loaded, Link(view="query")))
     with pytest.raises(UsageError, match="one SELECT"):
         VIEW.sections["query-rows"](loaded, parse_link("?view=query&sql=DROP+TABLE+spans"))

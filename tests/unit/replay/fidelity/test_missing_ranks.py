@@ -123,7 +123,7 @@ def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
     assert trust.answerable
-    assert trust.assumed[0].endswith("an edit of a rank applies to all ranks that it represents")
+    assert trust.assumed[0].endswith("a change to rank 0 is applied to all 2 ranks")
     edit = [parse_edit("scale:kind=kernel,factor=0.5")]
     baseline = baseline_steps(built.graph).drop("counted", strict=False)  # all three
     unsure = predict(built.graph, baseline, edit, trust)
