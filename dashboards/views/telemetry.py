@@ -22,6 +22,7 @@ from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import plain, series, styled, time_unit
 from dpro.timelines.counters import Quantity, readable_unit, sampled_counters
 from dpro.units import NS_PER_MS
+from dpro.words import counted
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
@@ -175,7 +176,8 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     if values.is_empty():
         return [*folded, csv_link(NAME, "values", link)]
     names = values["counter"].n_unique()
-    more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""
+    left = names - MAX_COUNTERS
+    more = f" {counted(left, 'more counter')} changed: see the CSV." if left > 0 else ""
     return [
         message(f"Counters that changed, of {values['series'].n_unique()} devices, hosts and ranks.{more}"),
         graph("telemetry-figure", telemetry_figure(values, extent, link.theme)),
