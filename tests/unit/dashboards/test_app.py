@@ -113,7 +113,7 @@ def navigate(app, query: str, shown: Any = None, changed: str = "url.search") ->
 
 def dimmed(page) -> list[str]:
     """The views that the menu lists, since the run has no data for them."""
-    return [link["children"][1] for link in in_menu(page)]
+    return [link["children"][-1] for link in in_menu(page)]
 
 
 def in_menu(page) -> list[dict[str, Any]]:
