@@ -88,6 +88,16 @@ def ink_on(what: str, theme: str) -> str:
     return dark if theme == DARK else _ON_LIGHT[light, dark]
 
 
+def ink_of(shade: str) -> str:
+    """Return black or white for a colour that is the same on light and on dark pages.
+
+    Args:
+        shade: a hexadecimal number.
+    """
+    ink = _contrasting(shade)
+    return _ON_LIGHT[ink, ink]
+
+
 def _contrasting(shade: str) -> str:
     """Return black or white by the contrast of the Web Content Accessibility Guidelines 2.2."""
     shades = [int(shade[start : start + 2], 16) / 255 for start in (1, 3, 5)]

@@ -124,7 +124,7 @@ def in_menu(page) -> list[dict[str, Any]]:
 
 
 def tabs(page) -> list[str]:
-    return [each["props"]["children"][1] for each in page["nav"]["children"]]
+    return [each["props"]["children"][-1] for each in page["nav"]["children"]]
 
 
 def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_verdict(app, hung):
