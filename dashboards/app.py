@@ -339,8 +339,9 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[list[Component], list[Compo
     links: list[Component] = []
     others: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
-        data: Any = {"data-view": view.name}
-        named = html.A([html.Kbd(key), view.title], href=f"?view={view.name}", **data)
+        data: Any = {"data-view": view.name, "data-key": key}
+        chip = [html.Kbd(key)] if key in "123456789" else []
+        named = html.A([*chip, view.title], href=f"?view={view.name}", **data)
         if reasons[view.name]:
             others += [html.Dt(named), html.Dd(reasons[view.name])]
         else:

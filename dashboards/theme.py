@@ -25,7 +25,7 @@ MAX_DIVIDED, FEW_POWERS = 1.5, 10  # decades that are divided; powers of ten alo
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
     "ink": ("#1c2430", "#dfe5ec"),
-    "soft": ("#5b6675", "#93a0af"),
+    "soft": ("#5b6675", "#a3afbd"),
     "line": ("#dde2e8", "#2c343e"),
     "page": ("#f7f8fa", "#12161b"),
     "panel": ("#ffffff", "#1a2027"),
@@ -39,7 +39,7 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
     "unsplit_comm": ("#8c6239", "#b98a5e"),
     "overlapped_comm": ("#009e73", "#2ebd92"),
     "host_bound": ("#e69f00", "#eab23c"),
-    "idle": ("#b9c0c9", "#4b5563"),
+    "idle": ("#b9c0c9", "#828e9c"),
     "cpu": ("#56b4e9", "#2f7fb3"),
     "runtime": ("#8577b5", "#a99be0"),
     "copy": ("#7f8c00", "#b4c21f"),
@@ -86,6 +86,16 @@ def ink_on(what: str, theme: str) -> str:
     """
     light, dark = (_contrasting(colour(what, page)) for page in THEMES)
     return dark if theme == DARK else _ON_LIGHT[light, dark]
+
+
+def ink_of(shade: str) -> str:
+    """Return black or white for a colour that is the same on light and on dark pages.
+
+    Args:
+        shade: a hexadecimal number.
+    """
+    ink = _contrasting(shade)
+    return _ON_LIGHT[ink, ink]
 
 
 def _contrasting(shade: str) -> str:

@@ -62,6 +62,9 @@
     const title = document.getElementById("title").textContent, run = document.getElementById("run").title;
     document.title = title ? `${title} · dpro: ${run}` : `dpro: ${run}`;
     document.getElementById("more").close();
+    const menu = document.getElementById("menu"), listed = document.querySelector("#more a.current");
+    if (listed) menu.dataset.view = title;
+    else delete menu.dataset.view;
     const current = document.querySelector("#nav a.current");
     if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
   }
@@ -165,7 +168,7 @@
     if (event.key === "Escape" && typing) event.target.blur();
     if (event.key === "Enter" && event.ctrlKey && event.target.id === "sql") document.getElementById("run-query").click();
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const named = links().find((link) => link.querySelector("kbd").textContent === event.key);
+    const named = links().find((link) => link.dataset.key === event.key);
     if (named) {
       named.click();
       return;

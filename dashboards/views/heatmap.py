@@ -217,9 +217,8 @@ def _mark_deep(
         figure.add_scatter(
             x=places, y=np.full(places.size, -0.5), mode="markers", name="recorded in depth",
             marker={"symbol": "triangle-down", "size": 7, "color": colour("host_bound", theme)},
-            hoverinfo="skip", cliponaxis=False, showlegend=True,
+            hoverinfo="skip", cliponaxis=False, showlegend=False,
         )  # fmt: skip
-        figure.update_layout(legend={"x": 1, "xanchor": "right"})
 
 
 def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -302,12 +301,14 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     if values.is_empty():
         return message("No step was recorded, so there are no step times to show.")
     deep = loaded.steps.filter(pl.col("window") >= 0)["step"].unique().to_list()
+    note = "Click a cell, or drag over some, to select steps and ranks in all views."
+    note += " ▾ marks steps that were recorded in depth." if deep else ""
     return [
         choices(link, "metric", there, first_metric(loaded, there)),
         *order_choice(loaded, link),
         graph("heat-figure", heat_figure(values, METRICS[metric].title, link, order_of(loaded, link), deep)),
         csv_link(NAME, "values", link),
-        html.P("Click a cell, or drag over some, to select steps and ranks in all views.", className="note"),
+        html.P(note, className="note"),
     ]
 
 

@@ -13,13 +13,15 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Input, State, html
+from numpy.typing import NDArray
+from plotly.colors import sample_colorscale
 
 from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
-from dpro.dashboards.theme import colour, styled, time_unit
+from dpro.dashboards.theme import colour, ink_of, styled, time_unit
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
@@ -108,23 +110,20 @@ def layout_figure(
         facts[cell] = f"rank {entry['rank']} ({place}): {said if has_value else 'none'}"
     figure, highest = go.Figure(), float(np.nanmax(colours, initial=0.0)) or 1.0
     has_room, bare = ranks.size <= MAX_NAMED, np.isnan(colours) & (ranks >= 0)
-    named = np.where((ranks >= 0) & ~bare, ranks.astype(str), "")
+    scale_name = f"{SCALE}_r" if least else SCALE
     figure.add_heatmap(
-        z=colours, customdata=facts, colorscale=f"{SCALE}_r" if least else SCALE, xgap=2, ygap=2,
-        zmin=0, zmax=highest,
-        text=named, texttemplate="%{text}" if has_room else "", hoverongaps=True,
+        z=colours, customdata=facts, colorscale=scale_name, xgap=2, ygap=2,
+        zmin=0, zmax=highest, hoverongaps=True,
         hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
         colorbar=colour_bar(unit, (0.0, highest), link.theme), showscale=not at_fault,
     )  # fmt: skip
-    rows, columns = np.nonzero(bare & has_room)  # Plotly's ink for no colour cannot be read on a dark page
-    figure.add_scatter(
-        x=columns,
-        y=rows,
-        text=ranks[rows, columns].astype(str),
-        mode="text",
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    for cells_of, inks in ((bare, None), (~bare & (ranks >= 0), scale_name)):  # Plotly's own ink can be faint
+        rows, columns = np.nonzero(cells_of & has_room)
+        coloured = {} if inks is None else {"textfont_color": _inks(colours[rows, columns] / highest, inks)}
+        figure.add_scatter(
+            x=columns, y=rows, text=ranks[rows, columns].astype(str), mode="text", hoverinfo="skip",
+            showlegend=False, **coloured,
+        )  # fmt: skip
     for row, column in places.filter(pl.col("rank").is_in(link.ranks)).select("row", "column").iter_rows():
         corners = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
@@ -136,6 +135,18 @@ def layout_figure(
         axis(showgrid=False, zeroline=False, **ticks)
     figure.update_yaxes(autorange="reversed")
     return figure.update_layout(meta={"ranks": ranks.tolist(), "least_width": _COLUMN * shape[1] + _AROUND})
+
+
+def _inks(places: NDArray[np.float64], scale: str) -> list[str]:
+    """Return black or white, whichever can be read, for each place on a colour scale.
+
+    Args:
+        places: [N] 0 to 1.
+    """
+    if not places.size:
+        return []
+    sampled = sample_colorscale(scale, places.clip(0, 1).tolist(), colortype="tuple")
+    return [ink_of(f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}") for rgb in sampled]
 
 
 def _metrics(loaded: Loaded) -> Mapping[str, str]:

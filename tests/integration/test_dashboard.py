@@ -150,11 +150,17 @@ def test_tabs_are_the_views_with_data_and_the_menu_says_why_others_have_none(bro
     wait(browser, "return document.querySelector('#content .message')")
     assert browser.find_element("css selector", "#content .message").text == why
     assert "ranks=1" in browser.current_url
+    assert browser.execute_script("return document.getElementById('menu').dataset.view") == "Fabric"
+    chips = "return [...document.querySelectorAll('#nav kbd, #more kbd')].map((each) => each.textContent)"
+    assert sorted(browser.execute_script(chips)) == list("123456789")
     assert not browser.find_element("id", "more").is_displayed()
     browser.get(f"{sample}?view=serving")
     wait(browser, "return document.querySelector('#content .message')")
     assert browser.execute_script(TABS) == tabs
     assert browser.execute_script(CURRENT).endswith("Serving")
+    body = browser.find_element("css selector", "body")
+    body.send_keys("1")
+    wait(browser, "return document.getElementById('menu').dataset.view === undefined")
     assert complaints(browser) == []
 
 

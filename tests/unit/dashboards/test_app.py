@@ -113,7 +113,7 @@ def navigate(app, query: str, shown: Any = None, changed: str = "url.search") ->
 
 def dimmed(page) -> list[str]:
     """The views that the menu lists, since the run has no data for them."""
-    return [link["children"][1] for link in in_menu(page)]
+    return [link["children"][-1] for link in in_menu(page)]
 
 
 def in_menu(page) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def in_menu(page) -> list[dict[str, Any]]:
 
 
 def tabs(page) -> list[str]:
-    return [each["props"]["children"][1] for each in page["nav"]["children"]]
+    return [each["props"]["children"][-1] for each in page["nav"]["children"]]
 
 
 def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_verdict(app, hung):

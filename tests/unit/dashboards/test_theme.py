@@ -22,6 +22,13 @@ def test_a_name_inside_the_bar_of_the_mean_step_has_contrast(part, theme):
     assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
+@pytest.mark.parametrize(("name", "theme"), [("soft", LIGHT), ("soft", DARK), ("idle", DARK)])
+@pytest.mark.parametrize("behind", ["panel", "page"])
+def test_small_text_and_what_is_not_explained_stand_out_from_the_page(name, theme, behind):
+    low, high = sorted(map(_luminance, (colour(name, theme), colour(behind, theme))))
+    assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_report_that_turns_dark_has_the_ink_of_the_dark_page(part):
     name = part.removesuffix("_ns")

@@ -51,15 +51,26 @@ def test_a_rank_is_coloured_by_its_wait_by_its_own_time_or_by_what_was_found_of_
 def test_a_cell_without_a_value_is_empty_and_the_selected_rank_outlined(grid):
     values = pl.DataFrame({"rank": [0, 5], "value_ms": [1.0, 2.0]})
     figure = layout_figure(place_info(grid), values, "own time", Link(ranks=(5,)))
-    heat, bare = figure.data
+    heat, bare, named = figure.data
     assert np.isnan(heat.z).sum() == 6
     assert list(bare.text) == ["1", "2", "3", "4", "6"]  # in the page's ink: it has no colour below it
     assert figure.layout.meta["ranks"] == [[0, 1, 2, 3], [4, 5, 6, -1]]
-    assert heat.text[1][3] == ""
+    assert list(named.text) == ["0", "5"]
     assert heat.customdata[1][1] == "rank 5 (dp 1, pp 0, tp 1): 2.000 ms"
     (outline,) = figure.layout.shapes
     assert (outline.x0, outline.y0) == (0.5, 0.5)
     assert list(figure.layout.xaxis.ticktext) == ["pp 0, tp 0", "pp 0, tp 1", "pp 1, tp 0", "pp 1, tp 1"]
+
+
+def test_the_rank_that_waits_least_is_the_brightest_and_numbers_can_be_read(grid):
+    values = pl.DataFrame({"rank": range(7), "value_ms": [float(rank) for rank in range(7)]})
+    heat, _, named = layout_figure(place_info(grid), values, "waiting", Link(), least=True).data
+    brightest, darkest = (
+        sum(int(heat.colorscale[end][1][at : at + 2], 16) for at in (1, 3, 5)) for end in (0, -1)
+    )
+    assert brightest > darkest
+    assert named.textfont.color[0] == "#000000"
+    assert named.textfont.color[6] == "#fffffd"
 
 
 def test_of_ranks_at_fault_in_a_hang_no_amount_is_said(grid):
