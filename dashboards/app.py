@@ -339,7 +339,7 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[list[Component], list[Compo
     links: list[Component] = []
     others: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
-        data: Any = {"data-view": view.name, "data-key": key}
+        data: Any = {"data-view": view.name, "data-press": key}
         chip = [html.Kbd(key)] if key in "123456789" else []
         named = html.A([*chip, view.title], href=f"?view={view.name}", **data)
         if reasons[view.name]:

@@ -57,7 +57,7 @@ class Contributor(DocumentPart, frozen=True):
     b_ms: float
 
 
-class MeasuredChange(DocumentPart, frozen=True, kw_only=True):
+class TypicalChange(DocumentPart, frozen=True, kw_only=True):
     """The typical steps of two runs, as measured outside deep windows.
 
     Attributes:
@@ -106,7 +106,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     unexplained_ms: float
     by_rank: dict[int, float]
     doubts: list[str]
-    measured: MeasuredChange | None = None
+    measured: TypicalChange | None = None
     selection: SelectionDocument | UnsetType = UNSET
     account_b: Account | None = None
 

@@ -168,7 +168,7 @@
     if (event.key === "Escape" && typing) event.target.blur();
     if (event.key === "Enter" && event.ctrlKey && event.target.id === "sql") document.getElementById("run-query").click();
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const named = links().find((link) => link.dataset.key === event.key);
+    const named = links().find((link) => link.dataset.press === event.key);
     if (named) {
       named.click();
       return;

@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
 from dpro.analysis.step_time import median_between
 from dpro.errors import UsageError
-from dpro.replay.difference import DifferenceDocument, MeasuredChange, explain
+from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps import (
@@ -230,11 +230,11 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     names = a.run.label, b.run.label
     usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
     document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
-    measured = None if selection else measured_change(a.steps, b.steps)
+    measured = None if selection else typical_change(a.steps, b.steps)
     return replace(document, measured=measured, doubts=[*_first_doubts(a, b, document, measured), *doubts])
 
 
-def measured_change(a: pl.DataFrame, b: pl.DataFrame) -> MeasuredChange | None:
+def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
     """How the typical step outside deep windows differs; None where either run has too few such steps.
 
     Args:
@@ -247,7 +247,7 @@ def measured_change(a: pl.DataFrame, b: pl.DataFrame) -> MeasuredChange | None:
     usual = [one.times[~one.paused] for one in series]  # type: ignore[union-attr]
     bounds = [median_between(times, one.cycle) for times, one in zip(usual, series)]  # type: ignore[union-attr]
     (least_a, most_a), (least_b, most_b) = bounds
-    return MeasuredChange(
+    return TypicalChange(
         a_ms=ms(typical[0]), b_ms=ms(typical[1]), change=round(typical[1] / typical[0] - 1, 4),
         between=(round(least_b / most_a - 1, 4), round(most_b / least_a - 1, 4)),
         a_steps=usual[0].size, b_steps=usual[1].size,
@@ -255,7 +255,7 @@ def measured_change(a: pl.DataFrame, b: pl.DataFrame) -> MeasuredChange | None:
 
 
 def _first_doubts(
-    a: Analysis, b: Analysis, document: DifferenceDocument, measured: MeasuredChange | None
+    a: Analysis, b: Analysis, document: DifferenceDocument, measured: TypicalChange | None
 ) -> list[str]:
     """What a reader has to know before any contribution."""
     doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]

@@ -134,7 +134,7 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
         f"{mark}**A step takes {format_ms(b_ms)} instead of {format_ms(a_ms)}: {change:+.1%}**{allowed}",
         "",
         f"A: `{_named(document.a)}`, B: `{_named(document.b)}`",
-        *(line for known in _how_known(document) for line in ("", known)),
+        *(part for line in _how_known(document) for part in ("", line)),
     ]
     rows = _rows_of(document)
     if rows:
@@ -168,8 +168,8 @@ def _print(document: DifferenceDocument) -> None:
         f"A {_named(document.a)} {format_ms(a_ms)} -> B {_named(document.b)} "
         f"{format_ms(b_ms)} a step: {_signed(b_ms - a_ms)} ({change:+.1%})"
     )
-    for known in _how_known(document):
-        out.print(known)
+    for line in _how_known(document):
+        out.print(line)
     if rows := _rows_of(document):
         table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
         for column in table.columns[:3]:

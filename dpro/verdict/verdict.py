@@ -71,7 +71,9 @@ LONGEST_KERNELS = 20  # among which those are looked for that take most of a ste
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
-ALIKE = 0.1  # by which steps in deep windows, as the job runs, may differ from the others and be named as one
+SIMILAR = (
+    0.1  # by which steps in deep windows, as the job runs, may differ from the others and be named as one
+)
 FAR = 3.0  # times as long: windows slow such short steps down by more than can be taken out
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -354,7 +356,7 @@ def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSerie
         return f"{counted(num_deep, 'step')} of {took}"
     series = others[1]
     num_others, typical_ns = series.times.size, series.typical_ns
-    if abs(typical_ns / step_ns - 1) <= ALIKE:
+    if abs(typical_ns / step_ns - 1) <= SIMILAR:
         return f"{num_deep + num_others} steps of {took}, {num_deep} in depth"
     return (
         f"{counted(num_deep, 'step')} in depth of {took}, "

@@ -514,17 +514,15 @@ def judge(
     starts = start_errors(facts.misses)
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
-    why_not = [
-        *cut_in_words(manifest),
-        *_why_not(error_pct, unexplained, doubtful, steps.height),
-        *built.alignment.conflicts,
-    ]
+    no_fit = _why_not(error_pct, unexplained, doubtful, steps.height)
+    why_not = [*cut_in_words(manifest), *no_fit, *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
     windows = windows_to_usual(table, taken_out)
     usual = usual_steps(step_ends(timeline.graph, timeline.start, timeline.end))
-    cold = cold_share(usual)
+    cold, warming = cold_share(usual), warm_up(usual, built.steps_known)
+    figures = figures_of(steps, starts, unexplained, doubtful, windows, _impossible(built), cold, warming)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
@@ -545,16 +543,7 @@ def judge(
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        figures=figures_of(
-            steps,
-            starts,
-            unexplained,
-            doubtful,
-            windows,
-            _impossible(built),
-            cold,
-            warm_up(usual, built.steps_known),
-        ),
+        figures=figures,
         taken_out=taken_out,
         cold=cold,
         hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,

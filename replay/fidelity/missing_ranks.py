@@ -95,7 +95,7 @@ def _taken_for_granted(represented: str, manifest: Manifest) -> str:
     if several:
         changed, all_of = "one of these", "all ranks that it represents"
     return (
-        f"{represented} are taken to do what {'ranks' if several else 'rank'} {recorded} "
+        f"{represented} are assumed to do what {'ranks' if several else 'rank'} {recorded} "
         f"{'do' if several else 'does'}, and a change to {changed} is applied to {all_of}"
     )
 

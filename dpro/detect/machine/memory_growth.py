@@ -74,10 +74,10 @@ def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.
     ends = steps["start_ns"] + steps["duration_ns"]
     begin, end = int(steps["start_ns"].min()), int(ends.max())  # type: ignore[arg-type]
     series = step_series(steps)
-    return find_growth_in(counters, workers, (begin, end), series.typical_ns if series else 0.0)
+    return detect_growth(counters, workers, (begin, end), series.typical_ns if series else 0.0)
 
 
-def find_growth_in(
+def detect_growth(
     counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
 ) -> list[Finding]:
     """The same between two times, without the first third.

@@ -15,7 +15,7 @@ from dpro.collectors.convert.tables import counters
 from dpro.collectors.launch.recording import launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
 from dpro.detect.findings import Finding
-from dpro.detect.machine.memory_growth import find_growth_in
+from dpro.detect.machine.memory_growth import detect_growth
 from dpro.extensions.watch.job import Job, steps_of
 from dpro.replay.steps import step_series
 from dpro.schema import COUNTERS
@@ -47,7 +47,7 @@ class MemoryWatch:
             self._found[launch.raw] = growing_on(launch.raw, job.workers, step_ns)
         self._turn += MAX_HOSTS
         self._due_s = time.monotonic() + max(LOOK_S, (time.thread_time() - begun_s) / SHARE)
-        return [finding for found in self._found.values() for finding in found]
+        return [finding for growing in self._found.values() for finding in growing]
 
 
 def growing_on(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding]:
@@ -62,4 +62,4 @@ def growing_on(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding
     first, last = rows["time_ns"].min(), rows["time_ns"].max()
     if not isinstance(first, int) or not isinstance(last, int):
         return []
-    return find_growth_in(rows, workers, (first, last), step_ns)
+    return detect_growth(rows, workers, (first, last), step_ns)

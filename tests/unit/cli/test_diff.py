@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from dpro.analysis.selected import measured_change
+from dpro.analysis.selected import typical_change
 from dpro.cli.diff import diff
 from dpro.errors import UsageError
 from dpro.schema import STEPS, conform
@@ -85,7 +85,7 @@ def series(*others_ms: float, deep_ms: float = 10.0) -> pl.DataFrame:
 
 def test_a_change_is_that_of_all_steps_and_within_noise_no_change():
     slower, noisy = (
-        measured_change(series(*[10.0, 10.1] * 20), series(*other))
+        typical_change(series(*[10.0, 10.1] * 20), series(*other))
         for other in ([12.0, 12.1] * 20, [9.0, 13.0] * 20)
     )
     assert slower is not None
@@ -93,7 +93,7 @@ def test_a_change_is_that_of_all_steps_and_within_noise_no_change():
     assert slower.change == pytest.approx(0.2, abs=0.01)
     assert slower.is_clear
     assert not noisy.is_clear
-    assert measured_change(series(10.0), series(*[12.0] * 20)) is None
+    assert typical_change(series(10.0), series(*[12.0] * 20)) is None
 
 
 def test_different_jobs_and_a_job_that_hung_are_said_to_be():

@@ -23,15 +23,15 @@ def test_the_first_that_is_listed_is_explained(monkeypatch, capsys):
     changes = [change("workers:count=1", "a note"), change("cuda-graph")]
     assert said(monkeypatch, capsys, changes, None) == [
         "  - a note",
-        "How, for the first: do workers:count=1",
+        "How to make the first change: do workers:count=1",
     ]
     assert said(monkeypatch, capsys, changes, None, change("heal:rank=1")) == [
-        "How, for the first: do heal:rank=1",
+        "How to make the first change: do heal:rank=1",
         "  - a note",
-        "How, for workers: do workers:count=1",
+        "How to make workers: do workers:count=1",
     ]
     assert said(monkeypatch, capsys, [], None, change("heal:rank=1")) == [
-        "How, for the first: do heal:rank=1"
+        "How to make the first change: do heal:rank=1"
     ]
 
 
