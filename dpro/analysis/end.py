@@ -232,7 +232,7 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         if end.how == RUNNING:
             stands = "has been stuck" if busy else "has been hanging"
             return f"The job {stands}{where}{since}: no step has ended since."
-        after, from_then = _lasted(end, evidence), since.replace(" since ", " from ") + " on" * bool(since)
+        after, from_then = _lasted(end, evidence), since.replace(" since ", " at ")
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
         return f"The job {'was stuck' if busy else 'hung'}{where}{from_then}, and {ended}."
     if end.how == FAILED:

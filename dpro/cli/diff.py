@@ -121,7 +121,7 @@ def _how_known(document: DifferenceDocument) -> list[str]:
     return [
         f"typical of {counts} ({low:+.1%} to {high:+.1%}{clear})",
         f"in depth, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
-        f"({_signed(document.delta_ms)}), of which",
+        f"({_signed(document.delta_ms)}){', of which' * bool(_rows_of(document))}",
     ]
 
 

@@ -16,7 +16,7 @@ def explain(run: str, as_json: bool) -> None:
     """Show what limits the job, what is at fault, and what to do first.
 
     \b
-    LIMIT   the resource whose cost, set to zero in a replay, gains most
+    LIMIT   what takes most of the step besides needed work, else the computing
     FAULT   ranks and components slower than their peers (all: dpro diagnose)
     TRY     changes you can make, and their gain (all: dpro whatif)
     THEN    changes that pay off only once the limit is gone

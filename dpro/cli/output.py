@@ -341,7 +341,7 @@ def share(_context: click.Context, _option: click.Parameter, value: str | None) 
     except ValueError:
         number = 0.0
     if not 0 < number < 1:
-        raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
+        raise click.BadParameter(f"{value} is not a share: give one such as 1% or 0.01")
     return number
 
 

@@ -195,7 +195,7 @@ def whatif(
             print_lines(lines_of(explain(analysis)))
         if analysis.end.hung:
             console().print(
-                "The job hung: what follows is of the steps before that, and keeps none from hanging."
+                "The job hung: these predictions are of the steps before that, and none fixes the hang."
             )
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)

@@ -195,7 +195,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
         if runs:
             listed = few(sorted(map(str, runs)), MAX_RUNS_NAMED)
-            raise InputError(f"{names}: no traces but {counted(len(runs), 'run')}; give one: {listed}")
+            raise InputError(f"{names}: {counted(len(runs), 'run')} here; choose one: {listed}")
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces

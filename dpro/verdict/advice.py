@@ -610,7 +610,9 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     least, most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
     autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
     if facts.share_of(names) >= SURE_TO_SHOW:
-        do = f"matmuls on tensor cores (TF32, or autocast): {short_kernel(names[0])} and others are FP32, "
+        gpu = GPUS.get(facts.gpu)
+        how = "autocast" if gpu and gpu.tflops["tf32"] <= gpu.tflops["fp32"] else "TF32, or autocast"
+        do = f"matmuls on tensor cores ({how}): {short_kernel(names[0])} and others are FP32, "
         do += f"{facts.share_of(names):.0%} of compute"
         at_least = dict.fromkeys(names, 1 / least)
     elif facts.share_of(on_tensor_cores) >= SURE_TO_SHOW:
@@ -676,7 +678,7 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
         low, high = (facts.gain_of_faster(dict.fromkeys(older, factor)) for factor in NEWER_ATTENTION)
         yield Advice(
             "attention",
-            f"FlashAttention 3: {short_kernel(older[0])} is of version 2, "
+            f"FlashAttention 3: {short_kernel(older[0])} is FlashAttention 2, "
             f"{facts.share_of(older):.0%} of compute",
             low,
             high,

@@ -183,7 +183,9 @@ def _by_replay(facts: JobFacts) -> Explanation:
     steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
-    why_not = NOT_DIAGNOSED if blind else "" if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
+    hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
+    fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
+    why_not = NOT_DIAGNOSED if blind else fits
     fault = _after_end(analysis, fault_in_words(faults, why_not))
     return Explanation(
         run=analysis.run.label,

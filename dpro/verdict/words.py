@@ -125,7 +125,7 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
 
 
 def _from_to(step_ms: float, gain: float) -> str:
-    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} at best ({_factor(gain)})"
+    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} (about {_factor(gain)})"
 
 
 def limit_of_run(analysis: Analysis) -> str:

@@ -515,7 +515,7 @@ def judge(
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
     no_fit = _why_not(error_pct, unexplained, doubtful, steps.height)
-    why_not = [*cut_in_words(manifest), *no_fit, *built.alignment.conflicts]
+    why_not = [*cut_in_words(manifest), *_no_work(built), *no_fit, *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
@@ -600,6 +600,12 @@ def cut_in_words(manifest: Manifest) -> list[str]:
     return [
         f"{traces} cut short: what is missing, GPU work often, would count as idle time; copy or record again"
     ]
+
+
+def _no_work(built: Built) -> list[str]:
+    """That neither operators nor work of devices was recorded, in a line; none where any was."""
+    work = np.isin(built.graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.TRANSFER, *GPU_KINDS))
+    return [] if work.any() or not built.graph.num_nodes else ["neither operators nor GPU work was recorded"]
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:

@@ -398,7 +398,7 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     assert manifest.warnings == []
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
     line = refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), 1)
-    assert line.endswith(f"run: no traces but 1 run; give one: {tmp_path / 'run'}")
+    assert line.endswith(f"run: 1 run here; choose one: {tmp_path / 'run'}")
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_single_process_decides_for_itself(tmp_path):
 def test_budget_that_is_no_share_is_refused(tmp_path, share):
     done = complete([*RECORD, "--budget", share, "--", "true"], tmp_path)
     assert done.returncode == 2
-    assert b"is no share" in done.stderr
+    assert b"is not a share" in done.stderr
 
 
 def test_first_window_before_it_is_known_what_a_step_is_is_refused(tmp_path):

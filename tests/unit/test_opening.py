@@ -34,9 +34,7 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):
     for name in ("b", "a"):
         cpu_job().write(tmp_path / name)
     (tmp_path / "train.py").write_text("import torch")
-    assert (
-        _said(tmp_path) == f"{tmp_path}: no traces but 2 runs; give one: {tmp_path / 'a'}, {tmp_path / 'b'}"
-    )
+    assert _said(tmp_path) == f"{tmp_path}: 2 runs here; choose one: {tmp_path / 'a'}, {tmp_path / 'b'}"
     write_rank(tmp_path / "in", 0)
     assert open_path(tmp_path).manifest.ranks == [0]
 

@@ -29,12 +29,12 @@ from dpro.units import format_bytes
 from dpro.words import counted
 
 _WORDS = {
-    MODEL: "move of the model",
+    MODEL: "model.to(device)",
     FORWARD: "forward",
     BACKWARD: "backward",
     OPTIMIZER: "optimizer",
     ELSEWHERE: "other code",
-    BEFORE: "before the history",
+    BEFORE: "allocated before recording started",
 }
 _ADVICE_ON = {FORWARD: "activations", OPTIMIZER: "optimizer state", MODEL: "parameters"}
 _KEPT = ADVICE["other tensors"]
@@ -187,7 +187,7 @@ def lines_of_memory(document: MemoryDocument, most: int) -> Iterator[str]:
     Args:
         most: rows of a GPU.
     """
-    for one in document.devices:
+    for one in sorted(document.devices, key=lambda one: one.refused is None):
         yield from _head_of(one)
         rows = [
             (format_bytes(held.bytes), f"{held.bytes / max(one.peak_bytes, 1):.0%}", f"{held.blocks:,}",
@@ -220,7 +220,7 @@ def _head_of(one: DeviceMemoryDocument) -> Iterator[str]:
         free = one.refused.free_bytes
         left = "" if free is None else f" and {format_bytes(free)} free on the GPU"
         yield (
-            f"out of memory: {format_bytes(one.refused.requested_bytes)} were refused with "
+            f"out of memory: an allocation of {format_bytes(one.refused.requested_bytes)} failed with "
             f"{format_bytes(one.refused.allocated_bytes)} in use{left}"
         )
 

@@ -96,7 +96,7 @@ def _answer(run: Run, sql: str, most: int, patience_s: float) -> QueryRows:
     with duckdb.connect(":memory:", config=SETTINGS) as database, _in_words(run, sql, patience_s):
         statements = database.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise UsageError("a query is one SELECT: nothing else is done here")
+            raise UsageError("only a single SELECT is allowed")
         named = tables_in(sql)
         for name, table in TABLES.items():
             there = run.table(table) if name in named else table.empty()

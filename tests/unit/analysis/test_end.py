@@ -108,7 +108,7 @@ def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
     end = end_of(written(tmp_path, INTERRUPTED, INTERRUPTED, calls=(0,)))
     assert (end.how, end.hung, end.ranks) == (ENDED, True, [1])
     assert end.sentence == (
-        "The job hung at step 3 from 00:16:42.000 UTC on, and was ended 28 s later by Ctrl-C (SIGINT)."
+        "The job hung at step 3 at 00:16:42.000 UTC, and was ended 28 s later by Ctrl-C (SIGINT)."
     )
 
 

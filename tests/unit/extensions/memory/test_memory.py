@@ -162,7 +162,7 @@ def test_a_snapshot_without_history_shows_what_is_there_by_stacks_as_far_as_it_h
         (ATTEND, FORWARD, "forward: attend (model.py:12)"),
         ([*NATIVE, *ATTEND], FORWARD, "forward: attend (model.py:12), mul"),
         (ENGINE, BACKWARD, "backward: MulBackward0"),
-        (MOVE, MODEL, "move of the model: train.py:1"),
+        (MOVE, MODEL, "model.to(device): train.py:1"),
         (STEP, OPTIMIZER, "optimizer: step (adam.py:7)"),
         ([("C:\\env\\site-packages\\torch\\optim\\adam.py", 3, "_foreach"), ("C:\\job\\train.py", 4, "main")],
          OPTIMIZER, "optimizer: main (train.py:4)"),
@@ -273,7 +273,8 @@ def test_pieces_are_blamed_where_enough_was_free_in_pieces(unused, words, tmp_pa
     content = snapshot([block(1, 10 * MB)], [event("alloc", 1, 10 * MB), event("oom", 7 * MB, 3 * MB)])
     content["segments"].append({"device": 0, "address": 9, "total_size": unused, "blocks": []})
     lines = dpro("memory", written(tmp_path / "full.pickle", content)).stdout.splitlines()
-    assert lines[1] == "out of memory: 3.0 MB were refused with 10.0 MB in use and 7.0 MB free on the GPU"
+    failed = "out of memory: an allocation of 3.0 MB failed with 10.0 MB in use and 7.0 MB free on the GPU"
+    assert lines[1] == failed
     assert any(line.startswith("TRY") and words in line for line in lines)
 
 

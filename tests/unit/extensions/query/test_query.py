@@ -175,7 +175,7 @@ def test_the_command_lists_tables_and_answers_as_a_table_or_as_json(run):
     assert document["rows"] == [["[1, 2]", None]]
     refused = dpro("query", run.path, "DROP TABLE steps")
     assert refused.returncode == 2
-    assert refused.stderr == "dpro: a query is one SELECT: nothing else is done here\n"
+    assert refused.stderr == "dpro: only a single SELECT is allowed\n"
 
 
 def test_rows_that_are_wider_than_the_screen_are_shown_one_after_the_other(run):
