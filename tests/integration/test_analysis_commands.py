@@ -213,7 +213,7 @@ def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, he
     found = one_object(here("whatif", imported, "--budget", "2", "--json"))
     assert len(found["predictions"]) <= 2
     assert found["untried"]
-    assert "not tried, for want of budget: " in here("whatif", imported, "--budget", "2").stdout
+    assert "not tried, since the budget was used up: " in here("whatif", imported, "--budget", "2").stdout
     whole, curves = (
         one_object(here("whatif", imported, *more, "--json")) for more in ([], ["--sensitivity"])
     )

@@ -382,7 +382,7 @@ def test_a_query_is_typed_answered_and_kept_in_the_address(browser, sample):
     browser.get(f"{sample}?view=query&sql=SELECT+*+FROM+spans")
     wait(browser, "return document.querySelectorAll('#query-rows tbody tr').length === 1000")
     browser.get(f"{sample}?view=query&sql=FROM+read_text('/etc/passwd')")
-    wait(browser, "return /Permission Error/.test(document.querySelector('#query-rows')?.innerText)")
+    wait(browser, "return /disabled by configuration/.test(document.querySelector('#query-rows')?.innerText)")
     assert complaints(browser) == []
 
 

@@ -34,7 +34,7 @@ READ_AS = {
     "pp_timeline/*/config.json.gz": "refused: 1 JSON file that is not a trace",
     "pp_timeline/*": "pipeline timeline",
     "straggler_parquet/*.parquet": "op-level parquet",
-    "straggler_parquet/*timeline-*": "refused: 1 timelines drawn from an analysis",
+    "straggler_parquet/*timeline-*": "refused: 1 timeline drawn from an analysis",
     "straggler_parquet/meta-*": "refused: 1 file that is not a trace",
     "straggler_parquet/*": "refused: 1 JSON file that is not a trace",
     "MANIFEST.json": "refused: 1 JSON file that is not a trace",

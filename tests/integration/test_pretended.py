@@ -117,7 +117,10 @@ def test_what_does_not_go_together_is_refused(options, complaint, tmp_path):
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        (("attach", "RUN", "--pretend-world", "4"), "--pretend-world is of dpro record: a job that runs has"),
+        (
+            ("attach", "RUN", "--pretend-world", "4"),
+            "--pretend-world is of dpro record: a running job already has",
+        ),
         (("try", "gc", "--pretend-ranks", "0", "--", "python"), "--pretend-ranks is of dpro record: a try"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_limit_says_what_the_step_would_take_without_it():
     ]
     text = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))))
     assert line.startswith("LIMIT  the host")
-    assert "40 ms -> 20 ms  (about x2.0)" in " ".join(text.split())
+    assert "40 ms -> 20 ms (about x2.0)" in " ".join(text.split())
 
 
 def test_lines_wrap_at_words_within_the_screen():

@@ -207,5 +207,5 @@ def test_the_page_offers_what_the_run_can_answer_and_shows_rows_or_why_not(run):
     one = parse_link("?view=query&sql=SELECT+1")
     assert "'1 row'" in str(VIEW.sections["query-rows"](loaded, one))
     assert "Type a query" in str(VIEW.sections["query-rows"](loaded, Link(view="query")))
-    with pytest.raises(UsageError, match="one SELECT"):
+    with pytest.raises(UsageError, match="single SELECT"):
         VIEW.sections["query-rows"](loaded, parse_link("?view=query&sql=DROP+TABLE+spans"))

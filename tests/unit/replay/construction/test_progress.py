@@ -10,5 +10,5 @@ def test_building_a_graph_reports_each_rank_until_the_last(tmp_path):
     run, seen = cpu_job().write(tmp_path / "run"), []
     make_graph(run, lambda done, total: seen.append((done, total)))
     (total,) = {total for _, total in seen}
-    assert total == 4 + 2 * 3  # matching, aligning, joining, replaying; and each of three ranks twice
-    assert [done for done, _ in seen] == list(range(total))  # once all is done there is no bar
+    assert total == 3 + 2 * 3  # matching, aligning, joining; and each of three ranks twice
+    assert [done for done, _ in seen] == list(range(total + 1))  # the bar ends with the graph
