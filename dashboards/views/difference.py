@@ -32,7 +32,7 @@ NAME, TITLE = "difference", "Difference"
 _DOING = "replaying both runs with each other's work"
 BARS = 15  # of single kinds of work
 MIN_SHARE = 0.002  # of the step: what contributes less is taken together
-MIN_OF_LARGEST = 0.02  # of the largest: likewise
+MIN_OF_LARGEST = 0.02  # of the largest contribution: what is less is not drawn by itself
 OTHERS, UNEXPLAINED = "others, each less", "not explained by any kind of work"
 
 
@@ -118,7 +118,7 @@ def _summary(loaded: Loaded, link: Link) -> Any:
     ]
     named = ((here, loaded), (there, other))
     doubts = [f"{name}: {reason}" for name, run in named for reason in run.trust.reasons]
-    jobs = [(shlex.join(run.run.manifest.command), len(run.run.manifest.ranks)) for run in (loaded, other)]
+    jobs = [(shlex.join(run.run.manifest.command), run.run.manifest.world_size) for run in (loaded, other)]
     apart = difference_in_words(*jobs)
     different = [html.P(f"Different jobs: {apart}.", className="health unknown")] if apart else []
     title = html.P([html.Strong(here), " compared with ", html.Strong(there)], className="job")

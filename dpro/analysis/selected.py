@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
-from dpro.analysis.step_time import median_between
+from dpro.analysis.step_time import median_change
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
@@ -240,17 +240,14 @@ def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
     Args:
         a, b: as `Analysis.steps`.
     """
-    series = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
-    if series[0] is None or series[1] is None:
+    before, after = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
+    if before is None or after is None:
         return None
-    typical = [one.typical_ns for one in series]  # type: ignore[union-attr]
-    usual = [one.times[~one.paused] for one in series]  # type: ignore[union-attr]
-    bounds = [median_between(times, one.cycle) for times, one in zip(usual, series)]  # type: ignore[union-attr]
-    (least_a, most_a), (least_b, most_b) = bounds
+    usual_a, usual_b = before.times[~before.paused], after.times[~after.paused]
+    change, (low, high) = median_change(usual_a, usual_b, (before.cycle, after.cycle))
     return TypicalChange(
-        a_ms=ms(typical[0]), b_ms=ms(typical[1]), change=round(typical[1] / typical[0] - 1, 4),
-        between=(round(least_b / most_a - 1, 4), round(most_b / least_a - 1, 4)),
-        a_steps=usual[0].size, b_steps=usual[1].size,
+        a_ms=ms(before.typical_ns), b_ms=ms(after.typical_ns), change=round(change, 4),
+        between=(round(low, 4), round(high, 4)), a_steps=usual_a.size, b_steps=usual_b.size,
     )  # fmt: skip
 
 
@@ -273,4 +270,4 @@ def _kind_in_words(analysis: Analysis) -> str:
     """`2 ranks on H200`."""
     manifest = analysis.run.manifest
     models = sorted({name for name in manifest.gpus if name})
-    return f"{counted(len(manifest.ranks), 'rank')} on {', '.join(models) or 'CPUs'}"
+    return f"{counted(manifest.world_size, 'rank')} on {', '.join(models) or 'CPUs'}"

@@ -138,13 +138,11 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
     after = series.times[usual & (series.steps > first)][:MAX_SIDE]
     if min(before.size, after.size) < MIN_SIDE * series.cycle:
         return None
-    change = float(np.median(after) / np.median(before)) - 1
-    (low, high), (low_after, high_after) = (median_between(times, series.cycle) for times in (before, after))
-    lowest, highest = low_after / high - 1, high_after / low - 1
-    if abs(change) < SMALL or lowest <= 0 <= highest:
+    change, between = median_change(before, after, (series.cycle, series.cycle))
+    if abs(change) < SMALL or between[0] <= 0 <= between[1]:
         return None
-    between = (round(lowest, 4), round(highest, 4))
-    return AfterWindow(round(change, 4), between, before.size, after.size, gpu)
+    lowest, highest = between
+    return AfterWindow(round(change, 4), (round(lowest, 4), round(highest, 4)), before.size, after.size, gpu)
 
 
 def after_window_in_words(document: AfterWindow) -> str:
@@ -161,6 +159,20 @@ def after_window_in_words(document: AfterWindow) -> str:
         f"({low:.0%} to {high:.0%}; medians of {document.steps_before} steps before "
         f"and {document.steps_after} after it){why if document.gpu and document.change > 0 else ''}"
     )
+
+
+def median_change(
+    before: Floats, after: Floats, cycles: tuple[int, int]
+) -> tuple[float, tuple[float, float]]:
+    """The share by which a median is larger than another, and the widest interval that both bounds allow.
+
+    Args:
+        cycles: over how many steps each time of `before` and of `after` is a mean.
+    """
+    low, high = median_between(before, cycles[0])
+    low_after, high_after = median_between(after, cycles[1])
+    change = float(np.median(after) / np.median(before)) - 1
+    return change, (low_after / high - 1, high_after / low - 1)
 
 
 def median_between(times: Floats, cycle: int) -> tuple[float, float]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from dpro.analysis.selected import typical_change
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.selected import difference_of, typical_change
 from dpro.cli.diff import diff
 from dpro.errors import UsageError
 from dpro.schema import STEPS, conform
+from tests.builders import gpu_job
 from tests.commands import dpro, refused
 from tests.jobs import ROOT
 
@@ -126,3 +129,15 @@ def test_an_allowance_for_many_runs_is_refused():
 def test_of_one_run_the_other_is_missing():
     line = refused(dpro("diff", HEALTHY), exit_code=2)
     assert line == f"dpro: Missing argument 'B': a run to compare {HEALTHY} with (see `dpro diff --help`)"
+
+
+def test_a_rank_that_left_no_record_makes_no_other_job(tmp_path):
+    job = gpu_job(num_ranks=3)
+    whole = job.write(tmp_path / "whole")
+    lacking = gpu_job(num_ranks=2).write(tmp_path / "lacking")
+    manifest = dataclasses.replace(lacking.manifest, world_size=3)
+    runs = Analysis(dataclasses.replace(lacking, manifest=manifest)), Analysis(whole)
+    assert not any("different jobs" in doubt for doubt in difference_of(*runs).doubts)
+    assert any(
+        "different jobs" in doubt for doubt in difference_of(Analysis(lacking), Analysis(whole)).doubts
+    )
