@@ -71,9 +71,7 @@ LONGEST_KERNELS = 20  # among which those are looked for that take most of a ste
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
 UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
-SIMILAR = (
-    0.1  # by which steps in deep windows, as the job runs, may differ from the others and be named as one
-)
+SIMILAR = 0.1  # by which steps in deep windows, as the job runs, may differ from the others and count as one
 FAR = 3.0  # times as long: windows slow such short steps down by more than can be taken out
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -202,7 +200,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         advice=advice,
         then=then,
         tempting=_tempting(facts, limit),
-        unsure=[*_why_no_limit(facts, limit), *_unsure(facts, usual)],
+        unsure=[*_why_no_limit(facts, limit, untold), *_unsure(facts, usual)],
         account=_account(facts, entries, limit, fault, advice),
     )
 
@@ -274,11 +272,10 @@ def _why_untold(analysis: Analysis) -> Untold | None:
     return None
 
 
-def _why_no_limit(facts: JobFacts, limit: Limit | None) -> list[str]:
+def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -> list[str]:
     """Why no limit is named, in a line; none where one is."""
     if limit is not None:
         return []
-    untold = _why_untold(facts.analysis)
     lacking = "no work of devices was recorded, only what the host does"
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
 
@@ -402,10 +399,9 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     """
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
-    costs = [format_duration(finding.cost_ns) if finding.cost_ns else "" for finding in findings[:2]]
     words = [
-        f"{name_part(finding)} costs {cost} a step" if cost else name_part(finding)
-        for finding, cost in zip(findings, costs, strict=False)
+        name_part(one) + (f" costs {format_duration(one.cost_ns)} a step" if one.cost_ns else "")
+        for one in findings[:2]
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."

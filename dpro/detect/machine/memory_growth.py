@@ -4,7 +4,7 @@ In: tables `counters`, `steps` and `workers`. Out: a finding per host or rank wh
 as far as was recorded. Memory grows while a job warms up, and in steps of what an allocator asks for, so the
 first third of the time is left out, and the lowest values of six parts of the rest are compared: each has to
 be above the one before, and the second half has to grow by as much as the first, nearly. Of a host, memory
-that is available has to shrink likewise: pages of files that a process reads count as its own, and the kernel
+that is available has to shrink, too: pages of files that a process reads count as its own, and the kernel
 takes them back.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,7 +31,7 @@ MIN_TIME_NS = 20 * NS_PER_S
 MIN_BYTES = 32 << 20  # in that time, per process
 STEADY = 0.5  # of what the first half grew by, that the second half has to
 CONFIRMED = 0.5  # of what processes grew by, that the host has to have less of
-MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # what lasts longer is no concern of the job
+MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # a job ends before that
 CONFIDENCE = 0.9
 _OF_HOST = (
     "look for what is kept from step to step: losses and outputs in lists (keep `loss.item()`, or "
@@ -80,9 +81,11 @@ def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.
 def detect_growth(
     counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
 ) -> list[Finding]:
-    """The same between two times, without the first third.
+    """Find hosts and ranks whose memory grows without end between two times, whose first third is left out.
 
     Args:
+        counters, workers: these tables.
+        time: from and to, ns.
         step_ns: how long a step takes; 0 unknown.
     """
     begin, end = time
@@ -120,15 +123,15 @@ def _on_hosts(
     hosts = dict(workers.select("rank", "host").iter_rows())
     of_processes = counters.filter((pl.col("counter") == "memory_bytes") & (pl.col("rank") >= 0))
     growing: dict[str, dict[int, Growth]] = {}
-    for rank in of_processes["rank"].unique().sort():
-        growth = growth_of(of_processes.filter(pl.col("rank") == rank), *time)
+    for rank, samples in _by(of_processes, "rank").items():
+        growth = growth_of(samples, *time)
         if growth is not None and growth.is_steady:
             growing.setdefault(hosts.get(rank, ""), {})[rank] = growth
     findings = []
+    sampled = counters.filter((pl.col("counter") == "memory_available_bytes") & (pl.col("rank") < 0))
+    of_host = _by(sampled, "host")
     for host, by_rank in growing.items():
-        left = counters.filter(
-            (pl.col("host") == host) & (pl.col("rank") < 0) & (pl.col("counter") == "memory_available_bytes")
-        )
+        left = of_host.get(host, sampled.clear())
         available = growth_of(left.with_columns(-pl.col("value")), *time)  # what is taken grows
         grown = sum(growth.grown for growth in by_rank.values())
         if available is not None and available.grown >= CONFIRMED * grown:
@@ -141,14 +144,23 @@ def _on_gpus(
 ) -> list[Finding]:
     findings = []
     gpus = gpus_of_ranks(counters, workers).unique("rank", keep="first", maintain_order=True)
-    for rank, host, device in gpus.select("rank", "host", "device").iter_rows():
-        of_gpu = counters.filter((pl.col("host") == host) & (pl.col("device") == device))
-        growth = growth_of(of_gpu.filter(pl.col("counter") == "memory_used_bytes"), *time)
-        sizes = of_gpu.filter(pl.col("counter") == "memory_total_bytes")["value"]
-        if growth is not None and growth.is_steady and sizes.len():
-            left = float(sizes[-1]) - float(growth.lowest[-1])
+    used, sizes = (
+        counters.filter(pl.col("counter") == name).partition_by("host", "device", as_dict=True)
+        for name in ("memory_used_bytes", "memory_total_bytes")
+    )
+    for rank, *gpu in gpus.select("rank", "host", "device").iter_rows():
+        key = tuple(gpu)
+        growth = growth_of(used[key], *time) if key in used and key in sizes else None
+        if growth is not None and growth.is_steady:
+            left = float(sizes[key]["value"][-1]) - float(growth.lowest[-1])
             findings += _found("rank", str(rank), {rank: growth}, left, step_ns, _OF_GPU)
     return findings
+
+
+def _by(samples: pl.DataFrame, column: str) -> dict[Any, pl.DataFrame]:
+    """Samples by the values of a column, these in order."""
+    parts = samples.sort(column, maintain_order=True).partition_by(column, as_dict=True, maintain_order=True)
+    return {key: part for (key,), part in parts.items()}
 
 
 def _found(
