@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
@@ -71,12 +71,21 @@ def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S
     with _ONE_AT_A_TIME:
         began = time.monotonic()
         try:
-            return _process().submit(_answer, run, sql, most, patience_s).result()
+            return _submitted(run, sql, most, patience_s).result()
         except BrokenProcessPool as error:
             _process.cache_clear()
             raise UsageError(
                 _too_long(patience_s) if time.monotonic() - began > patience_s else TOO_LARGE
             ) from error
+
+
+def _submitted(run: Run, sql: str, most: int, patience_s: float) -> Future[QueryRows]:
+    """A query that a process has begun; one that ended since the last query is replaced."""
+    try:
+        return _process().submit(_answer, run, sql, most, patience_s)
+    except BrokenProcessPool:
+        _process.cache_clear()
+        return _process().submit(_answer, run, sql, most, patience_s)
 
 
 @cache

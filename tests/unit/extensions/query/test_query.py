@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -123,6 +124,16 @@ def test_a_process_that_dies_for_want_of_memory_is_said_and_replaced(run, monkey
     with pytest.raises(UsageError, match="of memory"):
         ask(run, "SELECT 1")
     monkeypatch.undo()
+    assert ask(run, "SELECT 1 AS n").rows.item() == 1
+
+
+def test_a_process_that_was_killed_between_two_queries_is_replaced(run):
+    ask(run, "SELECT 1")
+    broken = _process()
+    for child in broken._processes.values():
+        child.kill()
+    while not broken._broken:
+        time.sleep(0.01)
     assert ask(run, "SELECT 1 AS n").rows.item() == 1
 
 
