@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,9 +84,13 @@ def _instead_of(path: Path) -> str:
     """What may have been meant by a path that does not exist, and what makes a run."""
     from difflib import get_close_matches
 
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, beside, n=1)
-    meant = f" (did you mean {path.parent / near[0]}?)" if near else ""
+    meant = ""
+    wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), path)
+    with suppress(OSError):  # it cannot be listed
+        for near in get_close_matches(wrong.name, os.listdir(wrong.parent)):
+            if (there := wrong.parent / near / path.relative_to(wrong)).exists():
+                meant = f" (did you mean {there}?)"
+                break
     return f"{meant}; `dpro record -o RUN -- COMMAND` makes a run, `dpro demo` a small one to look at"
 
 

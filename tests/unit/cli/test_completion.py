@@ -112,6 +112,19 @@ def test_a_path_that_is_not_there_is_a_missing_file_and_no_missing_command(path)
     assert f"{Path(path)}: no such file or folder" in str(error)
 
 
+@pytest.mark.parametrize("wrong", ["jobs/slow_rnk", "job/slow_rank"])
+def test_a_path_with_one_wrong_name_is_answered_with_the_nearest_that_is_there(tmp_path, monkeypatch, wrong):
+    (tmp_path / "jobs" / "slow_rank").mkdir(parents=True)
+    (tmp_path / "jobbing").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "(did you mean jobs/slow_rank?)" in str(CliRunner().invoke(cli, [wrong]).exception)
+
+
+def test_two_runs_without_a_command_are_to_be_compared(tmp_path):
+    said = CliRunner().invoke(cli, [str(tmp_path), str(tmp_path)]).output
+    assert f"two runs: `dpro diff {tmp_path} {tmp_path}` compares them" in " ".join(said.split())
+
+
 def test_help_is_a_command_too():
     assert CliRunner().invoke(cli, ["help"]).output == CliRunner().invoke(cli, ["--help"]).output
     of_command = CliRunner().invoke(cli, ["help", "whatif"]).output
