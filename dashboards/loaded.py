@@ -17,8 +17,8 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.replay import deciding_work
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.cached import cached
+from dpro.analysis.comparison import difference_of
 from dpro.analysis.graphs import make_graph
-from dpro.analysis.selected import difference_of
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.counters import CounterTrack, counter_tracks

@@ -63,6 +63,11 @@ def format_ms(ms: float) -> str:
     return format_duration(ms * NS_PER_MS)
 
 
+def signed_ms(ms: float) -> str:
+    """A difference in milliseconds, with its sign."""
+    return f"{'-' if ms < 0 else '+'}{format_ms(abs(ms))}"
+
+
 def format_bytes(count: float, digits: int = 1) -> str:
     """A size in decimal units, as those of bandwidths are: `4.2 MB`; a negative count is unknown.
 

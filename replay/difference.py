@@ -93,6 +93,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
         doubts: what limits how far to believe it.
         measured: the change as steps outside deep windows show it; null where a run has too few of them, or
             steps or ranks are selected.
+        commands: what the commands of both differ by, in words; empty where they do not, or are not known.
         selection: the steps that are compared, and the ranks whose work is; absent where all are.
         account_b: of B; `account` is that of A.
     """
@@ -107,8 +108,16 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     by_rank: dict[int, float]
     doubts: list[str]
     measured: TypicalChange | None = None
+    commands: str = ""
     selection: SelectionDocument | UnsetType = UNSET
     account_b: Account | None = None
+
+    @property
+    def known_change(self) -> tuple[float, float, float]:
+        """The step of A and of B, ms, and the share by which that of B is longer; in depth if need be."""
+        if self.measured is not None:
+            return self.measured.a_ms, self.measured.b_ms, self.measured.change
+        return self.a_ms, self.b_ms, self.delta_ms / self.a_ms
 
 
 def explain(

@@ -6,7 +6,6 @@ the difference. It is about whole runs, whatever is selected.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ import plotly.graph_objects as go
 import polars as pl
 from dash import html
 
-from dpro.analysis.analysis import Analysis
+from dpro.analysis.comparison import how_known
 from dpro.dashboards import needs
-from dpro.dashboards.jobs import difference_in_words
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
 from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.steps import series_outside
-from dpro.units import format_duration, format_ms
+from dpro.units import format_ms, signed_ms
 from dpro.words import shortened
 
 NAME, TITLE = "difference", "Difference"
@@ -108,25 +105,18 @@ def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]
 def _summary(loaded: Loaded, link: Link) -> Any:
     difference, other = _difference(loaded, link)
     here, there = _names(loaded, other, link)
-    delta = difference.delta_ms
-    sign = "-" if delta < 0 else "+"
+    a_ms, b_ms, change = difference.known_change
     rows = [
-        (here, f"{format_ms(difference.b_ms)} per step: {loaded.run.label}"),
-        (there, f"{format_ms(difference.a_ms)} per step: {other.run.label}"),
-        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / difference.a_ms:+.1%})"),
-        *_medians(loaded, other),
+        ("A", f"{format_ms(a_ms)} per step: {other.run.label}"),
+        ("B", f"{format_ms(b_ms)} per step: {loaded.run.label}"),
+        ("difference", f"{signed_ms(b_ms - a_ms)} ({change:+.1%})"),
+        *zip(("measured", "replayed"), how_known(difference)),
+        *([("commands", difference.commands)] if difference.commands else []),
     ]
-    named = ((here, loaded), (there, other))
-    doubts = [f"{name}: {reason}" for name, run in named for reason in run.trust.reasons]
-    jobs = [(shlex.join(run.run.manifest.command), run.run.manifest.world_size) for run in (loaded, other)]
-    apart = difference_in_words(*jobs)
-    different = [html.P(f"Different jobs: {apart}.", className="health unknown")] if apart else []
-    title = html.P([html.Strong(here), " compared with ", html.Strong(there)], className="job")
     return [
-        title,
-        *different,
+        html.P(["B ", html.Strong(here), ", compared with A ", html.Strong(there)], className="job"),
         facts(rows),
-        html.Ul([html.Li(doubt) for doubt in doubts], className="unknown"),
+        html.Ul([html.Li(doubt) for doubt in difference.doubts], className="unknown"),
     ]
 
 
@@ -137,16 +127,6 @@ def _names(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
     return (here, there) if here != there else (loaded.run.label, other.run.label)
 
 
-def _medians(*runs: Analysis) -> list[tuple[str, str]]:
-    """The typical step of each run as measured outside of deep windows, where both have such."""
-    timed = [series_outside(run.steps) for run in runs]
-    typical = [series.typical_ns for series in timed if series is not None]
-    if len(typical) < 2:
-        return []
-    here, there = map(format_duration, typical)
-    return [("measured", f"typical step outside deep windows: {here} here, {there} in the other")]
-
-
 def _waterfall(loaded: Loaded, link: Link) -> Any:
     difference, other = _difference(loaded, link)
     contributions, name = difference_info(difference), plain(_names(loaded, other, link)[1])
@@ -154,7 +134,7 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
         [
             row["name"],
             row["kind"],
-            f"{'+' * (row['delta_ms'] > 0)}{format_ms(row['delta_ms'])}",
+            signed_ms(row["delta_ms"]),
             *("" if row[side] is None else format_ms(row[side]) for side in ("before_ms", "after_ms")),
         ]
         for row in contributions.iter_rows(named=True)

@@ -19,8 +19,8 @@ import polars as pl
 from dash import Input, dcc, html
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.jobs import Job, job_names
 from dpro.analysis.step_time import SMALL, median_between
-from dpro.dashboards.jobs import Job, job_names
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, table, view

@@ -2,7 +2,6 @@
 
 In: the analysis of a run, and a selection. Out: an `Analysis` whose tables hold what is selected. How the job
 ended, the graph, its trust and findings stay those of the whole run: they cannot be had from a part of it.
-Two runs, or the same steps of them, are compared by what explains that one takes longer than the other.
 """
 
 from __future__ import annotations
@@ -11,26 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import polars as pl
-from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
-from dpro.analysis.step_time import median_change
 from dpro.errors import UsageError
-from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
-from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
 from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps import (
     collective_totals,
-    device_step_ns,
     device_steps,
     recorded_steps,
-    series_outside,
     spans_of_steps,
     within_stretches,
 )
 from dpro.selection import (
-    ALL,
     Ranges,
     RankChoice,
     Selection,
@@ -41,8 +33,6 @@ from dpro.selection import (
     ranges_of,
 )
 from dpro.store import Run
-from dpro.units import ms
-from dpro.words import counted
 
 if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
@@ -214,60 +204,3 @@ def replayed_steps(analysis: Analysis) -> pl.DataFrame:
     nodes = analysis.outline.graph.nodes
     work = pl.DataFrame({"rank": nodes.rank, "step": nodes.step}).unique()
     return work.filter((pl.col("rank") >= 0) & (pl.col("step") >= 0))
-
-
-def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> DifferenceDocument:
-    """Compare two runs.
-
-    Raises:
-        UsageError: it selects nothing of one of them.
-    """
-    sides = (("A", a), ("B", b))
-    if selection:
-        for name, analysis in sides:
-            selection.checked(replayed_steps(analysis), f"{name}: ")
-    doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
-    names = a.run.label, b.run.label
-    usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
-    document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
-    measured = None if selection else typical_change(a.steps, b.steps)
-    return replace(document, measured=measured, doubts=[*_first_doubts(a, b, document, measured), *doubts])
-
-
-def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
-    """How the typical step outside deep windows differs; None where either run has too few such steps.
-
-    Args:
-        a, b: as `Analysis.steps`.
-    """
-    before, after = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
-    if before is None or after is None:
-        return None
-    usual_a, usual_b = before.times[~before.paused], after.times[~after.paused]
-    change, (low, high) = median_change(usual_a, usual_b, (before.cycle, after.cycle))
-    return TypicalChange(
-        a_ms=ms(before.typical_ns), b_ms=ms(after.typical_ns), change=round(change, 4),
-        between=(round(low, 4), round(high, 4)), a_steps=usual_a.size, b_steps=usual_b.size,
-    )  # fmt: skip
-
-
-def _first_doubts(
-    a: Analysis, b: Analysis, document: DifferenceDocument, measured: TypicalChange | None
-) -> list[str]:
-    """What a reader has to know before any contribution."""
-    doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
-    kinds = [_kind_in_words(run) for run in (a, b)]
-    if kinds[0] != kinds[1]:
-        doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
-    if measured and measured.is_clear and measured.change * document.delta_ms < 0:
-        doubts.append("steps in deep windows changed the other way: the rows do not explain the others")
-    if abs(document.unexplained_ms) > abs(document.delta_ms):
-        doubts.append("more than the whole change is not explained: the rows say little about it")
-    return doubts
-
-
-def _kind_in_words(analysis: Analysis) -> str:
-    """`2 ranks on H200`."""
-    manifest = analysis.run.manifest
-    models = sorted({name for name in manifest.gpus if name})
-    return f"{counted(manifest.world_size, 'rank')} on {', '.join(models) or 'CPUs'}"

@@ -10,7 +10,7 @@ import click
 from dpro.cli.analysis import analyse, ranks_option, steps_option
 from dpro.cli.output import console, json_option, print_json, print_selection, share
 from dpro.errors import UsageError
-from dpro.units import format_ms
+from dpro.units import format_ms, signed_ms
 from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def diff(
     With --ranks the step stays that of the whole job, since ranks wait for each other: what the work of other
     ranks changes counts as not explained.
     """
-    from dpro.analysis.selected import difference_of, selection_of
+    from dpro.analysis.comparison import difference_of
+    from dpro.analysis.selected import selection_of
 
     if markdown and as_json:
         raise UsageError("--markdown and --json both write to stdout: give one of them")
@@ -89,7 +90,7 @@ def diff(
         print_selection(selection)
         _print(difference)
     if _is_too_long(difference, fail_on):
-        longer = f"{_change_of(difference)[2]:.1%} longer"
+        longer = f"{difference.known_change[2]:.1%} longer"
         click.echo(f"dpro: a step of B takes {longer} than one of A", err=True)
         ctx.exit(1)
 
@@ -103,45 +104,33 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
     return document.b_ms > (1 + fail_on) * document.a_ms
 
 
-def _change_of(document: DifferenceDocument) -> tuple[float, float, float]:
-    """The step of A and of B in ms, and the share by which that of B is longer, by all steps or in depth."""
-    if measured := document.measured:
-        return measured.a_ms, measured.b_ms, measured.change
-    return document.a_ms, document.b_ms, document.delta_ms / document.a_ms
+def _known(document: DifferenceDocument) -> list[str]:
+    """What to know before what contributes: how the change is known, what the commands differ by."""
+    from dpro.analysis.comparison import how_known
 
-
-def _how_known(document: DifferenceDocument) -> list[str]:
-    """By which steps the change is known, and what is compared then; nothing where these are the same."""
-    measured = document.measured
-    if measured is None:
-        return []
-    low, high = measured.between
-    counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
-    clear = "" if measured.is_clear else ", within what steps vary by"
-    return [
-        f"typical of {counts} ({low:+.1%} to {high:+.1%}{clear})",
-        f"in depth, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
-        f"({_signed(document.delta_ms)}){', of which' * bool(_rows_of(document))}",
-    ]
+    said = how_known(document)
+    if said and _rows_of(document):
+        said[-1] += ", of which"
+    return [*filter(None, [document.commands]), *said]
 
 
 def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
     """The difference as a comment on a pull request: what to know first, the rest as a table."""
-    a_ms, b_ms, change = _change_of(document)
+    a_ms, b_ms, change = document.known_change
     mark = "\U0001f534 " if _is_too_long(document, fail_on) else "" if fail_on is None else "\U0001f7e2 "
     allowed = "" if fail_on is None else f" ({fail_on:.1%} more is too much)"
     lines = [
         f"{mark}**A step takes {format_ms(b_ms)} instead of {format_ms(a_ms)}: {change:+.1%}**{allowed}",
         "",
         f"A: `{_named(document.a)}`, B: `{_named(document.b)}`",
-        *(part for line in _how_known(document) for part in ("", line)),
+        *(part for line in _known(document) for part in ("", line)),
     ]
     rows = _rows_of(document)
     if rows:
         lines += ["", "| step | A | B | because of (A, B: per rank and step) |", "|---:|---:|---:|---|"]
         for delta_ms, of_a, of_b, kind, name in rows:
             named = f"{kind} `{name.replace('|', '/').replace('`', '')}`" if name else kind
-            lines.append(f"| {_signed(delta_ms)} | {of_a} | {of_b} | {named} |")
+            lines.append(f"| {signed_ms(delta_ms)} | {of_a} | {of_b} | {named} |")
     return "\n".join([*lines, *(f"- {doubt}" for doubt in document.doubts)])
 
 
@@ -163,12 +152,12 @@ def _print(document: DifferenceDocument) -> None:
     from rich.table import Table
 
     out, least_ms = console(), MIN_SHARE * document.a_ms
-    a_ms, b_ms, change = _change_of(document)
+    a_ms, b_ms, change = document.known_change
     out.print(
         f"A {_named(document.a)} {format_ms(a_ms)} -> B {_named(document.b)} "
-        f"{format_ms(b_ms)} a step: {_signed(b_ms - a_ms)} ({change:+.1%})"
+        f"{format_ms(b_ms)} a step: {signed_ms(b_ms - a_ms)} ({change:+.1%})"
     )
-    for line in _how_known(document):
+    for line in _known(document):
         out.print(line)
     if rows := _rows_of(document):
         table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
@@ -176,10 +165,12 @@ def _print(document: DifferenceDocument) -> None:
             column.justify, column.no_wrap = "right", True
         room = max(out.width - _BESIDE_NAME, _MIN_NAME)
         for delta_ms, of_a, of_b, kind, name in rows:
-            table.add_row(_signed(delta_ms), of_a, of_b, shortened(f"{kind} {name}".strip(), room))
+            table.add_row(signed_ms(delta_ms), of_a, of_b, shortened(f"{kind} {name}".strip(), room))
         out.print(table)
     by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
-    ranks = [f"rank {rank} {_signed(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][:MAX_RANKS]
+    ranks = [f"rank {rank} {signed_ms(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][
+        :MAX_RANKS
+    ]
     if len(by_rank) > 1 and ranks:
         out.print(f"per rank, on its own: {', '.join(ranks)}")
     for doubt in document.doubts:
@@ -220,7 +211,3 @@ def _compare(runs: Sequence[str], as_json: bool) -> None:
 
 def _named(run: str) -> str:
     return run.rstrip("/").rpartition("/")[2] or run
-
-
-def _signed(ms: float) -> str:
-    return f"{'-' if ms < 0 else '+'}{format_ms(abs(ms))}"

@@ -34,8 +34,9 @@ from dpro.analysis.answers.whatif import (
     sensitivity_of,
     what_if,
 )
+from dpro.analysis.comparison import difference_of
 from dpro.analysis.graphs import ranks_built_once
-from dpro.analysis.selected import difference_of, read_selection, select
+from dpro.analysis.selected import read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError
 from dpro.opening import holds_traces, open_path

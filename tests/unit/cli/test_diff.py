@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.selected import difference_of, typical_change
+from dpro.analysis.comparison import difference_of, typical_change
 from dpro.cli.diff import diff
 from dpro.errors import UsageError
 from dpro.schema import STEPS, conform
@@ -42,8 +42,9 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is_allowed():
     done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--markdown", "--fail-on", "3%"])
-    head, _, runs, _, typical, _, in_depth, _, columns, align, first, *_ = done.stdout.splitlines()
+    head, _, runs, _, commands, _, typical, _, in_depth, _, columns, align, first, *_ = done.stdout.splitlines()
     assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (3.0% more is too much)"
+    assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
     assert typical.startswith("typical of 47 and 47 steps outside deep windows (+47.8% to")
     assert in_depth.startswith("in depth, as the job runs: 74.7 ms -> 123 ms")
     assert runs == "A: `healthy`, B: `slow_rank`"
@@ -68,7 +69,7 @@ def test_allowance_that_is_no_share_is_refused():
 
 
 def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
-    head, _, _, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    head, _, _, _, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
     assert head.startswith("A healthy 73.7 ms -> B slow_rank 123 ms a step: +49.3 ms")
     assert columns.split()[:3] == ["step", "A", "B"]
     assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")

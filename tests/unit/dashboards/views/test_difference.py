@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
+from plotly.utils import PlotlyJSONEncoder
 
 from dpro.cli import cli
 from dpro.dashboards.command import load, offer
@@ -46,6 +49,20 @@ def test_contributions_add_up_to_the_difference(slower, before):
     assert figure.layout.xaxis.title.text == "us per step more than in the other run"
     assert list(bars.x)[-1] == pytest.approx(table["delta_ms"].sum() * 1000)
     assert bars.measure == ("relative",) * table.height + ("total",)
+
+
+def test_the_summary_says_what_the_command_says(repository):
+    runs = [str(repository / "sample_traces" / name) for name in ("healthy", "slow_rank")]
+    loaded = offer([runs[1]], runs[0]).opened.loaded
+    (other,) = (each.name for each in loaded.others.__self__.offers() if each.name.startswith("healthy"))
+    summary = VIEW.sections["difference-summary"](loaded, Link(view="difference", against=other))
+    shown = json.dumps(summary, cls=PlotlyJSONEncoder)
+    said = CliRunner().invoke(cli, ["diff", *runs]).stdout.splitlines()
+    step, commands, typical, in_depth = said[:4]
+    for words in (commands, typical, in_depth.removesuffix(", of which"), step.partition(": ")[2]):
+        assert words in shown
+    assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
+    assert said[-1].lstrip(" -") in shown or said[-1].startswith("per rank")
 
 
 def test_what_contributes_little_is_one_bar_and_nothing_is_lost():

@@ -38,21 +38,17 @@ def job_names(jobs: Iterable[Job]) -> dict[Job, str]:
     return names
 
 
-def difference_in_words(here: Job, there: Job) -> str:
-    """What two jobs differ by; empty where they are the same."""
-    said = [] if here[1] == there[1] else [f"{counted(here[1], 'rank')} against {there[1]}"]
-    if here[0] != there[0] and here[0] and there[0]:
-        one, other = _parts(here[0]), _parts(there[0])
-        pairs = ((_all_of(one), _all_of(other)), (_all_of(other), _all_of(one)))
-        if one.script == other.script:
-            pairs = ((one.arguments, other.arguments), (other.arguments, one.arguments))
-        present, absent = (_apart(units, [units, others]) for units, others in pairs)
-        present, absent = (text and f"`{shortened(text, LONGEST)}`" for text in (present, absent))
-        if present and absent:
-            said.append(f"{present} against {absent}")
-        elif present or absent:
-            said.append(f"with {present}" if present else f"without {absent}")
-    return "; ".join(said)
+def difference_in_words(a: str, b: str) -> str:
+    """What the commands of two jobs, A and B, differ by; empty where they do not, or one is not known."""
+    if not a or not b or a == b:
+        return ""
+    of_a, of_b = _parts(a), _parts(b)
+    units = [(_all_of(parts) if of_a.script != of_b.script else parts.arguments) for parts in (of_a, of_b)]
+    only_a, only_b = (_apart(of_one, units) for of_one in units)
+    only_a, only_b = (text and f"`{shortened(text, LONGEST)}`" for text in (only_a, only_b))
+    if only_a and only_b:
+        return f"A has {only_a}, B has {only_b}"
+    return f"A also has {only_a}" if only_a else f"B also has {only_b}" if only_b else ""
 
 
 def _all_of(parts: _Parts) -> tuple[str, ...]:

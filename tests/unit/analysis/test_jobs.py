@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro.dashboards.jobs import difference_in_words, job_names
+from dpro.analysis.jobs import difference_in_words, job_names
 
 RUN = "torchrun --nproc-per-node 2 sample_traces/train.py --steps 60"
 
@@ -25,11 +25,11 @@ def test_what_starts_the_script_is_kept_only_where_nothing_else_differs():
     assert len(set(job_names(jobs).values())) == 2
 
 
-def test_jobs_differ_by_ranks_by_arguments_or_by_nothing():
-    assert difference_in_words((RUN, 2), (RUN, 2)) == ""
-    assert difference_in_words((RUN, 2), (RUN, 8)) == "2 ranks against 8"
-    assert difference_in_words((f"{RUN} --slow 1", 2), (RUN, 2)) == "with `--slow 1`"
-    assert difference_in_words((RUN, 2), (f"{RUN} --slow 1", 2)) == "without `--slow 1`"
-    assert difference_in_words((RUN, 2), ("python b.py", 2)) == "`train.py --steps 60` against `b.py`"
-    assert difference_in_words((RUN, 2), ("", 2)) == ""
-    assert difference_in_words(("a 'b", 2), ("a 'b", 2)) == ""
+def test_commands_differ_by_script_by_arguments_or_by_nothing():
+    assert difference_in_words(RUN, RUN) == ""
+    assert difference_in_words(RUN, f"{RUN} --slow 1") == "B also has `--slow 1`"
+    assert difference_in_words(f"{RUN} --slow 1", RUN) == "A also has `--slow 1`"
+    assert difference_in_words(RUN, f"{RUN[:-2]}80") == "A has `--steps 60`, B has `--steps 80`"
+    assert difference_in_words(RUN, "python b.py") == "A has `train.py --steps 60`, B has `b.py`"
+    assert difference_in_words(RUN, f"OMP=1 {RUN}") == difference_in_words(RUN, "") == ""
+    assert difference_in_words("a 'b", "a 'b") == ""

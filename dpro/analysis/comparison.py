@@ -1,0 +1,99 @@
+"""Two runs, or the same steps of them, compared: by how much a step differs, what explains it, what to doubt.
+
+In: the analyses of both. Out: a `DifferenceDocument`, and the sentences that head it wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import polars as pl
+from msgspec.structs import replace
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.jobs import difference_in_words
+from dpro.analysis.selected import replayed_steps
+from dpro.analysis.step_time import median_change
+from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
+from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
+from dpro.replay.steps import device_step_ns, series_outside
+from dpro.selection import ALL, Selection
+from dpro.units import format_ms, ms, signed_ms
+from dpro.words import counted
+
+
+def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> DifferenceDocument:
+    """Compare two runs.
+
+    Raises:
+        UsageError: it selects nothing of one of them.
+    """
+    sides = (("A", a), ("B", b))
+    if selection:
+        for name, analysis in sides:
+            selection.checked(replayed_steps(analysis), f"{name}: ")
+    doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
+    names = a.run.label, b.run.label
+    usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
+    document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
+    measured = None if selection else typical_change(a.steps, b.steps)
+    return replace(
+        document,
+        measured=measured,
+        commands=difference_in_words(*(shlex.join(run.run.manifest.command) for run in (a, b))),
+        doubts=[*_first_doubts(a, b, document, measured), *doubts],
+    )
+
+
+def how_known(document: DifferenceDocument) -> list[str]:
+    """By which steps the change is known, and how those in depth changed; none where both are one."""
+    measured = document.measured
+    if measured is None:
+        return []
+    low, high = measured.between
+    counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
+    clear = "" if measured.is_clear else ", within what steps vary by"
+    return [
+        f"typical of {counts} ({low:+.1%} to {high:+.1%}{clear})",
+        f"in depth, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
+        f"({signed_ms(document.delta_ms)})",
+    ]
+
+
+def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
+    """How the typical step outside deep windows differs; None where either run has too few such steps.
+
+    Args:
+        a, b: as `Analysis.steps`.
+    """
+    before, after = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
+    if before is None or after is None:
+        return None
+    usual_a, usual_b = before.times[~before.paused], after.times[~after.paused]
+    change, (low, high) = median_change(usual_a, usual_b, (before.cycle, after.cycle))
+    return TypicalChange(
+        a_ms=ms(before.typical_ns), b_ms=ms(after.typical_ns), change=round(change, 4),
+        between=(round(low, 4), round(high, 4)), a_steps=usual_a.size, b_steps=usual_b.size,
+    )  # fmt: skip
+
+
+def _first_doubts(
+    a: Analysis, b: Analysis, document: DifferenceDocument, measured: TypicalChange | None
+) -> list[str]:
+    """What a reader has to know before any contribution."""
+    doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
+    kinds = [_kind_in_words(run) for run in (a, b)]
+    if kinds[0] != kinds[1]:
+        doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
+    if measured and measured.is_clear and measured.change * document.delta_ms < 0:
+        doubts.append("steps in deep windows changed the other way: the rows do not explain the others")
+    if abs(document.unexplained_ms) > abs(document.delta_ms):
+        doubts.append("more than the whole change is not explained: the rows say little about it")
+    return doubts
+
+
+def _kind_in_words(analysis: Analysis) -> str:
+    """`2 ranks on H200`."""
+    manifest = analysis.run.manifest
+    models = sorted({name for name in manifest.gpus if name})
+    return f"{counted(manifest.world_size, 'rank')} on {', '.join(models) or 'CPUs'}"
