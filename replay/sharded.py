@@ -23,7 +23,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.alignment.align import Alignment, align, first_begun
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, skeletons_of
@@ -167,12 +167,13 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     where_parts, lanes = zip(*map_tasks(partial(_read_part, run), tasks))
     where = pl.concat(where_parts).unique().sort("rank", "window").rows()
     matching = match_collectives(collectives, pl.concat(lanes))
-    alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES))
+    steps = lasting_steps(run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"]))
+    begun = first_begun(steps)
+    alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES), begun)
     moved, messages = with_messages(wait_and_transfer(alignment.aligned(asked_after(matching.rows))))
     windows: dict[int, tuple[int, ...]] = {}
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
-    steps = lasting_steps(run.table(STEPS, ["rank", "step", "start_ns", "duration_ns"]))
     stepped = are_stepped(steps, windows)
     moved, parts = moved.sort("rank", maintain_order=True), parts_of(run, windows)
     return MatchedRun(windows, stepped, matching, alignment, moved, messages, places_of(workers), parts)

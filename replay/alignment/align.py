@@ -245,6 +245,7 @@ ONE_HOST_NS = NS_PER_MS
 FEW_IN_WINDOW = 8
 # No member leaves one of these before all members have come.
 ALL_AWAIT_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+NOT_BEGUN: Mapping[tuple[int, int], int] = {}  # where no step is known
 
 
 @dataclass(frozen=True)
@@ -321,17 +322,22 @@ def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
 
 
 def align(
-    matched: pl.DataFrame, places: Iterable[tuple[int, int]], workers: pl.DataFrame, samples: pl.DataFrame
+    matched: pl.DataFrame,
+    places: Iterable[tuple[int, int]],
+    workers: pl.DataFrame,
+    samples: pl.DataFrame,
+    begun: Mapping[tuple[int, int], int] = NOT_BEGUN,
 ) -> Alignment:
     """Find the clock of every rank in every window.
 
     Args:
         matched: rows of `dpro.replay.alignment.match.Matching`.
         workers: the `workers` table, for which ranks share a clock.
+        begun: when the first step begins, ns on the rank's clock, by rank and window.
 
     Returns:
-        The clocks against that of the lowest rank. One that nothing connects to it keeps 0, with
-        uncertainty -1.
+        The clocks against that of the lowest rank. One that nothing connects to it has uncertainty -1: no
+        work of one side waits for any of the other, so both begin their first step at once.
     """
     places = sorted(places)
     seen = _moments(matched)
@@ -344,7 +350,11 @@ def align(
         ranks = [rank for rank, where in places if where == window]
         here = seen.filter(pl.col("window") == window)
         solved = _Window(here, seen, compared)
-        solved.solve(dict.fromkeys(names[rank] for rank in ranks))
+        starts: dict[str, int] = {}
+        for rank in ranks:
+            if (rank, window) in begun:
+                starts[names[rank]] = min(begun[rank, window], starts.get(names[rank], begun[rank, window]))
+        solved.solve(dict.fromkeys(names[rank] for rank in ranks), starts)
         conflicts += [f"window {window}: {conflict}" for conflict in solved.conflicts()]
         for rank in ranks:
             clock = solved.clocks[names[rank]]
@@ -447,14 +457,21 @@ class _Window:
         self.clocks: dict[str, Clock] = {}
         self._off_line: list[str] = []
 
-    def solve(self, names: Iterable[str]) -> None:
-        """From the first clock outwards; what it cannot reach is uncertain."""
+    def solve(self, names: Iterable[str], starts: Mapping[str, int]) -> None:
+        """From the first clock outwards; what it cannot reach is uncertain, and begins when that does.
+
+        Args:
+            starts: when the first step of a clock's ranks begins on it.
+        """
         names = list(names)
         for root in names:
             if root in self.clocks:
                 continue
             first = not self.clocks
-            line = ClockLine(uncertainty_ns=0 if first else -1)
+            line = ClockLine(uncertainty_ns=0)
+            if not first:
+                zero = starts.get(names[0], 0)
+                line = ClockLine(offset_ns=starts.get(root, zero) - zero, uncertainty_ns=-1)
             solved = {root: Clock(root, line, "reference" if first else "nothing")}
             while solved:
                 self.clocks |= solved
@@ -639,12 +656,21 @@ def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
 
 def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) -> Alignment:
     """The alignment of ranks that ran one after the other: all begin the first step of a window at once."""
-    begun = steps.filter(pl.col("window") >= 0).group_by("rank", "window").agg(pl.col("start_ns").min())
-    first = {(rank, window): start for rank, window, start in begun.iter_rows()}
+    begun = first_begun(steps)
     clocks: dict[tuple[int, int], Clock] = {}
     reference: dict[int, int] = {}
     for rank, window in sorted(places):
-        start = first.get((rank, window), 0)
+        start = begun.get((rank, window), 0)
         zero = reference.setdefault(window, start)
         clocks[rank, window] = Clock(f"rank {rank}", ClockLine(start, start - zero), "pretended")
     return Alignment(clocks)
+
+
+def first_begun(steps: pl.DataFrame) -> dict[tuple[int, int], int]:
+    """By rank and window when the first step begins, ns.
+
+    Args:
+        steps: `rank`, `window`, `start_ns`.
+    """
+    begun = steps.filter(pl.col("window") >= 0).group_by("rank", "window").agg(pl.col("start_ns").min())
+    return {(rank, window): start for rank, window, start in begun.iter_rows()}

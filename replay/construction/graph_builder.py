@@ -23,6 +23,7 @@ from dpro.replay.alignment.align import (
     Alignment,
     align,
     answers_of,
+    first_begun,
     one_after_the_other,
     one_clock,
     without_answers,
@@ -141,7 +142,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     if run.manifest.is_pretended:
         alignment, taken_apart = one_after_the_other(places, steps), nothing_moved
     else:
-        alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
+        alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES), first_begun(steps))
         taken_apart = wait_and_transfer
     spans, syncs, steps = map(alignment.aligned, (spans, syncs, steps))
     moved, messages = with_messages(taken_apart(alignment.aligned(asked_after(matching.rows))))

@@ -42,7 +42,9 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is_allowed():
     done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--markdown", "--fail-on", "3%"])
-    head, _, runs, _, commands, _, typical, _, in_depth, _, columns, align, first, *_ = done.stdout.splitlines()
+    head, _, runs, _, commands, _, typical, _, in_depth, _, columns, align, first, *_ = (
+        done.stdout.splitlines()
+    )
     assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (3.0% more is too much)"
     assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
     assert typical.startswith("typical of 47 and 47 steps outside deep windows (+47.8% to")

@@ -75,7 +75,7 @@ class Job:
                 }
             )
 
-    def align(self) -> Alignment:
+    def align(self, begun: dict[tuple[int, int], int] | None = None) -> Alignment:
         matched = pl.DataFrame(self.rows)
         workers = pl.DataFrame(self.workers) if self.workers else WORKERS.empty()
         samples = pl.DataFrame(self.samples) if self.samples else CLOCK_SAMPLES.empty()
@@ -87,7 +87,7 @@ class Job:
             pl.lit(value).alias(name) for name, value in defaults.items() if name not in workers.columns
         ]
         whole = conform(WORKERS, workers.with_columns(missing))
-        return align(matched, places, whole, conform(CLOCK_SAMPLES, samples))
+        return align(matched, places, whole, conform(CLOCK_SAMPLES, samples), begun or {})
 
     def worst_error(self, alignment: Alignment) -> int:
         """Largest distance of an aligned end from the true one, against the reference's."""
@@ -126,6 +126,19 @@ def test_ranks_of_one_host_have_one_clock_and_the_reference_has_none_of_its_own(
     assert [alignment.of(rank).source for rank in range(2)] == ["reference", "same host"]
     assert alignment.of(2) == alignment.of(3)
     assert alignment.of(2).line.offset_ns == pytest.approx(7 * MS, abs=20 * US)
+
+
+def test_ranks_that_nothing_connects_begin_their_first_step_at_once():
+    # Ranks 0 and 1 meet, and so do 2 and 3, 5 ms further ahead; the two pairs never do.
+    clocks = {0: (0, 0), 1: (0, 0), 2: (0, 0), 3: (5 * MS, 0)}
+    job = Job(clocks).all_reduces([0, 1], 40).all_reduces([2, 3], 40)
+    begun = {(0, 0): TODAY, (1, 0): TODAY + 9 * MS, (2, 0): TODAY + 700 * MS, (3, 0): TODAY + 800 * MS}
+    alignment = job.align(begun)
+    assert alignment.of(1).line.offset_ns == 0
+    assert alignment.of(2).line.offset_ns == 700 * MS
+    assert alignment.of(3).line.offset_ns == pytest.approx(705 * MS, abs=20 * US)
+    assert [alignment.of(rank).line.uncertainty_ns for rank in (2, 3)] == [-1, -1]
+    assert job.align().of(2).line.offset_ns == 0
 
 
 def test_a_clock_is_that_of_a_boot_whatever_the_hosts_are_called():
