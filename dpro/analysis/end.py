@@ -222,7 +222,7 @@ def _with_sentence(end: JobEnd, evidence: RunEvidence) -> JobEnd:
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
     """One sentence; the finding that follows names the cause of a hang."""
-    where = f" at step {end.step:,}" if end.step else " before its first step ended" if end.step == 0 else ""
+    where = f" at step {end.step:,}" if end.step else " in its first steps" if end.step == 0 else ""
     when = "" if end.time_ns is None else f", {time_in_words(end.time_ns)}"
     if end.hung:
         since = "" if end.time_ns is None else f" since {time_in_words(end.time_ns)}"

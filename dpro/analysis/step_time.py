@@ -15,7 +15,7 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.detect.significance import change_points
 from dpro.documents import DocumentPart
-from dpro.replay.steps import series_outside, step_series
+from dpro.replay.steps import StepSeries, series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
@@ -46,9 +46,12 @@ class StepTimeDocument(DocumentPart, frozen=True):
 
 
 def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
-    """What `--json` calls `step_time`; None where no step was timed."""
+    """What `--json` calls `step_time`; None where no step was timed, or one that the host marked.
+
+    Of a single step the mark may end before the devices do: no other step begins that would wait for them.
+    """
     series = step_series(steps)
-    if series is None:
+    if series is None or _is_a_mark(series):
         return None
     return StepTimeDocument(
         typical_ms=ms(series.typical_ns),
@@ -65,7 +68,14 @@ def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
 def step_time_in_words(steps: pl.DataFrame) -> str:
     """The same for people; also that no step was timed."""
     document = step_time_document(steps)
-    return in_words(document) if document else "no step was timed"
+    if document:
+        return in_words(document)
+    return "no step was timed" if step_series(steps) is None else "one step was marked, in a deep window"
+
+
+def _is_a_mark(series: StepSeries) -> bool:
+    """Whether it is one step of a host alone."""
+    return series.recorded and not series.by_device and series.steps.size == 1
 
 
 def in_words(document: StepTimeDocument) -> str:

@@ -27,6 +27,8 @@ WORKLOAD = "step_input_elements"
 CLASS = "imbalance.data"
 BATCHES = "the ranks' batches"
 ELEMENTS = "elements in its batches"
+RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
+EVEN_BATCHES = "give all ranks as much in each step: group samples by length over many batches, or pack them"
 COUNTED = {WORKLOAD: ELEMENTS, "step_backward_calls": "backward passes"}  # what says best comes first
 POWERS = (1.0, 2.0)
 MIN_SIGNIFICANCE = 4.5  # standard errors by which time has to grow with the workload
@@ -259,7 +261,12 @@ def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[i
     sure = 1 - 1 / model.significance if model.significance else GUESSED
     severity = round(cost / step, 4)
     observations = tuple(_observe(uneven, ranks, cost, step))
-    return [Finding(CLASS, "job", BATCHES, tuple(ranks), severity, round(sure, 3), cost, observations)]
+    remedy = EVEN_BATCHES if uneven.what in (ELEMENTS, SHAPES) else ""
+    return [
+        Finding(
+            CLASS, "job", BATCHES, tuple(ranks), severity, round(sure, 3), cost, observations, remedy=remedy
+        )
+    ]
 
 
 def _observe(uneven: Uneven, ranks: list[int], cost: float, step: float) -> list[Observation]:

@@ -26,7 +26,16 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
-from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
+from dpro.detect.load_model import (
+    ELEMENTS,
+    RECEIVED,
+    REST,
+    SHAPES,
+    WORKLOAD,
+    Uneven,
+    describe_uneven_work,
+    explain,
+)
 from dpro.detect.observations import Observation, observe, observe_replay
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.experts import (
@@ -154,7 +163,6 @@ def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
 MAX_NAMED = 4_000_000  # spans of a run, which are read at once to name the layers that are uneven
 MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
 

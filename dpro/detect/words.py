@@ -102,7 +102,7 @@ def _joined(findings: Sequence[Finding]) -> Finding:
 def summarise(finding: Finding) -> str:
     """What is slow, and what it costs: `slow host work: rank 1 (kernels) costs 3 ms per step (5% of it)`."""
     cost = cost_in_words(finding)
-    return f"{_title_of(finding)} costs {cost}" if cost else _title_of(finding)
+    return f"{_title_of(finding)} {cost_verb(finding)} {cost}" if cost else _title_of(finding)
 
 
 def cost_in_words(finding: Finding) -> str:
@@ -110,6 +110,11 @@ def cost_in_words(finding: Finding) -> str:
     if finding.of_hang or not finding.cost_ns or not math.isfinite(finding.cost_ns):
         return ""
     return f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it)"
+
+
+def cost_verb(finding: Finding) -> str:
+    """`costs`, or `cost` of the batches of ranks."""
+    return "cost" if finding.of_job and finding.component_id.endswith("batches") else "costs"
 
 
 def name_part(finding: Finding) -> str:

@@ -17,6 +17,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.detect.findings import Finding
+from dpro.detect.words import cost_verb
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
@@ -117,7 +118,7 @@ def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFr
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     facts = {
         "rank": finding.ranks[0] if finding.ranks else -1,
-        "name": f"{finding.title} costs {format_duration(finding.cost_ns)} per step",
+        "name": f"{finding.title} {cost_verb(finding)} {format_duration(finding.cost_ns)} per step",
         **dict.fromkeys(("lane", "track"), finding.title),
         **dict.fromkeys(("kind", "group"), FINDINGS),
         **dict.fromkeys(("node", "waited_for"), -1),

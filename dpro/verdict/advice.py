@@ -17,7 +17,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.arrays import Bools, Ints
-from dpro.detect import pauses
+from dpro.detect import load_model, pauses
 from dpro.detect.findings import CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
@@ -61,7 +61,7 @@ from dpro.words import counted
 
 MAX_ADVICE = 3
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that calls and kernels show by their own times
-NO_FAULT = ("warm-up", "imbalance.data")  # classes of findings that are of what was recorded, or of the data
+NO_FAULT = "warm-up"  # class of findings that are of what was recorded
 MUCH = 20.0  # times: more counts as this
 NOTHING_LEFT = 1_000.0  # times: a gain where nothing may be left of the step
 WORTH = 1.02  # gain below which nothing is advised
@@ -78,6 +78,7 @@ HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # G
 FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
 FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
 NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
+EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
 MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # what treats what a process that has just started does once
@@ -138,6 +139,13 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     first = _FIRST.get(limit, ())
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
+
+
+def advise_of_findings(facts: JobFacts) -> list[Advice]:
+    """What to do about parts that findings name, the best first, where nothing else is known of the job."""
+    wanted = [advice for source in (_crowded_hosts, _slow_parts) for advice in source(facts, "")]
+    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
+    return sorted(worth, key=_merit, reverse=True)
 
 
 def record_more(facts: JobFacts) -> list[Advice]:
@@ -238,6 +246,8 @@ _FIRST = {
 def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Find out what a rank that a finding names does, and end it."""
     for finding in facts.findings:
+        if finding.class_ == load_model.CLASS and best_of(facts, [EVEN_SEQUENCES]) is not None:
+            continue
         if finding.class_ == pauses.CLASS or finding.of_job:  # few steps that are replayed do not show these
             yield from remedies_of([finding])
             continue
@@ -268,15 +278,18 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
     """What findings themselves say to do, or to look for, each with what the mean step gains without it."""
     for finding in findings:
         gain = 1 / (1 - min(finding.severity, 1 - 1 / MUCH))
-        if finding.class_ in NO_FAULT or gain < WORTH:
+        if finding.class_ == NO_FAULT or gain < WORTH:
             continue
+        is_of_data = finding.class_ == load_model.CLASS
         if finding.remedy:
-            do = f"{finding.remedy} ({finding.evidence[0]})" if finding.evidence else finding.remedy
+            shown = finding.evidence and not is_of_data  # FAULT names the batches
+            do = f"{finding.remedy} ({finding.evidence[0]})" if shown else finding.remedy
         elif finding.component_kind == "rank":
             do = f"find what makes {finding.component} slower than its peers, and remove it"
         else:
             continue
-        yield Advice("heal", do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
+        kind = "balance-input" if is_of_data else "heal"
+        yield Advice(kind, do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
 
 
 def best_of(facts: JobFacts, texts: Sequence[str]) -> Prediction | None:
@@ -311,7 +324,7 @@ def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Ad
 _EDITS: Sequence[tuple[str, str, str]] = (
     ("optimizer:impl=fused", "optimizer", "a fused optimizer (fused=True)"),
     ("compress:to=bf16", "compression", "reduce gradients in bf16 (a communication hook of DDP)"),
-    ("balance:over=sequences", "balance-input", "spread long and short samples evenly over the ranks"),
+    (EVEN_SEQUENCES, "balance-input", "spread long and short samples evenly over the ranks"),
 )
 
 

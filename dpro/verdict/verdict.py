@@ -25,7 +25,7 @@ from dpro.classify import OTHER
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
-from dpro.detect.words import name_part
+from dpro.detect.words import cost_verb, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
@@ -41,6 +41,7 @@ from dpro.verdict.advice import (
     WORTH,
     Advice,
     advise,
+    advise_of_findings,
     first_of,
     record_more,
     record_steps,
@@ -175,7 +176,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         ranked = [Advice("record-more", untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
-        ranked = [Advice("record-more", do, None, None, "a setting")]
+        ranked = [*advise_of_findings(facts), Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
     steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
@@ -400,7 +401,7 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
     words = [
-        name_part(one) + (f" costs {format_duration(one.cost_ns)} a step" if one.cost_ns else "")
+        name_part(one) + (f" {cost_verb(one)} {format_duration(one.cost_ns)} a step" if one.cost_ns else "")
         for one in findings[:2]
     ]
     more = len(findings) - len(words)

@@ -230,6 +230,14 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
     return {
         "time_ns": time.time_ns(),
         "type": class_name(kind),
-        "message": environment.mask(line)[: environment.LONGEST],
+        "message": _whole_sentences(environment.mask(line)),
         "calls": calls[: -DEEPEST - 1 : -1],
     }
+
+
+def _whole_sentences(text: str) -> str:
+    """As much of a text as is kept, up to the end of a sentence where one ends there."""
+    if len(text) <= environment.LONGEST:
+        return text
+    begun = text[: environment.LONGEST]
+    return begun[: begun.rfind(". ") + 1] or begun

@@ -15,6 +15,7 @@ from dpro.documents import plain
 from dpro.extensions.trial.measure import step_times
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.builders import gpu_job
 from tests.unit.detect.calling import counted, data_parallel, tables
 from tests.unit.detect.pauses.test_find import EVERY_TENTH, PAUSE_MS, in_steps, paused
 
@@ -46,6 +47,16 @@ def test_typical_step_and_mean_step_with_pauses_are_distinguished(run):
     assert mean - typical == pytest.approx(PAUSE_MS / 10)
     assert document.lost_to_pauses == pytest.approx(20 / mean, abs=1e-4)
     assert (document.steps, document.pauses, document.where) == (100, 10, "outside deep windows")
+
+
+def test_the_mark_of_a_single_step_is_no_step_time(tmp_path):
+    run = gpu_job(num_steps=1).write(tmp_path)
+    steps = run.table(STEPS)
+    assert (steps["step"].n_unique(), set(steps["window"])) == (1, {0})
+    assert step_time_document(steps) is None
+    assert step_time_in_words(steps) == "one step was marked, in a deep window"
+    outside = steps.with_columns(pl.lit(-1, pl.Int32).alias("window"))
+    assert step_time_document(outside).steps == 1
 
 
 def test_every_command_says_the_same_of_the_same_run(run):

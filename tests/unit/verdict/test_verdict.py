@@ -19,7 +19,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import CUT, open_run
-from dpro.verdict.advice import Advice, advise, partly, remedies_of, worth_after
+from dpro.verdict.advice import Advice, advise, advise_of_findings, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import LIMIT_OF, LedgerRow, cause_of_finding, entries_of
 from dpro.verdict.limits import (
@@ -35,7 +35,14 @@ from dpro.verdict.limits import (
     Free,
     work_of_devices,
 )
-from dpro.verdict.verdict import Explanation, explain, fault_in_words, limit_of, steps_in_words
+from dpro.verdict.verdict import (
+    Explanation,
+    _by_replay,
+    explain,
+    fault_in_words,
+    limit_of,
+    steps_in_words,
+)
 from dpro.verdict.words import limit_of_run
 from tests.builders import MAIN, TinyRun, gpu_job
 from tests.jobs import ROOT
@@ -453,6 +460,33 @@ def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_ste
     assert second.do == "look (b)"
     assert third.do == "find what makes rank 2 slower than its peers, and remove it"
     assert third.gain_high == pytest.approx(1 / 0.9)
+
+
+UNEVEN = Finding(
+    "imbalance.data", "job", "the ranks' batches", (0, 1), 0.2, 0.9, 1e4,
+    (observe("uneven-work", "one rank has more"),), remedy="group samples by length",
+)  # fmt: skip
+
+
+def test_uneven_batches_that_few_recorded_steps_do_not_show_are_to_be_evened_out(tmp_path):
+    facts = with_findings(facts_of(gpu_job(slow_rank=-1), tmp_path), [UNEVEN])
+    (evened,) = (advice for advice in advise(facts, IMBALANCE) if advice.kind == "balance-input")
+    assert evened.do == "group samples by length"
+    assert (evened.gain_low, evened.gain_high) == pytest.approx((1 / 0.9, 1 / 0.8), rel=1e-3)
+    assert advise(facts, IMBALANCE)[0] == evened
+    assert fault_in_words([UNEVEN]) == "the ranks' batches cost 10 us a step."
+
+
+def test_a_part_that_is_named_is_to_be_mended_where_nothing_says_what_limits_the_job(tmp_path, monkeypatch):
+    crowd = Finding("slow.host", "host", "vm", (0, 1), 0.4, 0.9, 1e5, (), CROWDED)
+    facts = with_findings(facts_of(gpu_job(), tmp_path), [crowd])
+    (cores,) = advise_of_findings(facts)
+    assert (cores.kind, cores.do) == (
+        "cores", "fewer threads, or more cores, on host vm: ranks wait 100 us a step for a core",
+    )  # fmt: skip
+    monkeypatch.setattr("dpro.verdict.verdict.limit_of", lambda *_: None)
+    verdict = _by_replay(facts)
+    assert [advice.kind for advice in verdict.advice] == ["cores", "record-more"]
 
 
 def finding(component_kind: str, component_id: str, cost_us: float, cause: str = "") -> Finding:

@@ -30,6 +30,12 @@ def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it
     assert [call.rpartition(" ")[2] for call in raised["calls"]] == ["caught"]  # type: ignore[attr-defined]
 
 
+def test_a_message_that_is_too_long_ends_with_a_sentence():
+    said = "Expected to have finished. This says that parameters were not used. "
+    assert caught(RuntimeError(said + "x" * 400))["message"] == said.strip()
+    assert caught(RuntimeError("x" * 400))["message"] == "x" * 300
+
+
 def test_an_exception_that_quotes_another_process_is_what_that_one_raised():
     quoted = "\n\n-- Process 1 failed:\nTraceback (most recent call last):\n  File x\nOSError: disk full\n"
     assert caught(RuntimeError(quoted))["message"] == "OSError: disk full"
