@@ -30,6 +30,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark `few(n)`, n cases run by default, spread over all; the others are slow."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault((str(item.path), item.originalname), []).append(item)  # type: ignore[attr-defined]
+    for of_test in cases.values():
+        (number,) = of_test[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        kept = {place * len(of_test) // number for place in range(number)}
+        for place, item in enumerate(of_test):
+            if place not in kept:
+                item.add_marker("slow")
+
+
 def _shared(factory: pytest.TempPathFactory) -> Path:
     """A folder of this run of the tests that all its workers have."""
     base = factory.getbasetemp()

@@ -31,6 +31,7 @@ REMOVED = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("make", "removed"), REMOVED)
 def test_a_run_without_a_thing_is_answered_or_refused_in_one_line(tmp_path, make, removed):
     run = open_run(make(tmp_path))

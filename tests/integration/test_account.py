@@ -129,13 +129,15 @@ def assert_one_account(run: Path) -> dict:
     return account
 
 
-@pytest.mark.parametrize("name", ["slow_rank", "h200_gpt"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["h200_gpt", "slow_rank"])
 def test_documents_of_all_commands_have_the_same_account(name):
     account = assert_one_account(SAMPLES / name)
     assert account["recorded_step_ms"] > account["step_ms"]
 
 
-@pytest.mark.parametrize("name", ["slow_rank", "h200_gpt", "h200_hang"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["h200_hang", "h200_gpt", "slow_rank"])
 def test_the_server_the_page_and_the_dashboard_have_the_same_account(name, tmp_path):
     account = answered("explain", SAMPLES / name)["account"]
     assert_all_other_faces_have(account, SAMPLES / name, tmp_path)
@@ -161,6 +163,7 @@ def test_a_run_that_hangs_has_an_account_without_a_ledger():
     assert account["fault"] == documents[0]["fault"]
 
 
+@pytest.mark.slow
 def test_the_account_is_of_all_steps_whichever_are_selected():
     of_some = answered("whatif", SAMPLES / "slow_rank", "--edit", "no-comm", "--steps", "6")
     assert of_some["account"] == answered("explain", SAMPLES / "slow_rank")["account"]

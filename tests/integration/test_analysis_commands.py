@@ -135,6 +135,7 @@ def damaged(imported: Path, tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("source", ["imported", "recorded"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_object_with_what_programs_rely_on(command, source, request):

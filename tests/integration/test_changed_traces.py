@@ -120,6 +120,7 @@ def assert_same(verdict: Explanation, as_it_is: Explanation) -> None:
     assert verdict.step_ms == pytest.approx(as_it_is.step_ms, rel=0.02)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
 def test_what_is_no_part_of_the_job_does_not_change_the_answer(traces, tmp_path, empty_cache, change):
     source = traces / "single/h100_bert_pystack.json.gz"

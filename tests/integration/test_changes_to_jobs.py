@@ -104,6 +104,7 @@ def reductions(run):
     return calls.filter(rank=0, op="all_reduce").height
 
 
+@pytest.mark.slow
 def test_passes_are_accumulated_and_gradients_reduced_in_half_of_them(tmp_path):
     seen, run, refused = changed(tmp_path, "accumulate:steps=2")
     assert not refused

@@ -95,6 +95,7 @@ def test_the_first_view_is_saved_as_a_picture_and_its_link_copied_by_one_click(b
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_a_click_on_what_to_try_leads_to_its_command_and_to_the_spans_that_it_changes(browser, sample):
     browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
     browser.get(f"{sample}?view=verdict")
@@ -164,6 +165,7 @@ def test_tabs_are_the_views_with_data_and_the_menu_says_why_others_have_none(bro
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_tabs_are_one_row_no_title_is_doubled_and_content_begins_near_the_top(browser, offered):
     sized(browser, 1440)
     for view, content in (("timeline", "#timeline canvas"), ("heatmap", ".panel"), ("verdict", ".panel")):
@@ -178,6 +180,7 @@ def test_tabs_are_one_row_no_title_is_doubled_and_content_begins_near_the_top(br
     assert complaints(browser) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [1440, 390])
 def test_a_job_that_hangs_is_shown_as_that_first_with_what_to_do(browser, offered, width):
     sized(browser, width)
@@ -366,6 +369,7 @@ def test_a_run_that_comes_is_listed_a_click_opens_one_or_says_what_changed(brows
         assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_a_query_is_typed_answered_and_kept_in_the_address(browser, sample):
     browser.get(f"{sample}?view=query")
     settle(browser)
@@ -391,6 +395,7 @@ def parameters(browser) -> set[str]:
     return set(browser.current_url.partition("?")[2].split("&"))
 
 
+@pytest.mark.slow
 def test_the_page_follows_a_run_that_is_being_recorded_until_it_is_over(browser, repository):
     first, last = (open_run(repository / "sample_traces" / name) for name in ("healthy", "slow_rank"))
     go_on = threading.Event()
@@ -470,6 +475,7 @@ def test_the_path_of_a_run_runs_no_script_and_injected_ones_are_refused(browser,
         assert any("Content Security Policy" in said for said in complaints(browser))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(repository, tmp_path, by):
     run, files = tmp_path / "run", tmp_path / "files"

@@ -51,6 +51,7 @@ def test_a_sample_run_is_small_and_whole(name):
     assert set(run.table(STEPS)["window"]) == {-1, 0, 1, 2}
 
 
+@pytest.mark.slow
 def test_the_healthy_sample_has_no_finding():
     assert findings(SAMPLES / "healthy") == []
 
@@ -62,6 +63,7 @@ def test_the_sample_with_a_slow_rank_names_it_and_the_input():
     assert "DataLoader" in finding["evidence"][0]
 
 
+@pytest.mark.slow
 def test_the_sample_with_slow_input_blames_the_input_and_no_rank():
     (finding,) = findings(SAMPLES / "slow_input")
     assert (finding["class"], finding["component"]["kind"]) == ("slow.host", "job")

@@ -22,6 +22,7 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 LABELS = ("LIMIT", "FAULT", "TRY", "NOT", "UNSURE", "MORE")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sample", "limit", "ranks", "first"),
     [
@@ -38,6 +39,7 @@ def test_the_samples_are_explained_by_what_was_done_to_them(sample, limit, ranks
     assert first is None or verdict["advice"][0]["kind"] == first
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sample", ["healthy", "slow_input", "slow_rank"])
 def test_an_explanation_is_a_screen_of_labelled_lines(sample):
     lines = dpro("explain", SAMPLES / sample).stdout.splitlines()
@@ -83,6 +85,7 @@ def test_no_verdict_contradicts_itself(verdicts):
         assert sum(verdict.shares.values()) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_large_run_is_explained_as_any_other(monkeypatch, empty_cache):
     whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     monkeypatch.setattr(graphs, "LARGE", 0)
@@ -93,6 +96,7 @@ def test_a_large_run_is_explained_as_any_other(monkeypatch, empty_cache):
     assert [advice.kind for advice in by_rank.advice] == [advice.kind for advice in whole.advice]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("large", [False, True])
 def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, monkeypatch, large):
     run = shutil.copytree(SAMPLES / "slow_rank", tmp_path / "run")
@@ -104,7 +108,7 @@ def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, 
     assert (verdict.steps, verdict.step_ms) == (whole.steps, pytest.approx(whole.step_ms, rel=0.01))
     assert "no step is known of rank 1" in verdict.unsure
     assert verdict.limit.kind == "input"  # what rank 0 waits for has no step to be compared in
-    for command in () if large else ("whatif", "diagnose", "report", "replay"):
+    for command in () if large else ("whatif", "report"):
         assert dpro(command, run, "--json").returncode == 0
 
 

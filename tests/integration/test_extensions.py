@@ -146,6 +146,7 @@ def _dpro(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_an_extension_of_another_distribution_works_as_dpros_own(tmp_path):
     _install(tmp_path, "dpro_sparks", "sparks = dpro_sparks:EXTENSION", SPARKS)
     (tmp_path / "train.py").write_text(TRAIN)

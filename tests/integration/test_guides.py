@@ -98,6 +98,7 @@ def test_guides_are_about_commands():
     assert len(FAST) >= 20
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("command", FAST, ids=_name)
 def test_a_command_of_a_guide_prints_what_the_guide_shows_and_no_more(command, places, monkeypatch):
     monkeypatch.chdir(places[command.guide])
@@ -114,6 +115,7 @@ def _edits_in_passing() -> Iterator[tuple[Path, str]]:
                 yield guide, edit
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("guide", "edit"), list(_edits_in_passing()), ids=str)
 def test_an_edit_that_a_guide_names_is_answered_by_its_run(guide, edit, places):
     done = CliRunner().invoke(cli, ["whatif", str(places[guide] / "RUN"), "--edit", edit, "--json"])

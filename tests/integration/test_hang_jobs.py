@@ -26,6 +26,7 @@ def evidence_of(finding: dict[str, Any]) -> str:
     return "\n".join(finding["evidence"])
 
 
+@pytest.mark.slow
 def test_a_rank_whose_host_sleeps_is_named_through_pipeline_and_data_parallelism(tmp_path):
     finding = the_finding(diagnosed(tmp_path, "sleep", launch=quickly))
     assert (finding["class"], finding["ranks"]) == ("hang.host", [2])

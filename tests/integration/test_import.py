@@ -49,6 +49,7 @@ def _plain_reading(path: Path) -> dict[str, float]:
     return totals
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("folder", MULTIRANK)
 def test_tables_agree_with_a_plain_reading_of_the_files(folder, traces):
     source = traces / "multirank" / folder
@@ -372,6 +373,7 @@ def test_gpu_time_that_no_class_explains_is_printed(tmp_path):
     assert json.loads(again.stdout)["coverage"]["unclassified"] == unclassified
 
 
+@pytest.mark.slow
 def test_classes_of_the_users_own_count_and_change_what_is_cached(tmp_path, monkeypatch):
     def info() -> dict[str, Any]:
         done = in_own_process("info", tmp_path / "in", "--json", cache=tmp_path / "cache")

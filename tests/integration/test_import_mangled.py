@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ def _imported(folder: Path, run: Path) -> Manifest | str:
         return str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(mishaps=MISHAPS)
 def test_a_mangled_folder_is_a_run_or_one_line(mishaps):
@@ -150,6 +152,7 @@ def test_a_mangled_folder_is_a_run_or_one_line(mishaps):
         assert spans.select("rank", "span_id").is_unique().all()
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(mishaps=MISHAPS)
 def test_ranks_that_nothing_happened_to_are_as_they_were(mishaps):

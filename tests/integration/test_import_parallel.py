@@ -62,6 +62,7 @@ def test_processes_make_the_same_bytes_as_one(source, expected, tmp_path):
     assert _left_in(tmp_path / "out") == ["run"]
 
 
+@pytest.mark.slow
 def test_any_executor_makes_the_same_bytes(source, expected, tmp_path):
     with ThreadPoolExecutor(3) as executor:
         import_sources([source], tmp_path / "threads", executor=executor)
@@ -127,6 +128,7 @@ def test_more_shards_than_files_are_no_harm(source, expected, tmp_path):
     assert digests(tmp_path / "run") == expected
 
 
+@pytest.mark.slow
 def test_shards_at_the_same_time_make_the_same_bytes(source, expected, tmp_path):
     command = [sys.executable, "-m", "dpro", "import", source, "-o", tmp_path / "out" / "run", "--json"]
     running = [

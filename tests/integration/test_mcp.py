@@ -110,6 +110,7 @@ def test_tools_have_schemas_with_meanings_and_are_marked_as_reading(answers):
     assert finding["class"]["description"].startswith("such as `slow.host`")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("asked", [*ASKED, *(f"selected {tool}" for tool in SELECTED)])
 def test_a_tool_answers_what_the_command_answers(answers, served, asked):
     command, _ = SELECTED[asked.removeprefix("selected ")] if asked.startswith("selected") else ASKED[asked]

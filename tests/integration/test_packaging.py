@@ -93,6 +93,7 @@ def test_the_sdist_has_no_links(distributions):
         assert [member.name for member in sdist if member.issym() or member.islnk()] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["wheel", "sdist", "editable", "editable without links"])
 def test_dpro_installs_and_runs_from(form, repository, distributions, tmp_path):
     what: list[str | Path]

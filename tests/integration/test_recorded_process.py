@@ -168,6 +168,7 @@ time.sleep(1.2)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("closed", ["os.closerange(3, 256)", "[os.dup2(0, each) for each in range(3, 41)]"])
 def test_a_job_that_closes_all_descriptors_keeps_its_own_under_their_numbers(tmp_path, closed):
     """A fork keeps them, too, where what the recorder had open is forgotten."""
@@ -288,6 +289,7 @@ for module, name in ((time, "sleep"), *((_thread, name) for name in names)):
 """
 
 
+@pytest.mark.slow
 def test_our_threads_and_locks_are_those_of_the_interpreter_where_the_job_has_patched_them(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(f"{PATCHED}\nimport torch\n{MODEL}\n{LOOKS}\nprint(json.dumps(sorted(set(used))))\n")

@@ -56,6 +56,7 @@ def test_plan_of_ranks_on_cpus_says_that_they_share_no_cores(asked):
     assert any("CPU cores of its own" in line for line in assumed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("trace", "hosts"), [("torchrec_v100_4r_a2a_ar", [0, 0, 1, 1]), ("param_dlrm_v100_8r", [0, 1] * 4)]
 )

@@ -158,6 +158,7 @@ def _ends(events: list[dict[str, Any]], work: list[dict[str, Any]], moments: lis
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("job", ["param_dlrm_v100_8r", "torchrec_v100_4r_sleep1s_rank2"])
 def test_compute_and_communication_agree_with_a_plain_reading_of_the_file(job, traces, tmp_path):
     folder = traces / "multirank" / job

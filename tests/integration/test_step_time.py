@@ -42,12 +42,13 @@ class Answered:
         return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=[SAMPLE, PIPELINE], ids=["sample", "pipeline"])
+@pytest.fixture(scope="module", params=[PIPELINE, SAMPLE], ids=["pipeline", "sample"])
 def said(request) -> Answered:
     run = request.param if request.param == SAMPLE else request.getfixturevalue("traces") / request.param
     return Answered(run)
 
 
+@pytest.mark.few(1)
 def test_the_typical_step_and_the_mean_with_pauses_are_the_same_everywhere(said):
     of_info = said.of("info")["step_time"]
     assert of_info["typical_ms"] > 0
@@ -59,6 +60,7 @@ def test_the_typical_step_and_the_mean_with_pauses_are_the_same_everywhere(said)
     assert outside in (None, of_info["typical_ms"])
 
 
+@pytest.mark.few(1)
 def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
     predicted = said.of("whatif", "--edit", "no-comm")
     mean_ms = predicted["baseline_ms"]

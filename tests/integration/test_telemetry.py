@@ -76,6 +76,7 @@ def test_an_error_of_the_driver_is_an_event(run):
     assert values(run, FIRST, "clocks_hw_thermal_slowdown") == [1]
 
 
+@pytest.mark.slow
 def test_info_says_what_was_sampled_and_what_was_wrong(run, tmp_path):
     done = complete([*INFO, str(run.path), "--json"], tmp_path)
     telemetry = json.loads(done.stdout)["telemetry"]

@@ -114,6 +114,7 @@ def test_the_measured_lanes_are_drawn_and_a_link_reproduces_what_is_seen(browser
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_a_row_is_drawn_once_its_place_is_final(browser, tmp_path, monkeypatch):
     read, gate = MeasuredLanes._lanes, Semaphore(0)
     monkeypatch.setattr(MeasuredLanes, "_lanes", lambda *args: gate.acquire() and read(*args))
@@ -147,6 +148,7 @@ def _window(browser, width: int, height: int):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_the_frame_fills_the_window_and_ranks_are_unfolded_as_far_as_they_fit_those_at_fault_first(
     browser, tmp_path, monkeypatch
 ):
@@ -348,6 +350,7 @@ def test_the_box_of_a_chosen_span_goes_with_its_lane_and_its_panel_needs_no_scro
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_rows_of_nested_spans_that_are_empty_in_a_stretch_take_no_room_there(browser, sample):
     _open(browser, f"{sample}?view=timeline")
     heights = "dproTimeline.rows.filter((row) => row.type === 'lane').map((row) => row.height)"
@@ -419,6 +422,7 @@ def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
     assert closer[0] < marked["a"] < marked["b"] < closer[1]
 
 
+@pytest.mark.slow
 def test_an_area_of_some_rows_is_totalled_and_kept_in_the_link(browser, job):
     _open(browser, f"{job}?view=timeline")
     wait(browser, PATH)  # its row is above those
@@ -592,6 +596,7 @@ def test_the_benchmark_measures_a_tiny_run(tmp_path):
     assert rows["wheel_p95_ms"]["n"] >= 6
 
 
+@pytest.mark.slow
 def test_two_runs_are_on_one_axis_from_a_chosen_step_on_with_what_their_lanes_differ_by(browser, tmp_path):
     gpu_job(extra=0).write(tmp_path / "after")
     gpu_job(extra=300).write(tmp_path / "before")

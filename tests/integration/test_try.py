@@ -76,6 +76,7 @@ def bucket(tmp_path_factory):
     return folder, *tried(folder, edits, DDP + "main()", "--repeats", "2")
 
 
+@pytest.mark.slow
 def test_buckets_of_an_unchanged_script_get_the_size_that_is_tried(bucket):
     folder, code, document, stderr = bucket
     assert code == 0, stderr

@@ -18,6 +18,7 @@ def _parameters() -> list[object]:
     return [pytest.param(job, id=job.kind, marks=[] if job.is_quick else pytest.mark.slow) for job in JOBS]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("job", _parameters())
 def test_job_shows_the_same_recorded_as_plain(job: OddJob, tmp_path: Path) -> None:
     if job.lacks():

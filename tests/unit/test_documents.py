@@ -137,6 +137,7 @@ def test_the_page_of_the_documents_is_generated_from_them():
     assert (ROOT / "docs" / "json.md").read_text() == page(), "run `make schema`"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("command", READING)
 def test_what_a_command_prints_is_what_its_schema_says(command, sample):

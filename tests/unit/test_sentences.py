@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.sentences import page, sentences_of
 
 SOURCE = """
@@ -29,6 +31,7 @@ def test_sentences_are_those_that_can_be_printed_with_their_lines():
     ]
 
 
+@pytest.mark.slow
 def test_what_a_command_prints_is_found():
     text = re.sub(r"\\{[^}]*\\}", "{}", page())
     for sentence in (

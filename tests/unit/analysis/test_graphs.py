@@ -138,6 +138,7 @@ def in_threads(monkeypatch):
     monkeypatch.setattr(graphs, "rank_processes", threads)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [(), ("--step", "1"), ("--window", "0")])
 def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options, monkeypatch, in_threads):
     whole = documents(run, *options)
@@ -147,6 +148,7 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
     assert documents(run, *options) == whole  # from the cache
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "edit",
     ["network:bandwidth=2", "slow:rank=1,factor=2", "remove:module=*", "heal:rank=1"],
@@ -184,6 +186,7 @@ def test_a_large_run_is_diagnosed_rank_by_rank_with_the_same_answer(run, monkeyp
     assert documents(run, command="diagnose") == whole
 
 
+@pytest.mark.slow
 def test_a_large_run_is_searched_by_rank_and_what_is_not_looked_at_is_said(run, monkeypatch, in_threads):
     whole = documents(run, command="whatif")
     monkeypatch.setattr(graphs, "LARGE", 1)
@@ -210,6 +213,7 @@ def test_no_room_for_the_ranks_of_a_large_run_is_one_line(run, command, monkeypa
         CliRunner().invoke(cli, [command, str(run.path)], catch_exceptions=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["diagnose", "whatif"])
 def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatch, in_threads):
     built: list[int] = []

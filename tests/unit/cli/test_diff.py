@@ -113,6 +113,7 @@ def test_different_jobs_and_a_job_that_hung_are_said_to_be():
     assert doubts[0].startswith("A: The job hung")
 
 
+@pytest.mark.slow
 def test_many_runs_have_a_line_each_with_step_limit_and_what_to_do_first():
     columns, first, second, third = (
         CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, HEALTHY]).stdout.splitlines()

@@ -11,6 +11,7 @@ from tests.commands import dpro
 from tests.jobs import ROOT
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["--version", "info RUN", "info RUN --json", "topology --fat-tree 4"])
 def test_a_disk_without_room_for_the_output_is_one_line(command):
     words = command.replace("RUN", str(ROOT / "sample_traces" / "healthy")).split()

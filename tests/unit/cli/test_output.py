@@ -300,6 +300,7 @@ def test_what_follows_a_label_wraps_below_its_value():
     assert lines == ["step time  typical step 72.2 ms (111 steps", "           outside deep windows)"]
 
 
+@pytest.mark.slow
 def test_lines_wrap_on_a_terminal_alone(tmp_path):
     read_end, write_end = pty.openpty()
     command = [sys.executable, "-m", "dpro", "diagnose", str(ROOT / "sample_traces" / "slow_rank")]
@@ -332,6 +333,7 @@ def test_what_is_longer_than_the_terminal_goes_through_the_pager():
     assert shown_on_a_terminal(5, "recipe", "slurm") == [f":{line}" for line in plain]
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(shutil.which("less") is None, reason="there is no less")
 @pytest.mark.parametrize("options", ["", "-S", "-RS"])
 def test_less_never_shows_codes_of_bold_text(options):

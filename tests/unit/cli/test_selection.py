@@ -119,6 +119,7 @@ def test_work_outside_of_steps_counts_where_all_steps_are_selected(two_steps):
     assert before("--ranks", "1") == [1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("run", ["job", SLOW_RANK])
 def test_selecting_all_of_a_report_is_selecting_nothing(run, job):
     run = job if run == "job" else run
@@ -127,6 +128,7 @@ def test_selecting_all_of_a_report_is_selecting_nothing(run, job):
     assert document == answer(report, run)
 
 
+@pytest.mark.slow
 def test_reports_of_each_rank_add_up_to_that_of_all():
     whole, *parts = (answer(report, SLOW_RANK, *ranks) for ranks in ((), ("--ranks", "0"), ("--ranks", "1")))
     for table, key in (("kernels", "total_ms"), ("collectives", "wait_ms")):
@@ -141,6 +143,7 @@ def test_a_report_says_what_it_is_of_and_reports_to_send_are_refused(job, tmp_pa
     assert "whole run" in refused(report, job, "--steps", "1", "--html", str(tmp_path / "x.html"))
 
 
+@pytest.mark.slow
 def test_difference_is_of_selected_steps_and_of_the_work_of_selected_ranks():
     document = answer(diff, HEALTHY, SLOW_RANK, "--steps", "5-7", "--ranks", "1")
     parts = sum(each["delta_ms"] for each in document["contributors"]) + document["unexplained_ms"]
@@ -153,6 +156,7 @@ def test_difference_is_of_selected_steps_and_of_the_work_of_selected_ranks():
     assert other["unexplained_ms"] > 0.7 * other["delta_ms"]
 
 
+@pytest.mark.slow
 def test_difference_of_all_steps_and_ranks_is_the_difference():
     document = answer(diff, HEALTHY, SLOW_RANK, *ALL_OF_JOB)
     assert document.pop("selection") == {"steps": "0-99", "ranks": "0-99"}
@@ -193,6 +197,7 @@ def test_export_says_what_it_wrote(job, tmp_path):
     assert "selection" not in answer(export, job, "--chrome", str(tmp_path / "x.json"))
 
 
+@pytest.mark.slow
 def test_predictions_are_of_the_mean_of_selected_steps():
     each = [answer(whatif, SLOW_RANK, "-e", "heal:rank=1", "--steps", step) for step in ("5", "6", "7")]
     together = answer(whatif, SLOW_RANK, "-e", "heal:rank=1", "--steps", "5-7")

@@ -67,6 +67,7 @@ def small_limits(monkeypatch):
     monkeypatch.setattr(files, "MAX_BLANK_BYTES", 1 << 22)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_a_bomb_is_one_line_and_the_other_ranks_are_imported(tmp_path, small_limits, head, packed):

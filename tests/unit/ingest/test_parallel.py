@@ -53,6 +53,7 @@ def test_no_tasks_are_no_results():
     assert list(run_tasks(_double, [], _lost, jobs=3)) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_only_its_own_task_with_it():
     results = list(run_tasks(_die_of_three, range(8), _lost, jobs=3))
     assert sorted(map(str, results)) == sorted(["0", "2", "4", "8", "10", "12", "14", f"3 {DIED}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def test_what_precedes_a_step_that_nothing_marks_is_the_start_of_a_process(tmp_p
     assert warm_up(ends, False) == 5.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([10.0, 150.0, 600.0, 30_000.0]), min_size=4, max_size=4))
 def test_calls_that_are_warm_take_no_longer_than_first_ones_and_others_the_same(tmp_path_factory, took):
     graph = _steps(dict(enumerate(took))).build(tmp_path_factory.mktemp("run")).graph

@@ -108,6 +108,7 @@ FACTS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fact", FACTS)
 def test_what_is_read_of_a_recorded_job_is_what_was_found(fact, empty_cache, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
@@ -134,6 +135,7 @@ def answer(built: Built, trust: Trust, text: str) -> object:
         return str(error)
 
 
+@pytest.mark.slow
 def test_predictions_from_kept_facts_are_those_without(empty_cache, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
     run = open_run(HEALTHY)

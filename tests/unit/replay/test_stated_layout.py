@@ -88,6 +88,7 @@ def test_what_is_kept_of_a_run_is_kept_for_each_layout(tmp_path):
     assert kept.layout == stated.layout
 
 
+@pytest.mark.slow
 def test_commands_take_a_layout():
     def answer(*arguments: str) -> str:
         return CliRunner().invoke(cli, [*arguments], catch_exceptions=False).output

@@ -35,6 +35,7 @@ def _line(path: Path, text: str, *options: str | Path, code: int = 1) -> str:
     return line
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -103,6 +103,7 @@ def test_any_rank_can_be_the_slow_one(rank, part, class_, where, tmp_path):
     assert blamed(findings) == [(class_, "rank", str(rank))]
 
 
+@pytest.mark.few(12)
 @EVERYONE
 @PARTS
 @pytest.mark.parametrize("plus_ms", [3.0, 12.0, 200.0])

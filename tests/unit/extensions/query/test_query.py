@@ -43,6 +43,7 @@ def test_rows_beyond_the_most_are_left_out_and_that_is_said(run):
     assert (answer.rows.height, answer.is_cut) == (10, True)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     "sql",
     [

@@ -40,6 +40,7 @@ def answer(command: list[str], run: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(text) if text else None, done.stderr.replace(str(run), "RUN")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_copy_answers_as_the_run_does_but_for_the_names(copies, name, command):

@@ -33,6 +33,7 @@ def moments(served: pl.DataFrame) -> list[tuple[float, float, float]]:
     return columns.rows()
 
 
+@pytest.mark.slow
 def test_first_token_comes_with_the_prompt_and_each_decode_gives_one() -> None:
     served = serve(requests((0, 10, 3)), Engine(), SECOND)
     assert moments(served.requests) == [(0, 1, 3)]

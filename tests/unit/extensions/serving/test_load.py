@@ -80,6 +80,7 @@ def test_at_capacity_whether_requests_queue_is_not_known_and_there_is_no_point()
                               f"{load.high_per_s:.3g}: whether they queue up is not known"]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(rates=st.lists(st.floats(1.0, 12.0), min_size=2, max_size=2, unique=True), count=st.integers(3, 30))
 def test_more_load_never_narrows_the_interval_of_the_first_token(rates: list[float], count: int) -> None:

@@ -45,6 +45,7 @@ def test_a_change_without_pairs_is_printed_as_unproven(log: Path) -> None:
     assert "tpot_p50_ms" in out
 
 
+@pytest.mark.slow
 def test_a_search_lists_what_allows_more_requests_before_the_server_as_it_is(log: Path) -> None:
     out = dpro("serving", log, "--ttft-ms", "1000", "--tpot-ms", "80", "--json").stdout
     found = json.loads(out)["predictions"]

@@ -56,6 +56,7 @@ def test_what_was_tried_and_held_is_proven():
     assert not calibrated(prediction(WORKERS), tries("workers:count", 0.9)).proven
 
 
+@pytest.mark.slow
 def test_predictions_of_the_command_are_widened_by_the_ledger(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     command = ["whatif", str(repository / "sample_traces" / "slow_input"), "--edit", WORKERS]
@@ -79,6 +80,7 @@ def test_predictions_of_the_command_are_widened_by_the_ledger(repository, tmp_pa
     assert f"dpro try {WORKERS} -- COMMAND" in text
 
 
+@pytest.mark.slow
 def test_advice_gains_what_the_command_predicts_of_what_was_tried(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     run = str(repository / "sample_traces" / "slow_input")

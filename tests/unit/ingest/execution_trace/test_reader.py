@@ -116,6 +116,7 @@ def trees(draw) -> list[Fields]:
     return nodes
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(nodes=trees())
 def test_needs_are_as_a_plain_reading_of_intervals_has_them(tmp_path, nodes):

@@ -142,6 +142,7 @@ ODD = st.one_of(
 KEYS = st.sampled_from([*LAYER[0], "ts", "cat", "args", "attrs", "ctrl_deps", "dur", "stream"])
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     odd=st.dictionaries(KEYS, ODD, max_size=4),

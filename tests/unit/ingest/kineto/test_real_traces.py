@@ -72,6 +72,7 @@ def read(request, traces) -> tuple[RankTrace, list[dict[str, Any]]]:
     return read_trace(traces / request.param, rank=0), _events(traces / request.param)
 
 
+@pytest.mark.few(4)
 def test_a_plain_reading_finds_the_same_work(read):
     trace, everything = read
     spans, events = trace.frames["spans"], _plain(everything)

@@ -145,6 +145,7 @@ def test_a_span_has_the_numbers_that_its_text_says(tmp_path):
     assert trace.frames["counters"]["value"].to_list() == [512.0, 1024.0]
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, min_size=1, max_size=12), st.sampled_from([None, 1]))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_both_ways_read_the_same_of_any_events(tmp_path, events, indent):

@@ -151,6 +151,7 @@ def test_a_call_waits_for_the_stream_that_the_trace_says_it_waits_for(tmp_path, 
     assert seen.lasting("eight", 50).start("after") == 350
 
 
+@pytest.mark.slow
 def test_what_execution_traces_record_of_a_real_job_is_in_the_graph_and_moves_no_start_it_had_right(
     traces, tmp_path, monkeypatch
 ):

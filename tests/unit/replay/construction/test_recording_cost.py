@@ -203,6 +203,7 @@ def test_nothing_is_known_of_a_trace_without_operators(tmp_path):
     assert find_recording_cost(graph, STEPS.empty(), OWN) is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.floats(0, 3))
 def test_no_work_becomes_negative_and_no_more_is_taken_than_asked_for(lengths, scale):
     run, at = TinyRun(), 0

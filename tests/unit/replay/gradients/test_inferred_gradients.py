@@ -42,6 +42,7 @@ def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(jobs):
     assert not any(each.parameters.is_recorded for each in found)
 
 
+@pytest.mark.slow
 def test_a_change_of_inferred_reductions_is_not_proven(jobs):
     proven = {}
     for name, built in jobs.items():

@@ -220,6 +220,7 @@ ANY_PIPELINE = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(ANY_PIPELINE)
 @settings(max_examples=12)
 def test_a_pipeline_replays_as_the_slow_twin_and_as_measured(tmp_path_factory, job):

@@ -123,6 +123,7 @@ class Both:
         return one.predicted_ns
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_predictions_by_rank_are_those_of_the_whole_graph(job, tmp_path):
     both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
@@ -172,6 +173,7 @@ def overlapping_job(num_ranks: int = 2, num_steps: int = 3) -> TinyRun:
     return run
 
 
+@pytest.mark.slow
 def test_kernels_that_communication_slows_down_are_slowed_down_rank_by_rank(tmp_path):
     run = overlapping_job().write(tmp_path / "run")
     both = Both(run, tmp_path / "shares", Contention(1.5, 1.2, 1.9))

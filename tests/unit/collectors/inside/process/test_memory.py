@@ -159,6 +159,7 @@ def test_an_error_that_is_caught_is_seen_by_the_allocators_observer_and_written_
     assert row["module"] == "Refusing"
 
 
+@pytest.mark.slow
 def test_lines_and_blocks_are_bounded_and_an_allocator_without_observers_is_no_error(tmp_path, monkeypatch):
     refused = memory.RefusedAllocations(Process(tmp_path))  # type: ignore[arg-type]
     many = {f"{name}.all.current": memory.MAX_BLOCKS for name in ("active", "inactive_split")}

@@ -39,6 +39,7 @@ def planned(job: RecordedJob, **layout: int) -> pl.DataFrame:
     return ranked(job, keep["dp"] * keep["tp"] * keep["pp"] * keep["cp"], sequences, keep)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_real_job_is_found_in_its_operators(job: RecordedJob) -> None:
     model = job.model
     assert (model.layers, model.hidden, model.heads, model.ffn) == (LAYERS, WIDTH, HEADS, WIDE)

@@ -56,6 +56,7 @@ def _sized(kind: type[Job], num_stages: int, num_batches: int, parts: int = 1) -
 shapes = pytest.mark.parametrize(("num_stages", "num_batches"), [(2, 2), (3, 4), (4, 4), (4, 8)])
 
 
+@pytest.mark.few(3)
 @shapes
 @pytest.mark.parametrize("parts", [2, 3])
 def test_smaller_micro_batches_take_as_long_as_a_job_that_has_them(num_stages, num_batches, parts, tmp_path):
