@@ -38,6 +38,7 @@ from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
+from dpro.verdict import objects
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
     ALLOCATING,
@@ -85,6 +86,7 @@ _DONE_ONCE = ("launch-one", "allocator")  # what treats what a process that has 
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
 OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
+OFTEN = 0.5  # times a step and rank, from which on it is done in each
 WARM = 3.0  # times as long as all steps that count, from which on those that warm up are most of a recording
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
@@ -579,6 +581,31 @@ def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield by_edit("coalesce", _series_in_words(facts), joined)
 
 
+def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Exchange tensors in place of Python objects, which each step pickles and unpickles."""
+    collectives = facts.analysis.collectives.filter(pl.col("window") >= 0)
+    if not (collectives["dtype"] == objects.BYTES).any():
+        return
+    exchanges = objects.exchanges_of_objects(collectives, facts.spans)
+    if exchanges.height < OFTEN * facts.rank_steps:
+        return
+    # The last rank to come waits for none: so long an exchange takes at least.
+    of_ranks = exchanges.group_by("rank").agg(pl.col("took_ns").sum())["took_ns"]
+    took_ns = float(of_ranks.min()) / facts.rank_steps * of_ranks.len()  # type: ignore[arg-type]
+    least = 1 / (1 - min(took_ns / facts.step_ns, 1 - 1 / MUCH))
+    sent = format_bytes(float(exchanges["bytes"].sum()) / facts.rank_steps)
+    yield Advice(
+        "python",
+        f"exchange tensors, not Python objects, or do it less often: {exchanges['op'].mode().sort()[0]} of "
+        f"{sent} of pickled objects a step and rank takes {format_duration(took_ns)} or more, beside what "
+        "makes and reads them",
+        least,
+        max(least, facts.gains_by_limit().get(HOST, 1.0)),
+        "new code",
+        "at most, all that hosts do outside operators makes or reads the objects",
+    )
+
+
 def _series_in_words(facts: JobFacts) -> str:
     """Which collectives are called in series, and where."""
     graph = facts.job.graph
@@ -855,7 +882,7 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     before_ns = pl.col("waited_ns").cum_sum() - pl.col("waited_ns")
     longest = usual.filter(before_ns < NEARLY_ALL * pl.col("waited_ns").sum())
     count = longest.height / facts.rank_steps
-    if count < 0.5:
+    if count < OFTEN:
         return
     ended = best_of(facts, ["no-sync"])
     if ended is not None:
@@ -926,6 +953,7 @@ _SOURCES: Sequence[Source] = (
     _predicted,
     _beside,
     _once,
+    _objects,
     _crowded_hosts,
     _hosts,
     _outside_operators,
