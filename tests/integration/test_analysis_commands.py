@@ -403,6 +403,7 @@ def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):
     assert found["healthy"] is False
 
 
+@pytest.mark.slow
 def test_every_predicted_edit_is_printed_whole(recorded, here):
     text = here("whatif", recorded, "--all").stdout
     predictions = one_object(here("whatif", recorded, "--json"))["predictions"]

@@ -38,6 +38,7 @@ def test_several_edits_are_read_and_a_plus_sign_in_a_name_is_none_between_edits(
     assert len(read_edits("scale:name=a+b,factor=0.5")) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_file_costs_its_pair_and_an_unknown_edit_its_question(tmp_path):
     (tmp_path / "damaged.json").write_text('{"traceEvents": [')
     run = [{"file": str(RUN)}]

@@ -78,6 +78,7 @@ def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
     assert stated in str(verdict.VIEW.sections["verdict-short"](said.loaded, Link()))
 
 
+@pytest.mark.few(1)
 def test_the_mean_step_of_a_rank_is_the_same_in_report_and_breakdown(said):
     document = said.of("report")
     of_ranks = [each["duration_ms"] for each in document["steps"]]

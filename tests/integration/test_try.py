@@ -91,6 +91,7 @@ def test_buckets_of_an_unchanged_script_get_the_size_that_is_tried(bucket):
     assert sum(sizes["baseline"]) == sum(sizes["changed"])
 
 
+@pytest.mark.slow
 def test_what_was_applied_where_is_in_the_manifest_of_every_rank(bucket):
     folder, _, document, _ = bucket
     manifest = open_run(folder / document["runs"]["changed"][0]).manifest

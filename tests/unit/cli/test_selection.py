@@ -78,7 +78,7 @@ def test_report_is_of_selected_steps_and_ranks_alone(two_steps):
     assert (collective["count"], collective["matched"]) == (1, 1)
     assert (collective["total_ms"], collective["wait_ms"], collective["transfer_ms"]) == (0.089, 0.059, 0.03)
     assert document["mean_step"]["duration_ms"] == 0.15
-    assert document["step_time"]["steps"] == 1
+    assert document["step_time"] is None  # of one step, whose mark may end before the devices do
 
 
 @pytest.fixture(scope="module")

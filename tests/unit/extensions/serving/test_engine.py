@@ -52,6 +52,7 @@ def test_without_requests_there_is_no_iteration() -> None:
     assert (served.requests.height, served.iterations.height, served.evictions) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_replicas_without_requests_take_no_time() -> None:
     assert moments(serve(requests((0, 10, 3)), Engine(replicas=10**9), SECOND).requests) == [(0, 1, 3)]
 

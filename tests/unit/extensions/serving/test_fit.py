@@ -37,6 +37,7 @@ def seconds_off(found: IterationCost, prefill: float, decodes: float, context: f
     return abs(float(seconds(found, *held)[0] / seconds(TRUTH, *held)[0]) - 1)
 
 
+@pytest.mark.slow
 def test_cost_of_iterations_is_found_from_moments_of_half_of_the_requests() -> None:
     engine = Engine(token_budget=1024, max_requests=24)
     requests = serve(arrivals(120, 6.0), engine, TRUTH).requests
