@@ -39,7 +39,7 @@ from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
 from dpro.verdict import objects
-from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
+from dpro.verdict.facts import OF_RECORDER, JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
     ALLOCATING,
     ALLOCATOR,
@@ -514,14 +514,14 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
 
 
 def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
-    """Some work of hosts: `name`, `took_ns`.
+    """Some work of hosts, but for what the recorder does: `name`, `took_ns`.
 
     Args:
         work_of: which nodes of a graph count, [N]; processes find it by its name.
     """
-    return (
-        pl.concat(facts.job.map_ranks(partial(_named, work_of))).group_by("name").agg(pl.col("took_ns").sum())
-    )
+    work = pl.concat(facts.job.map_ranks(partial(_named, work_of)))
+    of_job = work.filter(~pl.col("name").str.contains(OF_RECORDER))
+    return of_job.group_by("name").agg(pl.col("took_ns").sum())
 
 
 def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:

@@ -67,7 +67,10 @@ MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
 
-_LIBRARIES = r"(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
+OF_RECORDER = r"^(dpro/)?collectors/inside/"  # functions of ours, in the stacks of a job
+_LIBRARIES = (
+    OF_RECORDER + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
+)
 _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
 

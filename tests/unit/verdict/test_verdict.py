@@ -950,6 +950,19 @@ def test_a_job_on_hosts_that_mostly_runs_no_operator_is_limited_by_what_else_the
         assert "outside operators" in verdict.advice[0].do
 
 
+def test_what_the_recorder_itself_runs_is_no_code_to_shorten(tmp_path):
+    run = computing_on_hosts(300)
+    for step in range(4):
+        at = 400.0 * step
+        run.span("python", "train.py(9): prepare", at + 65, at + 165, pid=MAIN, tid=MAIN)
+        run.span(
+            "python", "collectors/inside/recorder.py(310): on_update", at + 170, at + 355, pid=MAIN, tid=MAIN
+        )
+    do = explained(run, tmp_path).advice[0].do
+    assert "prepare (train.py:9) takes 100 us" in do
+    assert "on_update" not in do
+
+
 def test_a_job_that_was_ended_is_said_to_be_before_what_is_at_fault(tmp_path):
     run = launches_of([("mul", 5, 60)] * 4)
     ended = {
