@@ -52,7 +52,7 @@ GIVEN = re.compile(
     rf"|(?:nccl|gloo|mpi|ucc):_?{_COLLECTIVE}(?:_{_COLLECTIVE})*(?: \d+(?:->|<-)\d+)?"
     r"|PP:\d+[FBIW]\d+|PP:\(\d+F\d+;\d+[BI]\d+\)OVERLAP_F_B|(?:Forward|Backward) \d+"
     r"|Torch-Compiled Region(?:: \d+/\d+)?|## Call CompiledFxGraph [0-9a-z]+ ##"
-    r"|torch/[\w/]+\.py\(\d+\): [\w<>.]+"
+    r"|(?:torch|(?:dpro/)?collectors/inside)/[\w/]+\.py\(\d+\): [\w<>.]+"
 )
 BEFORE = re.compile(
     r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+"
@@ -69,7 +69,7 @@ OPTIMIZERS = (
 )  # fmt: skip
 KEPT = {
     *dir(builtins), *OPTIMIZERS, *DESCRIBED, "default_pg", "step", "zero_grad", "weight", "bias", "module",
-    "forward", "backward", "python", "py", "torchrun", "__next__", "_SingleProcessDataLoaderIter",
+    "forward", "backward", "python", "py", "torchrun", "of", "at", "__next__", "_SingleProcessDataLoaderIter",
     "_MultiProcessingDataLoaderIter",
 }  # fmt: skip
 

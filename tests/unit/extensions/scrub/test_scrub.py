@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def planted(folder: Path) -> Run:
     "name",
     ["ProfilerStep#12", "dpro::backward", "nccl:_all_gather_base", "gloo:all_reduce", "nccl:send 0->1",
      "DistributedDataParallel.forward", "PP:3B0", "Forward 0", "Torch-Compiled Region: 0/1",
-     "torch/nn/modules/module.py(1779): _call_impl"],
+     "torch/nn/modules/module.py(1779): _call_impl", "dpro/collectors/inside/recorder.py(310): on_update"],
 )  # fmt: skip
 def test_names_that_pytorch_gives_stay(name):
     assert NewNames({}).of_span("annotation", name) == name
@@ -126,7 +127,7 @@ def test_that_a_function_is_built_in_stays_known():
     names.of_span("python", name)
     names.settle()
     renamed = names.of_span("python", name)
-    assert renamed.startswith("<built-in method ")
+    assert re.fullmatch(r"<built-in method x\d+ of x\d+ object at 0x\w+>", renamed)
     assert "zebra" not in renamed.lower()
 
 
@@ -240,4 +241,7 @@ def test_a_recorded_job_with_stacks_and_modules_keeps_none_of_its_names(tmp_path
     assert "zebra" not in texts(copy).lower()
     for command in (["explain"], ["whatif", "--edit", "no-comm"]):
         expected, got = answer(command, run.path), answer(command, copy)
+        for of_run, of_copy in zip(expected[1].get("advice", []), got[1].get("advice", []), strict=True):
+            if "…" in of_run["do"]:  # a name is cut there, which may be short in the copy
+                of_run["do"] = of_copy["do"] = ""
         assert _deep(got[1], names.mixed) == _deep(expected[1], names.mixed)
