@@ -176,6 +176,15 @@ def test_batches_of_an_engine_that_replay_a_graph_decode_and_others_prefill(reco
     ]
 
 
+def test_work_without_its_call_is_on_its_queue_and_of_the_process_that_used_its_device(recording):
+    recording.kernel("gemm", 130, 190)
+    recording.call("hipGetDevice", 10, 20, pid=9)
+    recording.op("KernelExecution", 200, 260, 99, "lost", queue=4)
+    (trace,) = recording.read()
+    rows = conform(TABLES["spans"], trace.frames["spans"]).rows_by_key("name", named=True, unique=True)
+    assert (rows["gemm"]["stream"], rows["lost"]["stream"]) == (0, 1)
+
+
 def test_calls_that_wait_are_synchronisations(recording):
     recording.kernel("gemm", 130, 190)
     recording.call("hipEventQuery", 150, 160)
