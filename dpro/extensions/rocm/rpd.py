@@ -246,7 +246,6 @@ def _work(file: Export, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     stream = pl.coalesce("stream", "named_stream", pl.format("queue {}", pl.col("queueId").fill_null(-1)))
     # Work whose call is not there is of the process that used its device.
     owner = pl.coalesce("process", pl.col("process").drop_nulls().mode().first().over("gpuId"))
-    first = calls["process"].min() if calls.height else -1
     alone = (pl.len().over("api_id") == 1) & pl.col("api_id").is_not_null()
     named = works.with_columns(name=pl.coalesce(described, "type"))
     plain = {name: demangled(name) for name in named["name"].drop_nulls().unique()}
@@ -255,7 +254,7 @@ def _work(file: Export, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
             *_TIME,
             "kind",
             name=pl.col("name").replace_strict(plain, default="", return_dtype=pl.String),
-            process=owner.fill_null(first),
+            process=pl.coalesce(owner, pl.lit(calls["process"].min(), pl.Int64), -1),
             device="gpuId",
             stream=stream.rank("dense").cast(pl.Int64) - 1,
             correlation="api_id",

@@ -185,6 +185,12 @@ def test_work_without_its_call_is_on_its_queue_and_of_the_process_that_used_its_
     assert (rows["gemm"]["stream"], rows["lost"]["stream"]) == (0, 1)
 
 
+def test_calls_that_name_no_process_are_of_one_that_is_not_known(recording):
+    call = recording.call("hipLaunchKernel", 100, 110, pid="garbled")
+    recording.op("KernelExecution", 130, 190, call, "gemm")
+    assert recording.spans()["gemm"]["kind"] == "kernel"
+
+
 def test_calls_that_wait_are_synchronisations(recording):
     recording.kernel("gemm", 130, 190)
     recording.call("hipEventQuery", 150, 160)
