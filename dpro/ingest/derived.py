@@ -342,7 +342,10 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     if _trains(spans):
         return ITERATIONS.empty()
     graphs = _whole_graphs(spans)
-    return _numbered(graphs if graphs.height else _until_gpu_ends(_embeddings(spans), spans))
+    if graphs.is_empty():
+        return _numbered(_until_gpu_ends(_embeddings(spans), spans))
+    around = _engine_ranges(ranges, graphs)
+    return _numbered(_until_gpu_ends(around, spans) if around.height else graphs)
 
 
 def model_calls(names: Iterable[str]) -> list[str]:
@@ -469,7 +472,7 @@ def _whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
 
     A graph with half as many kernels of attention as the largest one, or fewer, is a piece of a model.
     """
-    work = _launched(spans, pl.col("name").str.starts_with("cudaGraphLaunch"))
+    work = _launched(spans, pl.col("name").str.contains("^(cuda|hip)GraphLaunch"))
     graphs = (
         work.group_by("correlation")
         .agg(
@@ -484,6 +487,22 @@ def _whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
         duration_ns=pl.col("end_ns") - pl.col("start_ns"),
         kind=pl.lit("decode"),
         source=pl.lit(GRAPHS),
+    )
+
+
+def _engine_ranges(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:
+    """Ranges of batches, where each graph is in one of its own: those without a graph prefill."""
+    batches = ranges.filter(pl.col("name") == "execute_model").sort("start_ns")
+    placed = graphs.sort("start_ns").join_asof(
+        batches.select("start_ns", begin_ns="start_ns", range_ns="duration_ns"), on="start_ns"
+    )
+    held = placed.filter(pl.col("start_ns") < pl.col("begin_ns") + pl.col("range_ns"))["begin_ns"]
+    decodes = pl.col("start_ns").is_in(held.implode())
+    return batches.filter(held.n_unique() == graphs.height).select(
+        "start_ns",
+        "duration_ns",
+        kind=pl.when(decodes).then(pl.lit("decode")).otherwise(pl.lit("prefill")),
+        source=pl.lit(ANNOTATION),
     )
 
 

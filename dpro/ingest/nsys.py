@@ -363,9 +363,9 @@ _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 # What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
 # `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
-_EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
+EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
 # Operators that torch.profiler calls annotations.
-_ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
+ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
 
 _MARKED, _DOMAIN_CREATED = 34, 75
 # CUPTI appends the version of the interface to the runtime's names (not to the driver's).
@@ -472,8 +472,8 @@ def _ranges(export: Export) -> pl.DataFrame:
     ranges = ranges.join(
         domains.unique(["domainId", "process"], keep="any"), on=["domainId", "process"], how="left"
     )
-    name, op = pl.col("name"), pl.col("name").str.replace(_EMITTED, "")
-    operator = (op != name) & ~name.str.contains(_ANNOTATION)
+    name, op = pl.col("name"), pl.col("name").str.replace(EMITTED, "")
+    operator = (op != name) & ~name.str.contains(ANNOTATION)
     return _on_thread(
         ranges.with_columns(
             name=op,
@@ -623,11 +623,11 @@ def _cycles(ranges: pl.DataFrame) -> pl.DataFrame:
 # Synchronisation in a Nsight Systems export: the calls that waited, and what they waited for.
 
 _CALLS = (
-    (r"^(cuda|cu)EventRecord", "event_record"),
-    (r"^(cuda|cu)StreamWaitEvent", "stream_wait_event"),
-    (r"^(cuda|cu)EventSynchronize", "event_sync"),
-    (r"^(cuda|cu)StreamSynchronize", "stream_sync"),
-    (r"^(cudaDeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+    (r"^(cuda|cu|hip)EventRecord", "event_record"),
+    (r"^(cuda|cu|hip)StreamWaitEvent", "stream_wait_event"),
+    (r"^(cuda|cu|hip)EventSynchronize", "event_sync"),
+    (r"^(cuda|cu|hip)StreamSynchronize", "stream_sync"),
+    (r"^(cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)", "device_sync"),
 )
 _WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
 _NONE = 0xFFFFFFFF  # of streams and events
@@ -679,7 +679,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     )
     by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
     # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
-    asked = calls.filter(pl.col("name").str.contains(r"^(cuda|cu)(Event|Stream)Query"))
+    asked = calls.filter(pl.col("name").str.contains(r"^(cuda|cu|hip)(Event|Stream)Query"))
     made = pl.concat([named.select("correlation"), asked.select("correlation")])
     uncalled = synchronised.join(made, on="correlation", how="anti").with_columns(
         kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
@@ -816,20 +816,32 @@ def process_of(serialised: str) -> pl.Expr:
 
 
 @contextmanager
-def open_export(path: Path) -> Iterator[Export]:
+def open_export(
+    path: Path,
+    table: str = "StringIds",
+    kind: str = "an export of Nsight Systems",
+    give: str = "what `nsys export --type sqlite` writes",
+) -> Iterator[Export]:
     """Open an export; a gzipped one is unpacked to a temporary file for as long as it is open.
 
+    Args:
+        table: one that every file of the kind has.
+        give: the files that are of the kind.
+
     Raises:
-        InputError: the file cannot be read, is cut short, or is no export of Nsight Systems.
+        InputError: the file cannot be read, is cut short, or is not of the kind.
     """
     with tempfile.TemporaryDirectory(prefix="dpro-nsys-") as folder:
         database = _unpacked(path, Path(folder))
-        _refuse_cut_short(database, path)
+        _refuse_cut_short(database, path, give)
         address = f"file:{quote(os.fsencode(database.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
             max_rows = database.stat().st_size // MIN_ROW_BYTES
-            yield Export(path, connection, _present(connection, path), max_rows)
+            present = _present(connection, path)
+            if table not in present:
+                raise InputError(f"{path}: not {kind} (no table {table}); give {give}")
+            yield Export(path, connection, present, max_rows)
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
@@ -847,12 +859,12 @@ def _unpacked(path: Path, folder: Path) -> Path:
     return database
 
 
-def _refuse_cut_short(database: Path, path: Path) -> None:
+def _refuse_cut_short(database: Path, path: Path, give: str) -> None:
     """Refuse a file without its end: SQLite notices that only when it happens to read there."""
     with database.open("rb") as file:
         header = file.read(100)
     if not header.startswith(MAGIC) or len(header) < 100:
-        raise InputError(f"{path}: not a SQLite database; give what `nsys export --type sqlite` writes")
+        raise InputError(f"{path}: not a SQLite database; give {give}")
     page_bytes, num_pages = int.from_bytes(header[16:18]), int.from_bytes(header[28:32])
     page_bytes = 1 << 16 if page_bytes == 1 else page_bytes
     if database.stat().st_size < page_bytes * num_pages:
@@ -868,11 +880,6 @@ def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[
         }
     except _DAMAGE as error:
         raise _damaged(path, error) from error
-    if "StringIds" not in columns:
-        raise InputError(
-            f"{path}: not an export of Nsight Systems (no table StringIds); "
-            "give what `nsys export --type sqlite` writes"
-        )
     return columns
 
 

@@ -85,6 +85,32 @@ def nsys(rank: int, rows: int) -> bytes:
             {"start": at + 910, "end": at + 950, "syncType": 3, "eventId": 4, **on_gpu}
         )
         tables["NVTX_EVENTS"].append(marked | {"text": f"step {number}", "textId": None, "jsonText": None})
+    return database(tables)
+
+
+def rpd(rank: int, rows: int) -> bytes:
+    texts = ["", "gemm", "hipLaunchKernel", "KernelExecution", "UserMarker", "step"]
+    tables: dict[str, Rows] = {
+        "rocpd_string": [{"id": number, "string": text} for number, text in enumerate(texts, 1)],
+        "rocpd_metadata": [{"tag": "schema_version", "value": "2"}],
+        **{
+            name: []
+            for name in ("rocpd_op", "rocpd_api", "rocpd_api_ops", "rocpd_copyapi", "rocpd_kernelapi")
+        },
+    }
+    for number in range(rows):
+        at = BEGIN_NS + 1000 * number
+        call = {"id": 2 * number + 1, "pid": 10, "tid": 10, "start": at + 100, "end": at + 200}
+        marked = {"id": 2 * number + 2, "start": at, "end": at + 990, "apiName_id": 5, "args_id": 6}
+        op = {"id": number + 1, "gpuId": 0, "queueId": 0, "start": at + 300, "end": at + 700}
+        tables["rocpd_api"] += [call | {"apiName_id": 3, "args_id": 1}, call | marked]
+        tables["rocpd_op"].append(op | {"description_id": 2, "opType_id": 4})
+        tables["rocpd_api_ops"].append({"id": number + 1, "api_id": call["id"], "op_id": op["id"]})
+        tables["rocpd_kernelapi"].append({"api_ptr_id": call["id"], "stream": "0x0"})
+    return database(tables)
+
+
+def database(tables: dict[str, Rows]) -> bytes:
     with sqlite3.connect(":memory:") as connection:
         for name, of_table in tables.items():
             columns = list(of_table[0]) if of_table else ["start", "end"]
@@ -219,6 +245,7 @@ SEEDS: dict[str, Callable[[int, int], bytes]] = {
     "kineto": kineto,
     "Perfetto": perfetto,
     "nsys": nsys,
+    "rocmProfileData": rpd,
     "op-level parquet": oplevel,
     "flight recorder (pickle)": flight_pickle,
     "flight recorder (JSON)": flight_json,

@@ -32,7 +32,7 @@ from dpro.ingest.kineto.collectives import (
 )
 from dpro.ingest.kineto.columns import Columns, Memory
 from dpro.ingest.kineto.events import LAST_NS, NO_ARGS, EventArguments, EventReader, Marks, TraceFacts
-from dpro.ingest.reading.files import Source, rank_of_name
+from dpro.ingest.reading.files import Source, blocks, rank_of_name
 from dpro.ingest.reading.values import int32, ranks_of
 from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import SYNCS
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SOURCE = "kineto"
 _KEPT_BYTES = (1 << 25) - (1 << 12)  # with what comes before a block, below that limit
+_OF_RPD2TRACING = b'{"traceEvents": [ {}'  # as that writes the head of a file
 
 
 def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0) -> RankTrace:
@@ -80,7 +81,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     spans, sync_events = columns.frames(_base_ns(facts))
     spans, impossible = drop_impossible(spans)
     if spans.is_empty():
-        raise InputError(f"{source.label}: {_why_empty(reader)}")
+        raise InputError(f"{source.label}: {_why_empty(reader, source)}")
     own_rank, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
     frames = _tables(spans, sync_events, columns, facts, own_rank)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
@@ -178,11 +179,15 @@ def _damage(reader: EventReader, source: Source) -> list[str]:
     return [f"{source.name}: damaged ({', '.join(what)}); read as far as it goes, {reader.read} events{lost}"]
 
 
-def _why_empty(reader: EventReader) -> str:
+def _why_empty(reader: EventReader, source: Source) -> str:
     if reader.truncated:
         return f"{reader.truncated} before the first span could be read; copy or record it again"
     if not reader.read:
         return "a trace without events; record it again, with profiled work in the window"
+    if next(blocks(source, []), b"").startswith(_OF_RPD2TRACING):
+        return (
+            "made of an .rpd file by rpd2tracing.py, which leaves out what events are; import the .rpd file"
+        )
     return "no operator, runtime call or kernel in it; record it with torch.profiler"
 
 

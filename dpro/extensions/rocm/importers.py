@@ -1,0 +1,7 @@
+"""How files of AMD's profilers are recognised; what reads them is loaded when there is one."""
+
+from dpro.ingest.formats import Format
+
+# SQLite states its tables at the beginning. Those of rocprofv3 are recognised to be refused by name.
+_TABLES = (b"rocpd_op", b"rocpd_api", b"rocpd_info_")
+RPD = Format("rocmProfileData", "dpro.extensions.rocm.rpd", "read_rpd", _TABLES, "is_rpd")
