@@ -41,7 +41,9 @@ _OP = _TIME | {"id": pl.Int64, "gpuId": pl.Int64, "queueId": pl.Int64}
 _OP |= {"description_id": pl.Int64, "opType_id": pl.Int64}
 _RANGE = "UserMarker"  # the name of the call that a range is recorded as
 # What the recorder notes of its own work.
-_OVERHEAD = r"::writeRows$|_callback$|^rpdflush$|^run_to_completion$|^BLOCKING$"
+_OVERHEAD = r"::writeRows$|_callback$|^rpdflush$|^BLOCKING$"
+# Calls of a runtime; ranges of rocmProfileData's own kind have names of the job's in their place.
+_RUNTIME = r"^_*(hip|hsa|cuda|cu[A-Z])"
 # Operations of a device that do no work.
 _WAITS = r"(?i)marker|barrier|^StreamOperation"
 
@@ -195,7 +197,9 @@ def _calls(file: Export) -> _Calls:
         .then(pl.lit("annotation"))
         .when(pl.col("called").str.contains(_OVERHEAD))
         .then(pl.lit("overhead"))
-        .otherwise(pl.lit("runtime"))
+        .when(pl.col("called").str.contains(_RUNTIME))
+        .then(pl.lit("runtime"))
+        .otherwise(pl.lit("annotation"))
     )
     sizes = pl.coalesce(
         pl.col("sizes").replace("", None), text.str.extract(r", sizes = (\[.*?\])(?:, input_op_ids|$)")

@@ -133,13 +133,14 @@ def test_ranges_are_operators_where_torch_emitted_them(recording):
     name = recording.add("rocpd_string", string="aten::t")
     recording.add("ext_autogradapi", api_ptr_id=taken_apart, autogradName_id=name, seq=42, sizes="[[2, 3]]")
     recording.call("UserMarker", 5, 95, "load data")
+    recording.call("run_to_completion", 4, 96, "")
     recording.call("OpTable::writeRows", 200, 210, "count=1 | remaining=0", tid=12)
     found = recording.spans()
     matmul, transposed = found["aten::mm"], found["aten::t"]
     assert (matmul["kind"], matmul["sequence_number"], matmul["shapes"]) == ("cpu_op", 41, "[[2,3],[3,4]]")
     assert (transposed["kind"], transposed["sequence_number"]) == ("cpu_op", 42)
     assert transposed["shapes"] == "[[2,3]]"
-    assert found["load data"]["kind"] == "annotation"
+    assert found["load data"]["kind"] == found["run_to_completion"]["kind"] == "annotation"
     assert found["OpTable::writeRows"]["kind"] == "overhead"
 
 
