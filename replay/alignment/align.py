@@ -468,10 +468,9 @@ class _Window:
             if root in self.clocks:
                 continue
             first = not self.clocks
-            line = ClockLine(uncertainty_ns=0)
-            if not first:
-                zero = starts.get(names[0], 0)
-                line = ClockLine(offset_ns=starts.get(root, zero) - zero, uncertainty_ns=-1)
+            both_begun = root in starts and names[0] in starts
+            ahead_ns = starts[root] - starts[names[0]] if both_begun else 0
+            line = ClockLine(offset_ns=ahead_ns, uncertainty_ns=0 if first else -1)
             solved = {root: Clock(root, line, "reference" if first else "nothing")}
             while solved:
                 self.clocks |= solved

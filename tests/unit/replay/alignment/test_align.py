@@ -139,6 +139,8 @@ def test_ranks_that_nothing_connects_begin_their_first_step_at_once():
     assert alignment.of(3).line.offset_ns == pytest.approx(705 * MS, abs=20 * US)
     assert [alignment.of(rank).line.uncertainty_ns for rank in (2, 3)] == [-1, -1]
     assert job.align().of(2).line.offset_ns == 0
+    del begun[0, 0], begun[1, 0]  # nothing says when the others began: no clock is moved
+    assert [job.align(begun).of(rank).line.offset_ns for rank in (0, 2)] == [0, 0]
 
 
 def test_a_clock_is_that_of_a_boot_whatever_the_hosts_are_called():
