@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
                 click.echo(ctx.get_help())
                 ctx.exit()
         if args and args[0] not in listed and _is_path(args[0]):
-            if len(args) > 1 and _is_path(args[1]):
+            if len(args) > 1 and _is_path(args[1]) and not ctx.resilient_parsing:
                 ctx.fail(f"two runs: `dpro diff {args[0]} {args[1]}` compares them")
             args = ["explain", *args]
         if args and args[0] not in listed and not args[0].startswith("-") and not ctx.resilient_parsing:

@@ -123,6 +123,7 @@ def test_a_path_with_one_wrong_name_is_answered_with_the_nearest_that_is_there(t
 def test_two_runs_without_a_command_are_to_be_compared(tmp_path):
     said = CliRunner().invoke(cli, [str(tmp_path), str(tmp_path)]).output
     assert f"two runs: `dpro diff {tmp_path} {tmp_path}` compares them" in " ".join(said.split())
+    assert after(str(tmp_path), str(tmp_path), "--js") == ["--json"]  # pressing Tab refuses nothing
 
 
 def test_help_is_a_command_too():
