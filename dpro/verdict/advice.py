@@ -22,7 +22,7 @@ from dpro.detect.findings import CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
-from dpro.recorders import STACKS, how_to_record
+from dpro.recorders import OF_RECORDER, STACKS, how_to_record
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
@@ -39,7 +39,7 @@ from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_bytes, format_duration
 from dpro.verdict import objects
-from dpro.verdict.facts import OF_RECORDER, JobFacts, StandStill, place_of, short_kernel
+from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
 from dpro.verdict.limits import (
     ALLOCATING,
     ALLOCATOR,
@@ -139,15 +139,18 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     if facts.shared_hosts:
         wanted = [_of_a_moment(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
-    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
-    return sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    return sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
 
 
 def advise_of_findings(facts: JobFacts) -> list[Advice]:
     """What to do about parts that findings name, the best first, where nothing else is known of the job."""
     wanted = [advice for source in (_crowded_hosts, _slow_parts) for advice in source(facts, "")]
-    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
-    return sorted(worth, key=_merit, reverse=True)
+    return sorted(_worth_doing(wanted), key=_merit, reverse=True)
+
+
+def _worth_doing(wanted: Sequence[Advice]) -> list[Advice]:
+    """What gains enough, or may, since nothing says how much it gains."""
+    return [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
 
 
 def record_more(facts: JobFacts) -> list[Advice]:

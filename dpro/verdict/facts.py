@@ -28,6 +28,7 @@ from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
+from dpro.recorders import OF_RECORDER
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
@@ -67,7 +68,6 @@ MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
 
-OF_RECORDER = r"^(dpro/)?collectors/inside/"  # functions of ours, in the stacks of a job
 _LIBRARIES = (
     OF_RECORDER + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
 )

@@ -188,7 +188,7 @@ def _calls(file: Export) -> _Calls:
     is_range = (pl.col("called") == _RANGE) | pl.col("operator").is_not_null()
     text = pl.coalesce("args", "called")
     name = pl.coalesce("operator", text.str.replace(EMITTED, ""))
-    # `rpd_tracer` keeps what torch emits for an operator; its own scripts take it apart into a table.
+    # `rpd_tracer` keeps what torch emits for an operator; its own scripts split it into a table.
     is_operator = pl.col("operator").is_not_null() | (text != text.str.replace(EMITTED, ""))
     kind = (
         pl.when(is_range & is_operator & ~name.str.contains(ANNOTATION))

@@ -23,6 +23,7 @@ from dpro.detect.findings_log import FILE, FOLDER
 from dpro.documents import Document
 from dpro.errors import UsageError
 from dpro.folders import made_whole
+from dpro.recorders import OF_RECORDER
 from dpro.replay.mesh import DESCRIBED
 from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
 from dpro.schema import SPANS, TABLES, WORKERS
@@ -52,7 +53,7 @@ GIVEN = re.compile(
     rf"|(?:nccl|gloo|mpi|ucc):_?{_COLLECTIVE}(?:_{_COLLECTIVE})*(?: \d+(?:->|<-)\d+)?"
     r"|PP:\d+[FBIW]\d+|PP:\(\d+F\d+;\d+[BI]\d+\)OVERLAP_F_B|(?:Forward|Backward) \d+"
     r"|Torch-Compiled Region(?:: \d+/\d+)?|## Call CompiledFxGraph [0-9a-z]+ ##"
-    r"|(?:torch|(?:dpro/)?collectors/inside)/[\w/]+\.py\(\d+\): [\w<>.]+"
+    rf"|(?:torch/|{OF_RECORDER})[\w/]+\.py\(\d+\): [\w<>.]+"
 )
 BEFORE = re.compile(
     r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+"
