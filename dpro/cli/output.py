@@ -276,10 +276,13 @@ def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int],
                 bar.update(task, visible=visible)
 
         def report(done: int, total: int) -> None:
-            if in_bytes:
+            nonlocal hidden
+            if first := hidden:
+                hidden = False
                 show_around(False)
-            bar.update(here, completed=done, total=total, visible=True)
+            bar.update(here, completed=done, total=total, visible=True, refresh=first)
 
+        hidden = in_bytes
         show_around(in_bytes)
         here = bar.add_task(what, total=None, visible=not in_bytes, in_bytes=in_bytes)
         try:

@@ -176,6 +176,18 @@ def test_a_stage_inside_another_stands_in_its_place_and_says_how_far_it_is(monke
     ]
 
 
+def test_reading_is_named_as_soon_as_it_begins(monkeypatch):
+    def speak() -> None:
+        shown_by(progress)
+        with progress_bar() as reading:
+            reading(0, 2000)
+            reading(2000, 2000)
+
+    monkeypatch.setattr("rich.live._RefreshThread.run", lambda _thread: None)
+    shown = shown_in_turn(copy_context().run(said_by, speak, monkeypatch)[1])
+    assert shown[:2] == ["Looking for traces", "Reading traces 0.0/2.0 kB"]
+
+
 def test_stages_of_threads_are_not_shown_and_none_where_stderr_is_no_terminal(monkeypatch, capsys):
     def speak() -> None:
         shown_by(progress)
