@@ -22,15 +22,16 @@ TRAINING, SYNC, REST = "training", "weight sync", "rest"
 # The last part of a name, lower case and without underscores before it; the first that fits counts.
 NAMES = {
     SYNC: r"sync_weights?|weight_sync|update_weights|refit\w*|transfer_and_update_weights|move_model_to_vllm",
-    REWARD: r"rewards?|reward_\w+|(calculate|compute)_rewards?|compute_rm_score|scor(e|ing)",
-    LOGPROBS: r"(old_|ref_|compute_(ref_)?)?log_?probs?\w*|get_per_token_logps\w*|ref",
+    REWARD: r"rewards?|reward_\w+|(calculate|compute)_rewards?|(\w+_)?compute_rm_score|scor(e|ing)",
+    LOGPROBS: r"(old_|ref_|(\w+_)?compute_(ref_)?)?log_?probs?\w*|get_per_token_logps\w*|ref",
     ADVANTAGE: r"adv|(compute_)?advantages?",
-    TRAINING: r"train|(policy_)?training(_step)?|update_(actor|critic|policy)|(compute_)?loss",
-    ROLLOUT: r"gen|generat\w+|rollouts?|prepare_inputs",  # the last of TRL: it generates and scores
+    TRAINING: r"(policy_)?train(ing)?(_step)?|update|(\w+_)?update_(actor|critic|policy)|(compute_)?loss",
+    # The last of TRL: it generates and scores. Methods of verl's workers begin with what they are for.
+    ROLLOUT: r"gen|(\w+_)?generate_sequences|generat\w+|rollouts?|prepare_inputs",
 }
 OF_UPDATE = r"^dpro::backward$|^Optimizer\.step"  # ranges of PyTorch and the recorder
 # Within these, log probabilities are training.
-OF_LOSS = r"(^|\.)_?((compute_)?loss|update_(actor|critic|policy))$"
+OF_LOSS = r"(^|\.)_?((compute_)?loss|(\w+_)?update_(actor|critic|policy))$"
 MIN_SHARE = 0.5  # of a step: a phase that takes more is said to dominate it
 MIN_WAIT = 0.05  # of a phase: waiting that is worth a rank
 PARTS = {

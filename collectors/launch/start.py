@@ -29,6 +29,7 @@ from typing import IO, Any, NoReturn
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.inside.kernel import host_clock, name_of
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
+from dpro.collectors.launch.ray_jobs import ray_variables
 from dpro.collectors.launch.recording import (
     COPY,
     INJECT,
@@ -160,6 +161,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     _fork_sidecar(recording, marker, sidecar, request.beside)
     say_where(run)
     environment = job_environment(recording, request.options) | request.environment
+    environment |= ray_variables(os.environ, environment)
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)

@@ -454,6 +454,7 @@ WORKERS = Table(
         "rank": RANK,
         "local_rank": Column(pl.Int32, "Rank within the host."),
         "world_size": Column(pl.Int32, "Number of ranks of the job."),
+        "role": Column(pl.String, "Worker group: what Ray's actors are called; empty for none.", ""),
         "host": Column(pl.String, "Host name, empty where unknown.", ""),
         "clock": Column(
             pl.String, "Host's clock: ranks with the same share it. Boot id of the kernel; empty unknown.", ""
