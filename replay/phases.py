@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.collectors.inside.files import MEANWHILE
 from dpro.replay.attribution import LANE, innermost
 from dpro.replay.engine import innermost_segments
 from dpro.replay.steps import recorded_steps, step_breakdown
@@ -70,22 +71,27 @@ def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) 
     whole = recorded_steps(spans, steps)
     pieces = _pieces(ranges, whole)
     parts = step_breakdown(spans, collectives, pieces)
-    parts = parts.join(pieces.select("rank", "step", "phase"), on=["rank", "step"])
+    parts = parts.join(pieces.select("rank", "step", "phase", "waits"), on=["rank", "step"])
     split = pl.col("exposed_wait_ns").fill_null(0) + pl.col("exposed_transfer_ns").fill_null(0)
     parts = parts.with_columns(unsplit_ns=pl.col("exposed_comm_ns") - split).fill_null(0)
+    meanwhile = {name: "duration_ns" if name == "exposed_wait_ns" else pl.lit(0) for name in PARTS}
+    parts = parts.with_columns(**{n: pl.when("waits").then(of).otherwise(n) for n, of in meanwhile.items()})
     sums = parts.group_by("phase").agg(pl.col("duration_ns", *PARTS).sum() / whole.height)
     work = (pl.col("duration_ns") - pl.col("exposed_wait_ns")).sum().alias("work")
     works = parts.group_by("phase", "rank").agg(work).sort("work", "rank")
-    sums = sums.join(works.group_by("phase").agg(latest=pl.col("rank").last().cast(pl.Int64)), on="phase")
-    waits = pl.col("exposed_wait_ns") >= MIN_WAIT * pl.col("duration_ns")
+    last = works.group_by("phase").agg(pl.col("work").last(), latest=pl.col("rank").last().cast(pl.Int64))
+    sums = sums.join(last, on="phase")
+    waits = (pl.col("exposed_wait_ns") >= MIN_WAIT * pl.col("duration_ns")) & (pl.col("work") > 0)
     latest = pl.when(waits).then("latest").otherwise(-1)
     share = pl.col("duration_ns") / pl.col("duration_ns").sum()
-    table = sums.with_columns(share=share, latest=latest)
+    table = sums.with_columns(share=share, latest=latest).drop("work")
     return table.sort("duration_ns", "phase", descending=[True, False])
 
 
 def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """The stretches of each step with their phase, as rows of `steps` with numbers of their own.
+
+    What another actor does meanwhile `waits`.
 
     Of a rank's threads that one counts on which most phases are.
     """
@@ -105,7 +111,9 @@ def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         segment = np.searchsorted(cuts, edges[:-1], side="right") - 1
         place = np.where(segment >= 0, np.append(span, -1)[segment], -1)
         names = np.array([*inside["phase"], REST])
+        others = np.array([*inside["name"].str.starts_with(MEANWHILE), False])
         frame = pl.DataFrame({"start_ns": edges[:-1], "duration_ns": np.diff(edges), "phase": names[place]})
+        frame = frame.with_columns(waits=others[place])
         in_step = pl.Series((step >= 0) & (edges[:-1] < ends[np.maximum(step, 0)]))
         of = {"rank": pl.lit(rank, pl.Int32), "window": pl.lit(window, pl.Int32)}
         pieces.append(frame.filter(in_step).with_columns(**of))

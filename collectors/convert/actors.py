@@ -16,11 +16,10 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.inside.files import ACTOR
+from dpro.collectors.inside.files import ACTOR, MEANWHILE
 from dpro.schema import SPANS, conform
 from dpro.words import from_json
 
-WAITS = "waits for "  # begins the name of what another actor does
 _SHARE = 3 << 30  # ids of a window from here on are of these ranges
 
 
@@ -93,7 +92,7 @@ def waits(calls: Sequence[Call], others: Sequence[Call], begin: int, end: int) -
         for call in others:
             since, until = max(call.start_ns, free), min(call.end_ns, start)
             if since < until:
-                rows.append(Call(since, until, f"{WAITS}{call.name}", tid))
+                rows.append(Call(since, until, f"{MEANWHILE}{call.name}", tid))
                 free = until
         free = max(free, stop)
     return rows
