@@ -126,10 +126,9 @@ def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[Record
     """
     members: dict[tuple[str, str, str], list[RecordedProcess]] = {}
     for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
-        facts = process.facts
-        name = re.sub(r"[\W_]*\d+", "", facts["actor_name"])
-        alone = facts["actor"] if facts["world_size"] <= 1 else ""
-        members.setdefault((facts["actor_class"], name, alone), []).append(process)
+        kind, name, actor = (process.facts.get(f"actor{of}", "") for of in ("_class", "_name", ""))
+        alone = actor if process.facts["world_size"] <= 1 else ""
+        members.setdefault((kind, re.sub(r"[\W_]*\d+", "", name), alone), []).append(process)
     called = [_called(kind, name) for kind, name, _ in members]
     called = [role or DRIVER for role in called] if len(called) > 1 else called
     groups = {}
@@ -137,6 +136,17 @@ def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[Record
         numbered = f"{role}-{called[:place].count(role)}" if called.count(role) > 1 else role
         groups[numbered] = [replace(one, facts={**one.facts, "role": numbered}) for one in group]
     return groups
+
+
+def of_training(processes: Sequence[RecordedProcess]) -> Sequence[RecordedProcess]:
+    """Of several worker groups of a job that runs the one that seems to train, since it records most."""
+
+    def size(group: Sequence[RecordedProcess]) -> int:
+        paths = [process.folder / "records.bin" for process in group]
+        return max(path.stat().st_size if path.is_file() else 0 for path in paths)
+
+    groups = worker_groups(processes)
+    return processes if len(groups) <= 1 else max(groups.values(), key=size)
 
 
 def _called(kind: str, name: str) -> str:

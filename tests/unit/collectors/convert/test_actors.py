@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.collectors.convert.actors import Call, calls_of, waits, with_actor_calls
-from dpro.collectors.convert.recorded import RecordedProcess, worker_groups
+from dpro.collectors.convert.recorded import RecordedProcess, of_training, worker_groups
 from dpro.schema import SPANS, conform
 
 
@@ -94,6 +94,15 @@ def test_actors_that_train_alone_are_groups_also_when_they_are_started_again():
         process(number, actor=actor, actor_class="R", world_size=1) for number, actor in enumerate("abab")
     ]
     assert named(*alone) == {"R-0": [0, 2], "R-1": [1, 3]}
+
+
+def test_group_that_records_most_is_that_which_trains(tmp_path):
+    group = [process(number, actor_class="AB"[number]) for number in (0, 1)]
+    group = [RecordedProcess(tmp_path / f"h-{number}", one.facts) for number, one in enumerate(group)]
+    group[1].folder.mkdir()
+    (group[1].folder / "records.bin").write_bytes(b"records")
+    assert [one.folder for one in of_training(group)] == [group[1].folder]
+    assert of_training(group[:1]) == group[:1]
 
 
 def test_other_processes_are_one_group_without_a_name():
