@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.collectors.inside.files import MEANWHILE
 from dpro.replay.attribution import LANE, innermost
 from dpro.replay.engine import innermost_segments
 from dpro.replay.steps import recorded_steps, step_breakdown
+from dpro.schema import MEANWHILE
 from dpro.units import format_duration
 
 ROLLOUT, REWARD, LOGPROBS, ADVANTAGE = "rollout", "reward", "log probabilities", "advantage"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.inside.files import ACTOR, MEANWHILE
-from dpro.schema import SPANS, conform
+from dpro.collectors.inside.files import ACTOR
+from dpro.schema import MEANWHILE, SPANS, conform
 from dpro.words import from_json
 
 _SHARE = 3 << 30  # ids of a window from here on are of these ranges

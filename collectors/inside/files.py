@@ -238,7 +238,6 @@ STALL = "stall"  # what dumps of calls are called that were made while no step e
 CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
 REQUESTS = "requests.jsonl"  # requests that a process served, a line each when scheduled and when ended
 ACTOR = "actor-"  # how names begin, in the folder of the launch, of what says when an actor ran which method
-MEANWHILE = "waits for "  # how names of ranges begin that are calls of another actor
 BUSY = ".busy"  # how the name ends of the file with a byte that says whether the actor is in a call
 ENGINE = "engine.json"  # which engine of a server a process drives
 ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank

@@ -48,6 +48,7 @@ SPAN_KINDS = (
 )
 GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
 SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
+MEANWHILE = "waits for "  # how names of annotations begin that are calls of another actor
 SpanKind = pl.Enum(SPAN_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
 
