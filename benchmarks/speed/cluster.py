@@ -3,8 +3,8 @@
 python -m benchmarks.speed.cluster [RUN] [--ranks 1024] [--workers 1 2 3] [--json]
 
 Ranks of RUN (default: a sample; traces are imported) are copied, with all of its collectives between all
-copies, and condensed: by processes of this machine, as many as it has cores, and by clusters of so many
-workers of one thread here. Loops are compiled before. Sent and received is what tasks and results are when
+copies, and condensed: by processes of this machine, as many as it has cores, and by clusters of that
+many workers of one thread here. Loops are compiled before. Sent and received is what tasks and results are when
 pickled, per rank. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
@@ -38,7 +38,7 @@ SAMPLE = REPOSITORY / "sample_traces" / "slow_rank"
 
 
 def copied_ranks(source: Run, folder: Path, num_ranks: int) -> Run:
-    """Write a run of so many ranks, each the copy of one of another run, in the same collectives."""
+    """Write a run of this many ranks, each the copy of one of another run, in the same collectives."""
     originals = source.manifest.ranks
     members = pl.lit(f"0-{num_ranks - 1}")
     for name in COPIED:

@@ -109,24 +109,29 @@ def _connected(url: str, paths: Sequence[Path]) -> Iterator[Executor]:
 
 
 def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
-    """Ask each worker whether it can do the work.
+    """Ask the scheduler, which reads what is sent, and each worker whether they can do the work.
 
     Raises:
-        DproError: it has no dpro, or another version, or does not see all paths.
+        DproError: one has no dpro, or another version, or is a worker that does not see all paths.
     """
-    for worker, answer in sorted(client.run(_look_for, list(paths), on_error="return").items()):
+    try:
+        answers = {"the scheduler": client.run_on_scheduler(_look_for, [])}
+    except Exception as error:  # whatever is raised there is raised here
+        answers = {"the scheduler": error}
+    of_workers = client.run(_look_for, list(paths), on_error="return")
+    answers |= {f"worker {name}": of_workers[name] for name in sorted(of_workers)}
+    for who, answer in answers.items():
         if isinstance(answer, BaseException):
             raise DproError(
-                f"{url}: worker {worker} cannot run dpro ({first_line(answer)}): "
-                f"install dpro {__version__} where the workers run"
+                f"{url}: {who} cannot run dpro ({first_line(answer)}): install dpro {__version__} there"
             )
         version, missing = answer
         if version != __version__:
-            raise DproError(f"{url}: worker {worker} has dpro {version}, and this is {__version__}")
+            raise DproError(f"{url}: {who} has dpro {version}, and this is {__version__}")
         if missing:
             raise DproError(
-                f"{url}: worker {worker} does not see {few(missing, 2)}: it has to be in a folder that all "
-                "workers share; DPRO_CACHE names one for what dpro keeps"
+                f"{url}: {who} does not see {few(missing, 2)}: it has to be in a folder that all workers "
+                "share; DPRO_CACHE names one for what dpro keeps"
             )
 
 

@@ -43,9 +43,15 @@ class Cluster:
     def get_executor(self, **_):
         return None
 
+    def run_on_scheduler(self, work, *given):
+        answer = self._answers[0][1] if self._answers else work(*given)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
     def run(self, work, *given, on_error):
         assert on_error == "return"
-        return dict(self._answers) or {"tcp://1": work(*given)}
+        return dict(self._answers[1:]) or {"tcp://1": work(*given)}
 
     def map(self, work, *iterables, pure):
         assert not pure
@@ -85,10 +91,16 @@ def test_a_worker_that_was_lost_is_an_executor_that_is_broken():
         ((workers.__version__, ["/data/run"]), "does not see /data/run: .* DPRO_CACHE names one"),
     ],
 )
-def test_a_worker_that_cannot_do_the_work_is_named_before_any_is_sent(answer, said):
-    cluster = Cluster({}, [("tcp://1", (workers.__version__, [])), ("tcp://2", answer)])
-    with pytest.raises(DproError, match=f"worker tcp://2 {said}"):
-        workers._check_workers(cluster, URL, [])
+@pytest.mark.parametrize("who", ["the scheduler", "worker tcp://2"])
+def test_who_cannot_do_the_work_is_named_before_any_is_sent(answer, said, who):
+    well = workers.__version__, []
+    answers = {"the scheduler": well, "tcp://1": well} | {who.removeprefix("worker "): answer}
+    with pytest.raises(DproError, match=f"{who} {said}"):
+        workers._check_workers(Cluster({}, list(answers.items())), URL, [])
+
+
+def test_workers_that_can_do_the_work_are_sent_it():
+    workers._check_workers(Cluster({}), URL, [])
 
 
 def test_a_worker_looks_for_each_path(tmp_path):
