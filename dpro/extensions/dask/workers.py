@@ -8,6 +8,7 @@ those paths: otherwise a part of a run would fail an hour later, or be read from
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, contextmanager
@@ -164,7 +165,9 @@ class _Workers(Executor):
         threads = max(sum(self._client.nthreads().values()), 1)
         size = max(chunksize, -(-len(tasks) // (CHUNKS * threads)))
         chunks = [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
-        futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
+        with warnings.catch_warnings():  # that tasks are large is no news to the user
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+            futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
         return chain.from_iterable(map(self._result, futures))
 
     def _result(self, future: Any) -> Any:
