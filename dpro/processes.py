@@ -1,7 +1,7 @@
 """Processes among which a command divides its work: how many there may be, and how they begin.
 
-In: a number of processes. Out: a pool of them. The module imports nothing large, since it is the first that
-such a process loads.
+In: a number of processes. Out: a pool of them; or the workers that the user named instead, if an extension
+knows them. The module imports nothing large, since it is the first that such a process loads.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from types import ModuleType
+
+from dpro.plugins import hooks_of
 
 
 def num_cores() -> int:
@@ -45,6 +50,25 @@ class _Context(SpawnContext):
     """Starts such processes; not forked: threads of the libraries that are loaded would not come along."""
 
     Process = _Worker
+
+
+@contextmanager
+def named_workers(paths: Sequence[Path]) -> Iterator[Executor | None]:
+    """The workers that the user named, which may be on other machines; None where none are named.
+
+    Args:
+        paths: that they have to see.
+
+    Raises:
+        DproError: they are not there, or cannot do the work.
+    """
+    for workers_of in hooks_of("workers"):
+        workers = workers_of(paths)
+        if workers is not None:
+            with workers as executor:
+                yield executor
+            return
+    yield None
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:

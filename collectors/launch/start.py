@@ -85,6 +85,7 @@ class RecordOptions:
         mask_command: whether only the first word of the command is kept.
         requests: logs of a server's requests, which it or its client writes while it is recorded.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
+        ray: whether workers of Ray are recorded, too.
     """
 
     windows: bool = True
@@ -106,6 +107,7 @@ class RecordOptions:
     nccl_inspector: str = ""
     nccl_timing: bool = False
     requests: tuple[str, ...] = ()
+    ray: bool = False
 
 
 @dataclass
@@ -161,7 +163,8 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     _fork_sidecar(recording, marker, sidecar, request.beside)
     say_where(run)
     environment = job_environment(recording, request.options) | request.environment
-    environment |= ray_variables(os.environ, environment)
+    if request.options.ray:
+        environment |= ray_variables(os.environ, environment)
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +125,7 @@ def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
     from dpro.replay.fidelity.by_rank import condense_run
     from dpro.replay.fidelity.saved import load_condensed, save_condensed
 
+    run = replace(run, path=run.path.absolute())  # workers elsewhere have another working directory
     file = _file(run, "-ranks")
     saved = None if file is None else load_condensed(file, run)
     if saved is not None:
@@ -140,15 +141,16 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
     """Processes that work on ranks of a run, and a folder that they share, which is removed in the end.
 
     Raises:
-        DproError: there is no place for the folder.
+        DproError: there is no place for the folder, or workers that the user named cannot do the work.
         OSError: it cannot be made there.
     """
-    from dpro.processes import num_cores, process_pool
+    from dpro.processes import named_workers, num_cores, process_pool
 
     jobs = min(num_cores(), len(run.manifest.ranks))
     with (
         folder_in_use(cache_folder("graphs"), "shares-") as folder,
-        process_pool(jobs) as executor,
+        named_workers([run.path, folder]) as named,
+        nullcontext(named) if named is not None else process_pool(jobs) as executor,
     ):
         yield executor, folder
 
@@ -157,11 +159,11 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
 def _said_of(run: Run) -> Iterator[None]:
     """What may go wrong while ranks of a run are built inside, as one line."""
     # Loaded here: commands that find what was kept need no processes.
-    from concurrent.futures.process import BrokenProcessPool
+    from concurrent.futures import BrokenExecutor
 
     try:
         yield
-    except BrokenProcessPool as error:
+    except BrokenExecutor as error:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
         ) from error
@@ -214,6 +216,7 @@ def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
     """
     from dpro.replay.whatif.condensed import CondensedJob
 
+    run = replace(run, path=run.path.absolute())
     with ranks_at_hand(run) as (executor, folder):
         yield CondensedJob(
             graph=condensed.joined.graph, node=condensed.joined.node, run=run, condensed=condensed,

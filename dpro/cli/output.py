@@ -270,6 +270,7 @@ def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int],
         return
     with _bar_on_stderr() as bar:
         around = [task.id for task in bar.tasks if task.visible]
+        hidden = in_bytes
 
         def show_around(visible: bool) -> None:
             for task in around:
@@ -282,7 +283,6 @@ def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int],
                 show_around(False)
             bar.update(here, completed=done, total=total, visible=True, refresh=first)
 
-        hidden = in_bytes
         show_around(in_bytes)
         here = bar.add_task(what, total=None, visible=not in_bytes, in_bytes=in_bytes)
         try:

@@ -15,7 +15,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -29,7 +30,7 @@ from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
 from dpro.ingest.formats import REQUEST_LOGS, SNAPSHOTS, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
-from dpro.processes import num_cores, process_pool
+from dpro.processes import named_workers, num_cores, process_pool
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
 from dpro.words import counted, few
@@ -60,6 +61,22 @@ class Reading:
     jobs: int | None = None
     executor: Executor | None = None
     progress: Progress | None = None
+
+    @contextmanager
+    def by_workers(self, paths: Sequence[Path]) -> Iterator[Reading]:
+        """The same by the workers that the user named, unless an executor is given.
+
+        Args:
+            paths: that they have to see.
+
+        Raises:
+            DproError: they are not there, or cannot do the work.
+        """
+        if self.executor is not None:
+            yield self
+            return
+        with named_workers(paths) as executor:
+            yield replace(self, executor=executor)
 
     def spread_over(self, tasks: Sequence[ImportTask]) -> Spread:
         """How to run the tasks; in this process where there is little to do."""
@@ -118,10 +135,13 @@ def import_sources(
     traces = find_traces(sources)
     try:
         run.parent.mkdir(parents=True, exist_ok=True)
-        with folder_in_use(run.parent, f".{run.name}.", STAGING_SUFFIX) as staging:
+        with (
+            folder_in_use(run.parent, f".{run.name}.", STAGING_SUFFIX) as staging,
+            Reading(jobs, executor).by_workers([*sources, staging]) as reading,
+        ):
             make_staging(staging)
             tasks = traces.tasks(staging)
-            spread = Reading(jobs, executor).spread_over(tasks)
+            spread = reading.spread_over(tasks)
             stage_all(tasks, spread, progress)
             with stages.stage("Writing the run"):
                 return assemble(

@@ -106,7 +106,8 @@ def import_shard(
         make_staging(staging)
         (staging / MARKS).mkdir(exist_ok=True)
         agree(staging, traces, shard, staging)
-        stage_part(traces, staging, shard, reading)
+        with reading.by_workers([*sources, staging]) as divided:
+            stage_part(traces, staging, shard, divided)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest

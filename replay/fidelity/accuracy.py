@@ -763,7 +763,8 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
 def added(facts: Sequence[FitFacts]) -> FitFacts:
     """What several groups of ranks show together."""
     misses = pl.concat([part.misses for part in facts])
-    misses = misses.group_by("window", "step", "miss_ns").agg(pl.col("count").sum())
+    by = "window", "step", "miss_ns"
+    misses = misses.group_by(by).agg(pl.col("count").sum()).sort(by)  # what is kept is equal byte by byte
     return FitFacts(
         ranks=pl.concat([part.ranks for part in facts]),
         misses=misses,

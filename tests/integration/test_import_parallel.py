@@ -71,10 +71,14 @@ def test_any_executor_makes_the_same_bytes(source, expected, tmp_path):
     assert digests(tmp_path / "threads") == digests(tmp_path / "processes") == expected
 
 
+@pytest.mark.slow
 def test_dask_makes_the_same_bytes(source, expected, tmp_path):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(tmp_path / "dask")
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        local_directory=str(tmp_path / "dask"),
     )
     with cluster, distributed.Client(cluster) as client:
         import_sources([source], tmp_path / "run", executor=client.get_executor())
@@ -87,7 +91,10 @@ def test_nothing_is_lost_with_a_worker_of_dask(source, expected, tmp_path, monke
     log = install_slow_reader(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{repository}")  # for the workers alone
     cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(tmp_path / "dask")
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        local_directory=str(tmp_path / "dask"),
     )
     with cluster, distributed.Client(cluster) as client:
         killer = Thread(target=kill_the_reader_of_the_third_file, args=(log,), daemon=True)

@@ -149,7 +149,7 @@ def driven(folder: Path, session: str, script: str, *recorder: str, **given: str
     )  # fmt: skip
 
 
-INTO_RUN = [*RECORD, "-o", "run", "--every", "10", "--"]
+INTO_RUN = [*RECORD, "--ray", "-o", "run", "--every", "10", "--"]
 
 
 def workers(run: Run) -> list[tuple[object, ...]]:

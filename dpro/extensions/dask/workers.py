@@ -1,0 +1,183 @@
+"""The workers of a Dask cluster as an executor.
+
+In: the URL of a scheduler, from `--executor` or `DPRO_EXECUTOR`, and the paths that the work reads and
+writes. Out: an executor. Before any work is sent, each worker has to have the same version of dpro and to see
+those paths: otherwise a part of a run would fail an hour later, or be read from another folder.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dpro._version import __version__
+from dpro.errors import DproError, UsageError, first_line, needs_extra
+from dpro.words import few
+
+SCHEME = "dask://"
+VARIABLE = "DPRO_EXECUTOR"
+PATIENCE_S = 10  # until the scheduler answers, and has a worker
+CHUNKS = 8  # of tasks for each thread of the workers, so that all end at about the same time
+_URL: ContextVar[str] = ContextVar("dpro_executor", default="")
+Result = TypeVar("Result")
+
+
+def _read_url(context: click.Context, _option: click.Parameter, url: str | None) -> None:
+    """Callback of `--executor`: the URL holds until the command has ended."""
+    if url is not None:
+        context.with_resource(_named(_checked(url)))
+
+
+OPTIONS = [
+    click.Option(
+        ["--executor"],
+        metavar="URL",
+        expose_value=False,
+        callback=_read_url,
+        help="Divide the work on a large run among the workers of a Dask cluster, such as "
+        f"dask://scheduler:8786.  [env: {VARIABLE}]",
+    )
+]
+
+
+@contextmanager
+def _named(url: str) -> Iterator[None]:
+    token = _URL.set(url)
+    try:
+        yield
+    finally:
+        _URL.reset(token)
+
+
+def _checked(url: str) -> str:
+    """The URL of a scheduler.
+
+    Raises:
+        UsageError: it is none.
+    """
+    host, _, port = url.removeprefix(SCHEME).rpartition(":")
+    if not url.startswith(SCHEME) or not host or not port.isdigit():
+        raise UsageError(
+            f"{url} names no executor: give the scheduler of a Dask cluster as {SCHEME}HOST:PORT"
+        )
+    return url
+
+
+def workers_of_cluster(paths: Sequence[Path]) -> AbstractContextManager[Executor] | None:
+    """The workers that the user named, not yet connected to; None where none are named.
+
+    Args:
+        paths: that they have to see.
+
+    Raises:
+        UsageError: what is named is no Dask scheduler.
+    """
+    url = _URL.get() or os.environ.get(VARIABLE, "")
+    return _connected(_checked(url), paths) if url else None
+
+
+@contextmanager
+def _connected(url: str, paths: Sequence[Path]) -> Iterator[Executor]:
+    """Connect to a cluster, and disconnect in the end.
+
+    Raises:
+        MissingExtra: Dask is not installed.
+        DproError: no scheduler answers, it has no workers, or one of them cannot do the work.
+    """
+    with needs_extra("dask"):
+        from distributed import Client
+
+    try:
+        client = Client("tcp://" + url.removeprefix(SCHEME), timeout=PATIENCE_S, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise DproError(f"{url}: no Dask scheduler answers there ({first_line(error)})") from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE_S)
+        except TimeoutError as error:
+            raise DproError(f"{url}: the cluster has no workers: start some with `dask worker`") from error
+        _check_workers(client, url, [str(path.absolute()) for path in paths])
+        yield _Workers(client, url)
+
+
+def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
+    """Ask the scheduler, which reads what is sent, and each worker whether they can do the work.
+
+    Raises:
+        DproError: one has no dpro, or another version, or is a worker that does not see all paths.
+    """
+    try:
+        answers = {"the scheduler": client.run_on_scheduler(_look_for, [])}
+    except Exception as error:  # whatever is raised there is raised here
+        answers = {"the scheduler": error}
+    of_workers = client.run(_look_for, list(paths), on_error="return")
+    answers |= {f"worker {name}": of_workers[name] for name in sorted(of_workers)}
+    for who, answer in answers.items():
+        if isinstance(answer, BaseException):
+            raise DproError(
+                f"{url}: {who} cannot run dpro ({first_line(answer)}): install dpro {__version__} there"
+            )
+        version, missing = answer
+        if version != __version__:
+            raise DproError(f"{url}: {who} has dpro {version}, and this is {__version__}")
+        if missing:
+            raise DproError(
+                f"{url}: {who} does not see {few(missing, 2)}: it has to be in a folder that all workers "
+                "share; DPRO_CACHE names one for what dpro keeps"
+            )
+
+
+def _look_for(paths: list[str]) -> tuple[str, list[str]]:
+    """The version of dpro here, and which paths are not here."""
+    return __version__, [path for path in paths if not os.path.exists(path)]
+
+
+class _Workers(Executor):
+    """Dask's executor, with tasks sent in chunks, and a lost worker as other executors say it."""
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client, self._url = client, url
+        # The same work on the same paths may give another result: the run may be another one by then.
+        self._one_by_one = client.get_executor(pure=False)
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """As of any executor."""
+        return self._one_by_one.submit(work, *args, **kwargs)
+
+    def map(
+        self,
+        fn: Callable[..., Result],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[Result]:
+        """As of any executor; chunks are at least as large as they have to be for `CHUNKS` per thread."""
+        tasks = list(zip(*iterables))
+        threads = max(sum(self._client.nthreads().values()), 1)
+        size = max(chunksize, -(-len(tasks) // (CHUNKS * threads)))
+        chunks = [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
+        with warnings.catch_warnings():  # that tasks are large is no news to the user
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+            futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
+        return chain.from_iterable(map(self._result, futures))
+
+    def _result(self, future: Any) -> Any:
+        from distributed import KilledWorker
+
+        try:
+            return future.result()
+        except KilledWorker as error:
+            raise BrokenExecutor(f"{self._url}: {first_line(error)}") from error
+
+
+def _do_all(work: Callable[..., Result], tasks: list[tuple[Any, ...]]) -> list[Result]:
+    return [work(*task) for task in tasks]
