@@ -24,7 +24,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, processes
 from dpro.collectors.inside import tracebacks
 from dpro.collectors.inside.files import REQUESTED, STACKS, STACKS_BY
 from dpro.collectors.inside.kernel import lives
@@ -81,7 +81,7 @@ def training(run: Path) -> list[RecordedProcess]:
     if not live:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     ensure_mine([run / RAW], within=False)
-    trying = attempts([process for launch in live for process in processes(launch)])
+    trying = attempts(of_training([process for launch in live for process in processes(launch)]))
     recorded = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
     if not recorded:
         raise InputError(f"{run}: none of its processes trains yet; try again in a moment")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,13 +23,30 @@ from msgspec.structs import replace
 from dpro._version import __version__
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
-from dpro.collectors.convert.recorded import Readers, RecordedProcess, attempts, processes, unreadable
+from dpro.collectors.convert.recorded import (
+    Readers,
+    RecordedProcess,
+    attempts,
+    processes,
+    unreadable,
+    worker_groups,
+)
 from dpro.collectors.convert.retention import LATEST, keep_windows
 from dpro.collectors.convert.served import add_logged, write_engines
 from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
-from dpro.collectors.inside.files import EXIT, IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
+from dpro.collectors.inside.files import (
+    ACTOR,
+    BUSY,
+    EXIT,
+    IMPORTED,
+    LACKS,
+    REPLACED,
+    SHOWN,
+    image_folder,
+    next_image,
+)
 from dpro.collectors.launch.absence import why_no_steps
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out, launches
 from dpro.collectors.sidecar import ABSENCE
@@ -60,6 +78,8 @@ CLOCKS = {
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
 UNSAMPLED_S = 10  # how much sooner than a process telemetry ends where nothing is lost, at most
+ENDED_BY_RAY = (1 << 8, signal.SIGKILL)  # wait statuses of its workers
+GROUPS = "groups"  # the folder of runs of the other worker groups of the job
 ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
 
 
@@ -90,27 +110,23 @@ def finish(
     if is_run(launch.run) and not launch.raw.exists():  # an earlier one was killed when all was done
         launch.remove_marker()
         return
-    *earlier, last = attempts(processes(launch)) or [[]]
     launched_ns = int(launch.facts().get("launched_ns", -1))
-    folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
+    runs = list(_runs(launch))
     lost = unreadable(launch)
     warnings = [*said, *_lines(launch.raw / "log.txt")] + [
         f"{name}: not all of .raw was converted: its facts.json is damaged" for name in lost
     ]
-    if earlier:
-        warnings.append(
-            f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
-        )
     whole, options = not lost, launch.facts().get("options", {})
+    statuses = {**statuses, **_of_actors(launch, statuses, status)}
     write_engines(launch)
-    for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
+    for folder, recorded, other in runs:
         for process in recorded:
             move_process(launch.run, process, folder)
         notes = []
         for process in recorded:
             doubt = f"rank {process.rank}: not all of .raw was converted"
             notes.append(_noted(doubt, _converted, folder, process, readers, statuses, launched_ns))
-        notes.append({"warnings": disagreement(folder)})
+        notes.append({"warnings": [*other, *disagreement(folder)]})
         if folder == launch.run:
             doubt = "not all NCCL Inspector logs were converted"
             notes += [{"warnings": warnings}]
@@ -126,8 +142,49 @@ def finish(
     if options.get("keep_windows"):
         with locked(launch.run):
             if not launches(launch.run):  # of several launchers the last one sees all ranks
-                for folder in (*folders, launch.run):
+                for folder, *_ in runs:
                     _keep_windows(folder, options)
+
+
+def _runs(launch: Launch) -> Iterator[tuple[Path, list[RecordedProcess], list[str]]]:
+    """The runs that a launch is to become, its own the last: folder, processes, and what others there are.
+
+    Of several worker groups that one is the run which trains most; all have the earlier attempts below them.
+    """
+    members_of = worker_groups(processes(launch)) or {"": []}
+    groups = sorted(members_of.items(), key=lambda group: max(map(_updates, group[1]), default=0))
+    several = f"the job has {len(groups)} worker groups: "
+    for role, members in groups:
+        is_last = role == groups[-1][0]
+        folder = launch.run if is_last else launch.run / GROUPS / role
+        *earlier, last = attempts(members) or [[]]
+        for number, attempt in enumerate(earlier):
+            yield folder / ATTEMPTS / str(number), attempt, []
+        this = f"this one trains most, the others are in {GROUPS}/" if is_last else "this is one of them"
+        said = [several + this] if len(groups) > 1 else []
+        if earlier:
+            times = f"the {'group' if len(groups) > 1 else 'job'} began {len(earlier) + 1} times"
+            said.append(f"{times}: this is the last, what came before is in {ATTEMPTS}/")
+        yield folder, last, said
+
+
+def _updates(process: RecordedProcess) -> int:
+    recorded = records.read_records(process.folder / "records.bin")
+    return sum(record.kind == records.UPDATE for record in recorded)
+
+
+def _of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) -> dict[int, int]:
+    """The wait statuses of actors that Ray ended, as if they had ended well.
+
+    It ends them by exit code 1 or SIGKILL whenever they are not needed any more. An actor in a call may have
+    ended so by itself, unless the job went well.
+    """
+    ended = [one.facts for one in processes(launch) if statuses.get(one.facts["pid"]) in ENDED_BY_RAY]
+    busy = {facts["pid"]: launch.raw / f"{ACTOR}{facts['host']}-{facts['pid']}{BUSY}" for facts in ended}
+    actors = [facts["pid"] for facts in ended if facts["actor"]]
+    return {
+        pid: 0 for pid in actors if status == 0 or (busy[pid].is_file() and busy[pid].read_bytes() == b"0")
+    }
 
 
 def _keep_windows(run: Path, options: Mapping[str, Any]) -> None:
@@ -144,8 +201,10 @@ def _ensure_mine(launch: Launch) -> None:
         InputError: it is not, or the marker is damaged.
     """
     launch.facts()
-    folders = [launch.run / name for name in (MARKERS, RAW, ATTEMPTS)]
-    tables = [run / name for run in (launch.run, *launch.run.glob(f"{ATTEMPTS}/*")) for name in TABLES]
+    folders = [launch.run / name for name in (MARKERS, RAW, ATTEMPTS, GROUPS)]
+    below = [f"{ATTEMPTS}/*", f"{GROUPS}/*", f"{GROUPS}/*/{ATTEMPTS}/*"]
+    runs = [launch.run, *(path for within in below for path in launch.run.glob(within))]
+    tables = [run / name for run in runs for name in TABLES]
     ensure_mine([launch.run.resolve()], within=False)
     ensure_mine([*folders, *tables])
     if launch.raw.exists():

@@ -30,6 +30,7 @@ _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 FREQUENT_LOOKS = 10  # this many looks for what keeps the recorder out, then one at each power of two
 ABSENCE = "absence.txt"  # what they found
 GONE = "gone"  # in a process's folder: when it was first seen to have ended
+ELSEWHERE_S, ELSEWHERE_LOOKS = 2.5, 5  # how long, and how often, to wait for processes on other hosts
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -123,6 +124,22 @@ def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
         pids = ", ".join(map(str, alive))
         recording.log(f"the job's own process ended before process {pids}: what came later is not recorded")
     _meet(recording, ranks)
+    _outlast_elsewhere(recording)
+
+
+def _outlast_elsewhere(recording: Launch) -> None:
+    """Wait for processes on other hosts, as of a Ray cluster: what they write each second shows them."""
+    beginning = f"{socket.gethostname()}-"
+    sizes: dict[str, int] | None = None
+    for _ in range(ELSEWHERE_LOOKS):
+        before, sizes = sizes, {}
+        for path in recording.raw.glob("*/records.bin"):
+            if not path.parent.name.startswith(beginning):
+                sizes[path.parent.name] = path.stat().st_size
+        if not sizes or sizes == before:
+            return
+        time.sleep(ELSEWHERE_S)
+    recording.log("processes on other hosts outlived the job's own: what came later is not recorded")
 
 
 def _final_status(job: LaunchedProcess) -> int | None:

@@ -15,6 +15,7 @@ import polars as pl
 from dpro.replay.attribution import LANE, innermost
 from dpro.replay.engine import innermost_segments
 from dpro.replay.steps import recorded_steps, step_breakdown
+from dpro.schema import MEANWHILE
 from dpro.units import format_duration
 
 ROLLOUT, REWARD, LOGPROBS, ADVANTAGE = "rollout", "reward", "log probabilities", "advantage"
@@ -22,15 +23,16 @@ TRAINING, SYNC, REST = "training", "weight sync", "rest"
 # The last part of a name, lower case and without underscores before it; the first that fits counts.
 NAMES = {
     SYNC: r"sync_weights?|weight_sync|update_weights|refit\w*|transfer_and_update_weights|move_model_to_vllm",
-    REWARD: r"rewards?|reward_\w+|(calculate|compute)_rewards?|compute_rm_score|scor(e|ing)",
-    LOGPROBS: r"(old_|ref_|compute_(ref_)?)?log_?probs?\w*|get_per_token_logps\w*|ref",
+    REWARD: r"rewards?|reward_\w+|(calculate|compute)_rewards?|(\w+_)?compute_rm_score|scor(e|ing)",
+    LOGPROBS: r"(old_|ref_|(\w+_)?compute_(ref_)?)?log_?probs?\w*|get_per_token_logps\w*|ref",
     ADVANTAGE: r"adv|(compute_)?advantages?",
-    TRAINING: r"train|(policy_)?training(_step)?|update_(actor|critic|policy)|(compute_)?loss",
-    ROLLOUT: r"gen|generat\w+|rollouts?|prepare_inputs",  # the last of TRL: it generates and scores
+    TRAINING: r"(policy_)?train(ing)?(_step)?|update|(\w+_)?update_(actor|critic|policy)|(compute_)?loss",
+    # The last of TRL: it generates and scores. Methods of verl's workers begin with what they are for.
+    ROLLOUT: r"gen|(\w+_)?generate_sequences|generat\w+|rollouts?|prepare_inputs",
 }
 OF_UPDATE = r"^dpro::backward$|^Optimizer\.step"  # ranges of PyTorch and the recorder
 # Within these, log probabilities are training.
-OF_LOSS = r"(^|\.)_?((compute_)?loss|update_(actor|critic|policy))$"
+OF_LOSS = r"(^|\.)_?((compute_)?loss|(\w+_)?update_(actor|critic|policy))$"
 MIN_SHARE = 0.5  # of a step: a phase that takes more is said to dominate it
 MIN_WAIT = 0.05  # of a phase: waiting that is worth a rank
 PARTS = {
@@ -69,22 +71,27 @@ def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) 
     whole = recorded_steps(spans, steps)
     pieces = _pieces(ranges, whole)
     parts = step_breakdown(spans, collectives, pieces)
-    parts = parts.join(pieces.select("rank", "step", "phase"), on=["rank", "step"])
+    parts = parts.join(pieces.select("rank", "step", "phase", "waits"), on=["rank", "step"])
     split = pl.col("exposed_wait_ns").fill_null(0) + pl.col("exposed_transfer_ns").fill_null(0)
     parts = parts.with_columns(unsplit_ns=pl.col("exposed_comm_ns") - split).fill_null(0)
+    meanwhile = {name: "duration_ns" if name == "exposed_wait_ns" else pl.lit(0) for name in PARTS}
+    parts = parts.with_columns(**{n: pl.when("waits").then(of).otherwise(n) for n, of in meanwhile.items()})
     sums = parts.group_by("phase").agg(pl.col("duration_ns", *PARTS).sum() / whole.height)
     work = (pl.col("duration_ns") - pl.col("exposed_wait_ns")).sum().alias("work")
     works = parts.group_by("phase", "rank").agg(work).sort("work", "rank")
-    sums = sums.join(works.group_by("phase").agg(latest=pl.col("rank").last().cast(pl.Int64)), on="phase")
-    waits = pl.col("exposed_wait_ns") >= MIN_WAIT * pl.col("duration_ns")
+    last = works.group_by("phase").agg(pl.col("work").last(), latest=pl.col("rank").last().cast(pl.Int64))
+    sums = sums.join(last, on="phase")
+    waits = (pl.col("exposed_wait_ns") >= MIN_WAIT * pl.col("duration_ns")) & (pl.col("work") > 0)
     latest = pl.when(waits).then("latest").otherwise(-1)
     share = pl.col("duration_ns") / pl.col("duration_ns").sum()
-    table = sums.with_columns(share=share, latest=latest)
+    table = sums.with_columns(share=share, latest=latest).drop("work")
     return table.sort("duration_ns", "phase", descending=[True, False])
 
 
 def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """The stretches of each step with their phase, as rows of `steps` with numbers of their own.
+
+    What another actor does meanwhile `waits`.
 
     Of a rank's threads that one counts on which most phases are.
     """
@@ -104,7 +111,9 @@ def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         segment = np.searchsorted(cuts, edges[:-1], side="right") - 1
         place = np.where(segment >= 0, np.append(span, -1)[segment], -1)
         names = np.array([*inside["phase"], REST])
+        others = np.array([*inside["name"].str.starts_with(MEANWHILE), False])
         frame = pl.DataFrame({"start_ns": edges[:-1], "duration_ns": np.diff(edges), "phase": names[place]})
+        frame = frame.with_columns(waits=others[place])
         in_step = pl.Series((step >= 0) & (edges[:-1] < ends[np.maximum(step, 0)]))
         of = {"rank": pl.lit(rank, pl.Int32), "window": pl.lit(window, pl.Int32)}
         pieces.append(frame.filter(in_step).with_columns(**of))

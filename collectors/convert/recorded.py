@@ -6,9 +6,10 @@ and groups of them, one per attempt of the job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from dpro.words import from_json
 
 _KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
 _KINDS |= {"start_ticks": int, "image": int}
-_TEXTS = ("host", "clock", "pid_namespace", "gpu_uuid", "gpu_name", "gpu_pci")
+_TEXTS = (
+    *("host", "clock", "pid_namespace", "gpu_uuid", "gpu_name", "gpu_pci"),
+    *("actor", "actor_name", "actor_class", "role"),
+)
 _KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
 # What older recorders left out.
 _FACTS: dict[str, Any] = {"world_size": 0, "local_rank": -1, "pid": -1, "start_ticks": -1, "image": 0}
@@ -107,6 +111,48 @@ def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess
 def _known(process: RecordedProcess, fact: str) -> str:
     """What a process said of its torchrun; empty where there was none."""
     return str(process.facts.get(fact, ""))
+
+
+DRIVER = "driver"  # what processes are called that are no actors, where others are
+
+# A job of Ray may have several worker groups, each with ranks from 0 on.
+
+
+def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[RecordedProcess]]:
+    """The processes of each worker group, by what it is called, the first to start first.
+
+    Actors are of one group if they have the same class, the same name but for digits, and other ranks; one
+    that trains alone is a group, also when it is started again. All other processes are one, called nothing.
+    """
+    members: dict[tuple[str, str, str], list[RecordedProcess]] = {}
+    for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
+        kind, name, actor = (process.facts.get(f"actor{of}", "") for of in ("_class", "_name", ""))
+        alone = actor if process.facts["world_size"] <= 1 else ""
+        members.setdefault((kind, re.sub(r"[\W_]*\d+", "", name), alone), []).append(process)
+    called = [_called(kind, name) for kind, name, _ in members]
+    called = [role or DRIVER for role in called] if len(called) > 1 else called
+    groups = {}
+    for place, (role, group) in enumerate(zip(called, members.values(), strict=True)):
+        numbered = f"{role}-{called[:place].count(role)}" if called.count(role) > 1 else role
+        groups[numbered] = [replace(one, facts={**one.facts, "role": numbered}) for one in group]
+    return groups
+
+
+def of_training(processes: Sequence[RecordedProcess]) -> Sequence[RecordedProcess]:
+    """Of several worker groups of a job that runs the one that seems to train, since it records most."""
+
+    def size(group: Sequence[RecordedProcess]) -> int:
+        paths = [process.folder / "records.bin" for process in group]
+        return max(path.stat().st_size if path.is_file() else 0 for path in paths)
+
+    groups = worker_groups(processes)
+    return processes if len(groups) <= 1 else max(groups.values(), key=size)
+
+
+def _called(kind: str, name: str) -> str:
+    """What actors of a class are called; a name that was made of that of the class is no better."""
+    name = kind if not name or name.endswith(kind) else name
+    return re.sub(r"^\.|[^\w.-]", "_", name)
 
 
 # What processes left in files of JSON.

@@ -174,7 +174,7 @@ def worker_row(
         name: facts[name]
         for name in ("rank", "local_rank", "world_size", "host", "pid", "gpu_uuid", "gpu_name")
     }
-    row |= {name: facts.get(name, "") for name in ("clock", "gpu_pci")}
+    row |= {name: facts.get(name, "") for name in ("clock", "gpu_pci", "role")}
     gone = process.folder / GONE
     text = gone.read_text() if gone.is_file() else ""
     times += [int(text)] if text.isdigit() else []  # empty where the disk was full

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert import calls
+from dpro.collectors.convert.actors import with_actor_calls
 from dpro.collectors.convert.calls import messages_in_window
 from dpro.collectors.convert.pretended import with_pretended_calls
 from dpro.collectors.convert.recorded import Readers, RecordedProcess
@@ -79,6 +80,7 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
     recorded = records.read_records(process.folder / "records.bin")
     steps_of = {r.a: (r.b, r.c) for r in recorded if r.kind == records.CUT}
     unseen = {r.a for r in recorded if r.kind == records.CUT and not r.d}
+    begun = {r.a: r.b for r in recorded if r.kind in (records.WINDOW, records.CUT)}
     entries = calls.entries(process.folder)
     frames, notes = [], []
     for path in paths:
@@ -99,7 +101,9 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
         tables = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
         calls_of = path.with_name(path.name.replace("window", PRETENDED))
         first = (window + 1) * _WINDOW_IDS
-        frames.append(with_pretended_calls(tables, calls_of, process.rank, window, first))
+        tables = with_pretended_calls(tables, calls_of, process.rank, window, first)
+        spans = with_actor_calls(tables[SPANS.name], process, window, first, begun.get(window))
+        frames.append(tables | {SPANS.name: spans})
         lost = lost_in(frames[-1][SPANS.name]) if process.facts["gpu_name"] else []
         lost += [TAIL] if window in unseen else []
         notes.append(

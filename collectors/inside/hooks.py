@@ -27,7 +27,7 @@ from .calls import buckets, coverage, flight, mesh, stalls
 from .files import IMPORTED
 from .patching import keep_compiler_out, keep_library, patch
 from .pipelines import deepspeed, megatron, pipelining
-from .process import exits, memory, requests, stacks, starting
+from .process import actors, exits, memory, requests, stacks, starting
 from .recorder import Recorder
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming, phases
 from .torch_internals import frame_watch
@@ -51,7 +51,7 @@ def install(launch: str) -> None:
     # what a window found is saved before what ends with it.
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
-        inference, model_calls, mesh, pipelining, megatron, deepspeed, *later, windows,
+        inference, model_calls, actors, mesh, pipelining, megatron, deepspeed, *later, windows,
         stalls, flight, buckets, peers, memory, exits, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)

@@ -104,6 +104,8 @@ class Recorder:
         pretending: what keeps a pretended rank's answers; None of a real one.
         num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
         sampling: at which ends of steps clocks are read.
+        named: what else says who this process is, for its facts.
+        calls_saved_each_s: how often calls are saved at least, so that a kill loses little.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -119,6 +121,8 @@ class Recorder:
         self.enabled = True
         self.has_exited = False
         self.pretending: Any = None
+        self.named: Callable[[], dict[str, str]] = dict
+        self.calls_saved_each_s = 60.0
         self._forked = False
         self._all_listeners: dict[str, list[Callable[..., object]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
@@ -443,6 +447,7 @@ class Recorder:
             "environment": environment.kept(os.environ),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **gpu_facts(),
+            **self.named(),
         }
         write_whole(folder / "facts.json", json.dumps(facts).encode())
 

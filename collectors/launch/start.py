@@ -29,6 +29,7 @@ from typing import IO, Any, NoReturn
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.inside.kernel import host_clock, name_of
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
+from dpro.collectors.launch.ray_jobs import ray_variables
 from dpro.collectors.launch.recording import (
     COPY,
     INJECT,
@@ -84,6 +85,7 @@ class RecordOptions:
         mask_command: whether only the first word of the command is kept.
         requests: logs of a server's requests, which it or its client writes while it is recorded.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
+        ray: whether workers of Ray are recorded, too.
     """
 
     windows: bool = True
@@ -105,6 +107,7 @@ class RecordOptions:
     nccl_inspector: str = ""
     nccl_timing: bool = False
     requests: tuple[str, ...] = ()
+    ray: bool = False
 
 
 @dataclass
@@ -160,6 +163,8 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     _fork_sidecar(recording, marker, sidecar, request.beside)
     say_where(run)
     environment = job_environment(recording, request.options) | request.environment
+    if request.options.ray:
+        environment |= ray_variables(os.environ, environment)
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)

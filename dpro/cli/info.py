@@ -79,6 +79,7 @@ def in_words(document: InfoDocument) -> list[str]:
         f"run        {document.run}",
         *([f"cache      {document.cache}"] if document.cache else []),
         f"ranks      {ranks_recorded(document.ranks, document.missing_ranks, document.world_size)}",
+        *([f"role       {document.role}"] if document.role else []),
         *([f"pretended  {document.pretended}"] if document.pretended else []),
         *([f"job        {kind}"] if (kind := kind_in_words(document.kind)) else []),
         *([f"layout     {document.layout.line}"] if document.layout.line else []),

@@ -129,6 +129,11 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     "overlapping compute.",
 )  # fmt: skip
 @click.option(
+    "--ray", is_flag=True,
+    help="Record the actors and Ray Train workers of a driver that calls ray.init, on all nodes: RUN has "
+    "to be in a folder that they share.",
+)  # fmt: skip
+@click.option(
     "--requests",
     multiple=True,
     metavar="FILE",
@@ -152,6 +157,7 @@ def record(
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
+    dpro record --ray -o RUN -- python driver.py
 
     dpro always records every step, and every collective call outside of CUDA graphs. From time to time it
     records K steps in depth (a deep window), for replay and what-if. Their measured cost decides how often;

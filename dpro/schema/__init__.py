@@ -48,6 +48,7 @@ SPAN_KINDS = (
 )
 GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
 SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
+MEANWHILE = "waits for "  # how names of annotations begin that are calls of another actor
 SpanKind = pl.Enum(SPAN_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
 
@@ -454,6 +455,7 @@ WORKERS = Table(
         "rank": RANK,
         "local_rank": Column(pl.Int32, "Rank within the host."),
         "world_size": Column(pl.Int32, "Number of ranks of the job."),
+        "role": Column(pl.String, "Worker group: what Ray's actors are called; empty for none.", ""),
         "host": Column(pl.String, "Host name, empty where unknown.", ""),
         "clock": Column(
             pl.String, "Host's clock: ranks with the same share it. Boot id of the kernel; empty unknown.", ""

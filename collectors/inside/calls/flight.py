@@ -38,7 +38,6 @@ from ..torch_internals import (
 from . import coverage
 
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
-IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
 LATEST = 300  # calls that are shown at least of a stalled job, and at the first request
 WAITING = 64  # dumps that are not converted yet: from then on the latest replaces the one before
@@ -224,7 +223,8 @@ class Flight:
         return max((enqueued - level.enqueued) * level.calls_per_count, level.rate * since_s) >= self._half
 
     def _is_wanted(self, ring: Ring) -> bool:
-        return ring.name in self._owed or time.monotonic() - self._levels[ring.name].at_s > IDLE_S
+        since_s = time.monotonic() - self._levels[ring.name].at_s
+        return ring.name in self._owed or since_s > self._recorder.calls_saved_each_s
 
     def _rate(self, ring: Ring, enqueued: int) -> float:
         """Calls a second: from the latest dumps, or as the groups count since the latest look."""

@@ -449,6 +449,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         ended: how each rank ended.
         exit_status: of the job's command; null if unknown.
         applied: what became of each change that `dpro try` made, by rank.
+        role: the worker group that the ranks are, as Ray's actors are called; empty without groups.
         attempts: runs of the job before it was restarted.
         while_it_ran: what `dpro watch` found while the job ran.
         windows: what deep windows cost.
@@ -473,6 +474,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     ended: list[RankEnd]
     exit_status: int | None
     applied: list[AppliedChange]
+    role: str
     attempts: list[str]
     while_it_ran: list[LoggedFinding]
     windows: WindowCosts
@@ -523,6 +525,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         ended=_ends(run),
         exit_status=manifest.exit_status,
         applied=manifest.applied,
+        role=", ".join(sorted({*run.table(WORKERS, ["role"])["role"]} - {""})),
         attempts=_earlier_attempts(run),
         while_it_ran=logged_findings(run.path),
         windows=msgspec.convert(manifest.windows, WindowCosts),

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, processes
 from dpro.collectors.convert.tables import checkpoints, frames_of, starts
 from dpro.collectors.inside import records
 from dpro.collectors.launch.recording import launches
@@ -89,7 +89,7 @@ def run_so_far(run: Path) -> Iterator[Run]:
     """
     recorded = [(process, launch) for launch in launches(run) for process in processes(launch)]
     launched = {process.folder: int(launch.facts().get("launched_ns", -1)) for process, launch in recorded}
-    starts_so_far = attempts([process for process, _ in recorded])
+    starts_so_far = attempts(of_training([process for process, _ in recorded]))
     if not starts_so_far:
         raise InputError(f"{run}: no rank has recorded anything yet; try again in a moment")
     chosen = _some_ranks([process.rank for process in starts_so_far[-1]])

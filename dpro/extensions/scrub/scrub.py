@@ -37,7 +37,7 @@ HOSTS = {"workers": ["host"], "counters": ["host"]}
 OWN = {
     "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
     "checkpoints": ["path"], "out_of_memory": ["module", "calls", "names"], "requests": ["name"],
-    "workers": ["error"],
+    "workers": ["error", "role"],
     "collectives": ["group"], "process_groups": ["group"], "sends": ["group"],
 }  # fmt: skip
 MIXED = {"counters": ["device"]}

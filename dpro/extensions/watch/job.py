@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess, attempts, process_facts
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, process_facts
 from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import WANTED
@@ -143,7 +143,7 @@ class Job:
         """Follow the processes of the latest attempt; return whether the job began again."""
         if not self._processes.look():
             return False
-        starts = attempts(self._processes.all)
+        starts = attempts(of_training(self._processes.all))
         current = {process.folder: process for process in (starts[-1] if starts else [])}
         if not current:
             return False

@@ -8,11 +8,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from dpro.analysis.summary import run_info
+from dpro.collectors import sidecar
 from dpro.collectors.convert import windows
 from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.finish import convert_waiting, finish
@@ -89,6 +91,7 @@ def recorded(
     steps: int = 6,
     windows: int = 0,
     attempt: int = 0,
+    **of_actor: str,
 ) -> Path:
     folder = launch.raw / f"host-{pid}"
     folder.mkdir()
@@ -100,6 +103,7 @@ def recorded(
         "gpu_uuid": "",
         "versions": {"torch": "2.13"},
     }
+    facts |= of_actor
     (folder / "facts.json").write_text(json.dumps(facts))
     writer = FlushedWriter(folder / "records.bin")
     for step in range(1, steps + 1):
@@ -171,6 +175,67 @@ def test_signals_and_unknown_ends_of_ranks_are_distinguished(launch):
     run = open_run(launch.run)
     assert run.table(WORKERS).select("exit_code", "exit_signal").rows() == [(-1, signal.SIGKILL), (-1, -1)]
     assert run.manifest.exit_status is None
+
+
+def of_group(launch: Launch, name: str, first_pid: int, steps: int, attempt: int = 0) -> None:
+    """Two actors of Ray; the second is in a call."""
+    for rank, pid in enumerate((first_pid, first_pid + 1)):
+        facts = {"actor": f"{pid}", "actor_name": f"{name}-{rank}", "actor_class": "Worker"}
+        recorded(launch, rank, pid, world_size=2, steps=steps, attempt=attempt, **facts)
+        (launch.raw / f"actor-host-{pid}.busy").write_text(str(rank))
+
+
+def test_each_worker_group_is_a_run_and_that_which_trains_most_is_the_jobs(launch):
+    of_group(launch, "trainer", 10, steps=6)
+    of_group(launch, "rollout", 20, steps=0)
+    of_group(launch, "rollout", 30, steps=2, attempt=1)
+    convert_waiting(launch, READERS)
+    finish(launch, READERS, 0, {})
+    runs = {
+        place: open_run(launch.run / place) for place in ("", "groups/rollout", "groups/rollout/attempts/0")
+    }
+    pids = {place: run.table(WORKERS)["pid"].to_list() for place, run in runs.items()}
+    assert pids == {"": [10, 11], "groups/rollout": [30, 31], "groups/rollout/attempts/0": [20, 21]}
+    assert [run.table(WORKERS)["role"].unique().to_list() for run in runs.values()] == [
+        ["trainer"], ["rollout"], ["rollout"]
+    ]  # fmt: skip
+    assert runs[""].manifest.warnings[0] == (
+        "the job has 2 worker groups: this one trains most, the others are in groups/"
+    )
+    assert "the group began 2 times: this is the last, what came before is in attempts/" in (
+        runs["groups/rollout"].manifest.warnings
+    )
+    assert "role       trainer\n" in dpro("info", launch.run).stdout
+    assert not launch.raw.exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [(0, [(0, -1), (0, -1)]), (256, [(0, -1), (-1, signal.SIGKILL)])],
+)
+def test_actors_that_ray_ends_have_not_failed_unless_in_a_call_of_a_failed_job(launch, job, expected):
+    of_group(launch, "trainer", 10, steps=2)
+    finish(launch, READERS, job, {10: 256, 11: signal.SIGKILL})
+    assert open_run(launch.run).table(WORKERS).select("exit_code", "exit_signal").rows() == expected
+
+
+def test_processes_on_other_hosts_are_waited_for_until_they_write_no_more(launch, monkeypatch):
+    folder = recorded(launch)
+    looks = []
+
+    def sleep(_: float) -> None:
+        looks.append(0)
+        if len(looks) < 3:
+            with (folder / "records.bin").open("ab") as file:
+                file.write(b"more")
+
+    monkeypatch.setattr(sidecar, "time", SimpleNamespace(sleep=sleep))
+    sidecar._outlast_elsewhere(launch)
+    assert len(looks) == 3
+    looks.clear()
+    monkeypatch.setattr(sidecar.socket, "gethostname", lambda: "host")
+    sidecar._outlast_elsewhere(launch)
+    assert looks == []
 
 
 def test_conversion_that_was_interrupted_gives_each_row_once(launch, monkeypatch):

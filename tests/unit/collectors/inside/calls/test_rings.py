@@ -84,6 +84,7 @@ def recorder_of(folder=None):
 
     return SimpleNamespace(
         training_thread=threading.get_ident(), device=None, num_messages=0, last_step_s=0.0, folder=folder,
+        calls_saved_each_s=60.0,
         launch=folder / "launch" if folder else None, write_file=write_file,
         call=lambda action, *arguments: action(*arguments),
     )  # fmt: skip
