@@ -1,4 +1,4 @@
-"""A real job that is slow to start: what its start consisted of, and for whom it waited."""
+"""A real job that is slow to start: what its start consisted of, and which rank it waited for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 
 from dpro.schema import START_PARTS, STARTS
 from tests.commands import dpro
-from tests.jobs import TORCHRUN, opened, record, script
+from tests.jobs import TORCHRUN, record, script
 
-# Rank 1 comes late to its second group; both ranks import a module that takes long, and load what rank 0 saved.
+# Rank 1 comes late to its second group. Both ranks import for long, and load what rank 0 has saved.
 STARTS_SLOWLY = """
 import os, time
 import torch.distributed as dist
@@ -36,13 +36,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_start_says_what_took_long_and_for_whom_it_waited(tmp_path):
+def test_start_says_what_took_long_and_which_rank_it_waited_for(tmp_path):
     (tmp_path / "slow_outer.py").write_text("import time\ntime.sleep(1)\nimport slow_inner\n")
     (tmp_path / "slow_inner.py").write_text("import time\ntime.sleep(0.2)\n")
     (tmp_path / "slow_later.py").write_text("import time\ntime.sleep(0.2)\n")
     _, path = script(tmp_path, STARTS_SLOWLY)
-    record(tmp_path, [*TORCHRUN, path])
-    run = opened(tmp_path / "run")
+    run, done = record(tmp_path, [*TORCHRUN, path])
+    assert done.returncode == 0, done.stderr
     parts = run.table(START_PARTS).sort("start_ns")
     for rank in range(2):
         of_rank = parts.filter(pl.col("rank") == rank)
@@ -59,7 +59,7 @@ def test_start_says_what_took_long_and_for_whom_it_waited(tmp_path):
     stages = {stage["stage"]: stage for stage in start["stages"]}
     assert sum(stage["last_s"] for stage in start["stages"]) == pytest.approx(start["total_s"])
     assert stages["imports"]["longest_s"] > 1.2
-    waited = next(part for part in stages["process_group"]["parts"] if " both " in part["what"])
+    waited = next(part for part in stages["process_group"]["parts"] if '"both"' in part["what"])
     assert stages["process_group"]["rank"] == 0
     assert waited["waited_for"] == 1
     assert waited["waited_s"] > 1

@@ -212,10 +212,10 @@ def _print_start(start: StartDocument, ranks: int) -> None:
         if stage.longest_s >= MIN_STAGE * start.total_s:
             times = [stage.last_s, stage.median_s, stage.longest_s] if ranks > 1 else [stage.last_s]
             columns = "".join(f"{_seconds(time):>10}" for time in times)
-            rank = f"on rank {stage.rank:<6}" if ranks > 1 else ""
-            what = "; ".join(_part_in_words(part) for part in stage.parts)
-            line = f"  {stage.stage.replace('_', ' '):<14}{columns} {rank} {what}"
-            console().print(line.rstrip())
+            rank = f" on rank {stage.rank}" if ranks > 1 else ""
+            console().print(f"  {stage.stage.replace('_', ' '):<14}{columns}{rank}")
+            for part in stage.parts:
+                console().print(f"      {_part_in_words(part)}")
     if not start.has_parts:
         console().print(
             "  its imports and process groups are not known one by one: an older dpro recorded it"

@@ -182,7 +182,7 @@ def _in_words(part: dict[str, object], world: int) -> str:
         return "groups of other ranks"
     backend = f" ({part['backend']})" if part["backend"] else ""
     purpose = str(part["purpose"])
-    called = f" {purpose}" if purpose not in ("", "undefined", "default_pg") else ""
+    called = f' "{purpose}"' if purpose not in ("", "undefined", "default_pg") else ""
     of = f"all {ranks} ranks" if ranks == world else f"{counted(int(str(ranks)), 'rank')}"
     return f"group{called} of {of}{backend}"
 

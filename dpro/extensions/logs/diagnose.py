@@ -53,7 +53,7 @@ INIT_PARTS = {  # what NCCL calls the parts of making a communicator
     "topo": "detecting the hardware",
     "graphs": "searching rings and trees",
     "connections": "connecting to other ranks",
-    "rest": "what NCCL gives no name",
+    "rest": "NCCL does not say what",
 }
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
 _MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
@@ -111,7 +111,7 @@ def _communicators(inits: Sequence[CommunicatorInit]) -> list[str]:
 
 
 def _most_of(made: Sequence[CommunicatorInit]) -> str:
-    """`; most of it kernels 52.3 s (loading …)`, of what the lines say in full."""
+    """`; most of it, 52.3 s, in "kernels" (loading …)`, by the lines that are whole."""
     parts: dict[str, float] = {}
     for init in made:
         for name, took_s in init.parts_s.items():
@@ -121,7 +121,7 @@ def _most_of(made: Sequence[CommunicatorInit]) -> str:
         return ""
     meaning = f" ({INIT_PARTS[name]})" if name in INIT_PARTS else ""
     most = "most of it" if parts[name] > sum(parts.values()) / 2 else "the largest part"
-    return f"; {most} {name} {format_duration(parts[name] * NS_PER_S)}{meaning}"
+    return f'; {most}, {format_duration(parts[name] * NS_PER_S)}, in "{name}"{meaning}'
 
 
 def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:

@@ -63,7 +63,7 @@ def test_imports_of_a_package_are_one_part(tmp_path):
     assert [part["what"] for part in imports["parts"]] == ["up to torch", "import models.a"]
 
 
-def test_group_says_for_whom_it_waited(tmp_path):
+def test_group_names_the_rank_that_it_waited_for(tmp_path):
     run = written(
         tmp_path,
         ("process_group", 0, 3.1, 0.8, "1", BOTH),
@@ -86,7 +86,7 @@ def test_group_says_for_whom_it_waited(tmp_path):
         [("process_group", 1, 3.15, 0.05, "1", BOTH)],  # had it long before: it was not waited for
     ],
 )
-def test_nobody_is_blamed_where_members_did_not_meet(tmp_path, others):
+def test_no_rank_is_named_where_members_did_not_meet(tmp_path, others):
     _, stages = start_of(written(tmp_path, ("process_group", 0, 3.1, 0.8, "1", BOTH), *others))
     (part,) = stages["process_group"].parts
     assert part.waited_s is None is part.waited_for

@@ -255,9 +255,9 @@ def test_communicators_say_how_long_each_rank_took_and_what_most_of_it_was(diagn
     document, said = diagnosed(made(0, 9.5, 0.5, 8.4) + made(1, 1.0, 0.4, 0.1) + made(1, 0.6, 0.0, 0.01))
     assert document["notes"] == [
         "making NCCL's communicators took 9.5 s on the slowest of 2 ranks, 5.55 s in the median",
-        "rank 0 of 2 (node1:700 [0]): 9.5 s for 1 communicator; most of it bootstrap 8.4 s "
+        'rank 0 of 2 (node1:700 [0]): 9.5 s for 1 communicator; most of it, 8.4 s, in "bootstrap" '
         "(finding the other ranks, and waiting for the last of them)",
-        "rank 1 of 2 (node1:701 [1]): 1.6 s for 2 communicators; the largest part alloc 600 ms "
+        'rank 1 of 2 (node1:701 [1]): 1.6 s for 2 communicators; the largest part, 600 ms, in "alloc" '
         "(allocating memory)",
     ]
     assert "9.5 s for 1 communicator" in said
@@ -268,7 +268,7 @@ def test_communicator_of_nccl_2_22_and_of_a_rank_that_a_launcher_states(diagnose
     document, _ = diagnosed(f"[rank7]: host-a:22:38 [2] {old}\n")
     assert document["notes"] == [
         "making NCCL's communicators took 660 ms",
-        "rank 7 (host-a:22 [2]): 660 ms for 1 communicator; most of it kernels 420 ms "
+        'rank 7 (host-a:22 [2]): 660 ms for 1 communicator; most of it, 420 ms, in "kernels" '
         "(loading NCCL's kernels onto the GPU)",
     ]
 
@@ -281,7 +281,7 @@ def test_lines_that_were_written_at_once_lose_their_parts_alone(diagnosed):
     )
     document, _ = diagnosed(torn)
     assert document["notes"][1:] == [
-        "rank 1 of 3 (n:2 [1]): 2.5 s for 1 communicator; most of it alloc 1.3 s (allocating memory)",
+        'rank 1 of 3 (n:2 [1]): 2.5 s for 1 communicator; most of it, 1.3 s, in "alloc" (allocating memory)',
         "rank 0 of 3 (n:1 [0]): 2.48 s for 1 communicator",
     ]
 
