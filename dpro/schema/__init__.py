@@ -455,7 +455,7 @@ START_PARTS = Table(
     {
         "rank": RANK,
         "kind": Column(StartPartKind, "What it was.", "import"),
-        "name": Column(pl.String, "The module; the group by name, empty for one of other ranks.", ""),
+        "name": Column(pl.String, "The module, or the group by name.", ""),
         "start_ns": START,
         "duration_ns": Column(pl.Int64, "How long it took, ns: of a group with the wait for its members."),
         "group_ranks": GROUP_RANKS,

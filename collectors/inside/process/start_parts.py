@@ -7,16 +7,16 @@ makes it in the group's first collective, unless the job gave a device to its pr
 
 Nothing of ours runs below an import: its tracebacks are the job's own. A finder right before Python's own one
 asks that, and gives what it found a class that notes when importlib says that the module has been executed
-(`_initializing`); then the class is as it was. The finder goes when the first step has ended.
+(`_initializing`); then the class is as it was. The finder goes when the first step has ended. A module that
+another probe awaits (`AwaitedModules`) is not seen itself, but what it imports.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from ..files import PARTS, append_lines
 from ..main_thread import is_of_a_handler
 from ..patching import wrap
-from ..recorder import ENOUGH, AwaitedModules, Recorder
+from ..recorder import ENOUGH, Recorder
 from ..threads import is_main_thread
 from ..torch_internals import group_backends, group_names, group_ranks
 from ..unseen import attributes
@@ -57,10 +57,9 @@ class StartParts:
     def on_group(self, group: Any, start_ns: int) -> None:
         """A process group is there, or this rank is no member of it."""
         name = group_names().get(group, "")
-        if name or time.time_ns() - start_ns >= LONG_NS:
+        if name:
             ranks, purpose = list(group_ranks(group)), str(getattr(group, "group_desc", ""))
-            facts = {"ranks": ranks, "backend": group_backends(group), "purpose": purpose}
-            self.add(GROUP, name, start_ns, **facts)
+            self.add(GROUP, name, start_ns, ranks=ranks, backend=group_backends(group), purpose=purpose)
 
     def save(self) -> None:
         """Write what waits, where the process records, or may be about to."""
@@ -85,8 +84,8 @@ class ImportWatch:
     """A finder that finds what Python's own one finds, and learns how long it took to import."""
 
     def __init__(self, recorder: Recorder, parts: StartParts) -> None:
-        self._recorder, self._parts = recorder, parts
-        self._timed = _timed(self)
+        self._parts = parts
+        self._timed = _timed(lambda spec: recorder.call(self.on_initializing, spec))
         self._spec: ModuleSpec | None = None  # what was found last
         self._found_ns = 0
         self._running: ModuleSpec | None = None  # what is being imported, within nothing else
@@ -98,16 +97,14 @@ class ImportWatch:
             return
         sys.meta_path.insert(place, self)
         specs = (attributes(module).get("__spec__") for module in list(sys.modules.values()))
-        running = (spec for spec in specs if attributes(spec).get("_initializing"))
-        outermost = next(running, None)
-        if type(outermost) is ModuleSpec and outermost.name != dist.__name__.partition(".")[0]:
+        outermost = next((spec for spec in specs if attributes(spec).get("_initializing")), None)
+        if type(outermost) is ModuleSpec and outermost.name != "torch":
             outermost.__class__ = self._timed
             self._running, self._found_ns = outermost, time.time_ns()
 
     def remove(self) -> object:
         """Look at no more imports."""
-        self._parts.is_over = True
-        self._running = None
+        self._parts.is_over, self._running = True, None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         return ENOUGH
@@ -116,7 +113,10 @@ class ImportWatch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What Python's own finder says, of a module that the main thread imports within no other."""
-        if self._running is not None or not is_main_thread() or not _is_imported():
+        asks = sys._getframe().f_back  # importlib's function that asks each finder
+        asks = asks and asks.f_back
+        is_imported = asks is not None and asks.f_code.co_name == _IMPORTS
+        if self._running is not None or not is_imported or not is_main_thread():
             return None
         start_ns = time.time_ns()
         try:
@@ -130,49 +130,30 @@ class ImportWatch:
             self._spec, self._found_ns = spec, start_ns
         return spec
 
-    def on_initializing(self, spec: ModuleSpec, is_begin: bool) -> None:
+    def on_initializing(self, spec: ModuleSpec) -> None:
         """Importlib executes a module from now on, or has done so."""
-        if is_begin:
+        if type(spec) is self._timed:
             self._running = self._running or (spec if spec is self._spec else None)
         elif spec is self._running:
             self._running = self._spec = None
             if time.time_ns() - self._found_ns >= LONG_NS:
                 self._parts.add(IMPORT, spec.name, self._found_ns)
 
-    def note(self, spec: ModuleSpec, is_begin: bool) -> None:
-        """The same, as importlib may call it."""
-        self._recorder.call(self.on_initializing, spec, is_begin)
 
-
-def _timed(watch: ImportWatch) -> type[ModuleSpec]:
+def _timed(notify: Callable[[ModuleSpec], None]) -> type[ModuleSpec]:
     """A class for specs of modules that are being imported; once they are, a spec is a plain one again."""
 
     class _Timed(ModuleSpec):
-        @property
-        def _initializing(self) -> bool:
-            return bool(self.__dict__.get("_initializing", False))
-
-        @_initializing.setter
-        def _initializing(self, value: bool) -> None:
-            self.__dict__["_initializing"] = value
-            if not value:
-                self.__class__ = ModuleSpec  # type: ignore[assignment]
-            watch.note(self, value)
+        def __setattr__(self, name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+            if name == "_initializing":
+                if not value:
+                    object.__setattr__(self, "__class__", ModuleSpec)
+                notify(self)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(_Timed, name, getattr(ModuleSpec, name))
     return _Timed
-
-
-def _is_imported() -> bool:
-    """Whether the finder whose frame calls this is asked for a module that is then loaded."""
-    asks = sys._getframe(3)
-    if asks.f_code is importlib.util.find_spec.__code__:
-        ours = asks.f_back
-        if ours is None or ours.f_code is not AwaitedModules.find_spec.__code__:
-            return False
-        asks = ours.f_back.f_back  # type: ignore[union-attr, assignment]
-    return asks.f_code.co_name == _IMPORTS
 
 
 def install(recorder: Recorder) -> StartParts:

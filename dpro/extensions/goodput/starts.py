@@ -8,6 +8,8 @@ them were recorded and had it at the same time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 from dpro.documents import DocumentPart
@@ -122,69 +124,52 @@ def _parts(attempt: Attempt, until: pl.DataFrame) -> pl.DataFrame:
     Args:
         until: pieces of the attempt's time until its first step had ended.
     """
-    steps = until.filter(pl.col("step") >= 0).group_by("rank").agg(first_ns=pl.col("start_ns").min())
-    ends = until.group_by("rank").agg(pl.col("first_update_ns").max())
-    parts = _with_waits(attempt.parts).join(ends, on="rank").join(steps, on="rank", how="left")
+    first_ns = pl.col("start_ns").filter(pl.col("step") >= 0).min().alias("first_ns")
+    ends = until.group_by("rank").agg(pl.col("first_update_ns").max(), first_ns)
+    parts = _with_waits(attempt.parts).join(ends, on="rank")
     started = parts.filter(pl.col("start_ns") < pl.col("first_update_ns"))
     in_step = (pl.col("start_ns") >= pl.col("first_ns")).fill_null(value=False) & (pl.col("kind") != LOAD)
     stage = pl.col("kind").replace_strict(_STAGE_OF, return_dtype=pl.String)
-    started = started.with_columns(ranks=num_members())
-    world = attempt.workers.height or attempt.starts.height
-    what = [_in_words(row, world) for row in started.iter_rows(named=True)]
-    named = started.with_columns(
-        stage=pl.when(in_step).then(pl.lit(FIRST_STEP)).otherwise(stage),
-        what=pl.Series(what, dtype=pl.String),
-    )
-    imported = pl.when(pl.col("kind") == "import").then(pl.lit(-1)).otherwise(pl.int_range(pl.len()))
-    sums = named.group_by("rank", "stage", "what", imported.alias("part")).agg(
+    what = pl.Series("what", map(_in_words, started.iter_rows(named=True)), dtype=pl.String)
+    named = started.with_columns(what, stage=pl.when(in_step).then(pl.lit(FIRST_STEP)).otherwise(stage))
+    alone = pl.when(pl.col("kind") == "import").then(-1).otherwise(pl.int_range(pl.len())).alias("alone")
+    sums = named.group_by("rank", "stage", "what", alone).agg(
         pl.col("duration_ns").sum(), pl.col("waited_ns", "late").first()
     )
     moments = attempt.starts.filter(pl.min_horizontal("process_ns", "imported_ns") >= 0)
+    took = (pl.col("imported_ns") - pl.col("process_ns")).alias("duration_ns")
     python = moments.select(
-        "rank", stage=pl.lit(IMPORTS), what=pl.lit("up to torch"),
-        duration_ns=pl.col("imported_ns") - pl.col("process_ns"),
-    )  # fmt: skip
-    return pl.concat([sums.drop("part"), python], how="diagonal")
+        "rank", took, stage=pl.lit(IMPORTS), what=pl.lit("Python and imports up to torch")
+    )
+    return pl.concat([sums, python], how="diagonal")
 
 
 def _with_waits(parts: pl.DataFrame) -> pl.DataFrame:
     """With `waited_ns` for the member of a group that came last, and `late`, its rank; null where unknown."""
-    made = pl.int_range(pl.len()).over("rank", "name")  # a group may be made again under the same name
-    group = ["name", GROUP_RANKS, "made"]
-    counted_groups = parts.with_columns(made=made)
-    named = counted_groups.filter((pl.col("kind") == "process_group") & (pl.col(GROUP_RANKS) != ""))
-    came = named.group_by(group).agg(
+    group = ["name", GROUP_RANKS]
+    came = parts.filter((pl.col("kind") == "process_group") & (pl.col("name") != "")).group_by(group).agg(
         pl.len().alias("members"),
         pl.col("duration_ns").min().alias("least_ns"),
         pl.col("rank").sort_by("duration_ns", "rank").first().alias("late"),
         (pl.col("end_ns").max() - pl.col("end_ns").min()).alias("apart_ns"),
-    )
-    whole = came.filter(pl.col("members") == num_members())
-    waited = pl.col("duration_ns") - pl.col("least_ns")
-    joined = counted_groups.join(whole, on=group, how="left").with_columns(waited_ns=waited)
-    inferred = (pl.col("waited_ns") > MIN_SHARE * pl.col("duration_ns")) & (
-        pl.col("apart_ns") <= MAX_APART * pl.col("waited_ns")
-    )
-    return joined.with_columns(pl.when(inferred).then(name).alias(name) for name in ("waited_ns", "late"))
+    )  # fmt: skip
+    whole = came.filter(pl.col("members") == num_members())  # not where a group was made again under its name
+    joined = parts.join(whole, on=group, how="left").with_columns(ranks=num_members())
+    waited, apart = pl.col("duration_ns") - pl.col("least_ns"), pl.col("apart_ns")
+    inferred = (waited > MIN_SHARE * pl.col("duration_ns")) & (apart <= MAX_APART * waited)
+    return joined.with_columns(waited_ns=pl.when(inferred).then(waited), late=pl.when(inferred).then("late"))
 
 
-def _in_words(part: dict[str, object], world: int) -> str:
-    """`import transformers.models`, `all 8 ranks (nccl)` or `/ckpt/step-100 (42.0 GB)`."""
-    name, kind = str(part["name"]), part["kind"]
-    if kind == "import":
+def _in_words(part: dict[str, Any]) -> str:
+    """`import transformers.models`, `group of 8 ranks (nccl)` or `/ckpt/step-100 (42.0 GB)`."""
+    name = part["name"]
+    if part["kind"] == "import":
         return f"import {'.'.join(name.split('.')[:2])}"
-    if kind == LOAD:
-        size = part["bytes"]
-        stored = f" ({format_bytes(size)})" if isinstance(size, int) and size >= 0 else ""
-        return f"{name or 'a checkpoint'}{stored}"
-    ranks = part["ranks"]
-    if not ranks:
-        return "groups of other ranks"
+    if part["kind"] == LOAD:
+        return (name or "a checkpoint") + (f" ({format_bytes(part['bytes'])})" if part["bytes"] >= 0 else "")
+    called = f' "{part["purpose"]}"' if part["purpose"] not in ("", "undefined", "default_pg") else ""
     backend = f" ({part['backend']})" if part["backend"] else ""
-    purpose = str(part["purpose"])
-    called = f' "{purpose}"' if purpose not in ("", "undefined", "default_pg") else ""
-    of = f"all {ranks} ranks" if ranks == world else f"{counted(int(str(ranks)), 'rank')}"
-    return f"group{called} of {of}{backend}"
+    return f"group{called} of {counted(part['ranks'], 'rank')}{backend}"
 
 
 def _longest(parts: pl.DataFrame, stage_ns: int) -> list[StartPart]:

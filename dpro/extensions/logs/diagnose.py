@@ -37,7 +37,7 @@ from dpro.extensions.logs.read import (
     JobLogs,
     Report,
     read_logs,
-)
+)  # fmt: skip
 from dpro.schema import STEPS, WORKERS, conform
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
 from dpro.words import counted, few
@@ -46,15 +46,12 @@ MAX_NAMED = 8  # ranks
 MAX_REPORTS = 6  # that are listed
 MAX_SLOWEST = 4  # ranks that are listed with what their communicators took
 INIT_PARTS = {  # what NCCL calls the parts of making a communicator
-    "kernels": "loading NCCL's kernels onto the GPU",
-    "alloc": "allocating memory",
+    "kernels": "loading NCCL's kernels onto the GPU", "alloc": "allocating memory",
     "bootstrap": "finding the other ranks, and waiting for the last of them",
-    "allgathers": "exchanging what the ranks know",
-    "topo": "detecting the hardware",
-    "graphs": "searching rings and trees",
-    "connections": "connecting to other ranks",
+    "allgathers": "exchanging what the ranks know", "topo": "detecting the hardware",
+    "graphs": "searching rings and trees", "connections": "connecting to other ranks",
     "rest": "NCCL does not say what",
-}
+}  # fmt: skip
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
 _MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
 NOT_KNOWN = "whether it would end so again is not known"
