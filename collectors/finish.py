@@ -70,6 +70,7 @@ SOURCES = {
     "clock_samples": "recorder",
     "counters": "recorder; NVML, AMD SMI, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
     "starts": "recorder, scheduler, the kernel",
+    "start_parts": "recorder",
     "workers": "recorder, and the kernel for how processes ended",
 }
 CLOCKS = {

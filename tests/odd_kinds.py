@@ -615,6 +615,30 @@ job(
     lines=20,
 )
 job(
+    "imports modules of its own that look at themselves, fail and import each other",
+    """
+    import importlib, importlib.util, pathlib, pickle, traceback
+    pathlib.Path("mine.py").write_text("import copy, yours\\nprint(copy.copy(__spec__) == __spec__)")
+    pathlib.Path("yours.py").write_text("import mine\\nprint(type(__spec__).__name__)")
+    pathlib.Path("theirs.py").write_text("import yours\\nraise ValueError('theirs')")
+    sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    import mine
+    for name in ("theirs", "none_such", "mine.none_such"):
+        try:
+            importlib.import_module(name)
+        except Exception:
+            say(traceback.format_exc())
+        say(name in sys.modules)
+    specs = [importlib.util.find_spec("theirs"), mine.__spec__, importlib.reload(mine).__spec__]
+    say([type(spec) is importlib.machinery.ModuleSpec for spec in specs])
+    say([pickle.loads(pickle.dumps(type(spec))) for spec in specs])
+    train()
+    import theirs
+    """,
+    is_quick=True,
+)
+job(
     "reloads parts of torch",
     """
     import importlib

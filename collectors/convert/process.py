@@ -26,6 +26,7 @@ from dpro.collectors.convert.tables import (
     model_calls,
     operations,
     out_of_memory,
+    start_parts,
     starts,
     steps_without_time,
 )
@@ -43,6 +44,7 @@ from dpro.schema import (
     PROCESS_GROUPS,
     REQUESTS,
     SENSITIVITIES,
+    START_PARTS,
     STARTS,
     STEPS,
     TABLES,
@@ -96,6 +98,7 @@ def convert_process(
     write_part(run, BUCKETS, process.part, buckets(process))
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
     write_part(run, STARTS, process.part, starts(process, recorded, launched_ns))
+    write_part(run, START_PARTS, process.part, start_parts(process))
     write_part(run, CHECKPOINTS, process.part, checkpoints(process))
     rare = [(table, measured(process, table)) for table in (CODECS, SENSITIVITIES)]
     for table, rows in (*rare, (OUT_OF_MEMORY, out_of_memory(process))):

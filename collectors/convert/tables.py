@@ -28,6 +28,7 @@ from dpro.collectors.inside.files import (
     LAST,
     LOSS,
     MEMORY,
+    PARTS,
     PIPELINE,
     RAISED,
     STARTED,
@@ -38,6 +39,7 @@ from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.sidecar import GONE
 from dpro.collectors.telemetry.samples import TelemetrySample, read_samples, sample_files
+from dpro.members import members_text
 from dpro.schema import (
     BUCKETS,
     CHECKPOINTS,
@@ -46,6 +48,7 @@ from dpro.schema import (
     MODEL_CALLS,
     OPERATIONS,
     OUT_OF_MEMORY,
+    START_PARTS,
     STARTS,
     STEPS,
     WORKERS,
@@ -371,6 +374,13 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
     row |= {"restart": int(attempt) if attempt.isdigit() else -1}
     row |= {"first_update_ns": min((r.c for r in recorded if r.kind == records.UPDATE), default=-1)}
     return pl.DataFrame([row], schema={name: STARTS.dtypes[name] for name in row})
+
+
+def start_parts(process: RecordedProcess) -> pl.DataFrame:
+    """The parts of how a process came to its first step, as rows of `start_parts`."""
+    lines = latest_lines(process.folder / PARTS, lambda line: (int(line["start_ns"]), str(line["name"])))
+    texts = [{**line, "group_ranks": members_text(line.pop("ranks", ()))} for line in lines]
+    return _of_lines(START_PARTS, process.rank, texts)
 
 
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:

@@ -243,6 +243,7 @@ ENGINE = "engine.json"  # which engine of a server a process drives
 ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank
 PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline has
 STARTED = "started.json"  # when a process had got how far on its way to the first step
+PARTS = "start_parts.jsonl"  # imports and process groups of a process on that way, a line each
 EXIT = "exit"  # renamed, when a process exits, to this, a hyphen, and the exit code as a byte, none for 0
 RAISED = "raised.json"  # the exception that ended a process
 MEMORY = "memory.jsonl"  # allocations that were refused to a process, a line each

@@ -48,10 +48,17 @@ def patch(
             setattr(module, name, patched)
 
 
-def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Put a function of our own in the place of another."""
+def wrap(owner: Any, name: str, around: Callable[[Any], Any], also: Iterable[Any] = ()) -> None:
+    """Put a function of our own in the place of another.
+
+    Args:
+        also: other modules in which the same function is, as of `patch`.
+    """
     original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(around(original)))
+    wrapped = functools.wraps(original)(around(original))
+    for module in (owner, *also):
+        if getattr(module, name, None) is original:
+            setattr(module, name, wrapped)
 
 
 def preceded_by(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:

@@ -152,6 +152,13 @@ def backend_configs() -> list[str]:
     return [str(config) for config in getattr(world, "pg_backend_config", {}).values()]
 
 
+def group_backends(group: Any) -> str:
+    """Return the backends of a process group, as `gloo, nccl`; empty where they are not known."""
+    world = internal("torch.distributed.distributed_c10d._world")
+    configs = str(getattr(world, "pg_backend_config", {}).get(group, ""))
+    return ", ".join(sorted({config.rpartition(":")[2] for config in configs.split(",")}))
+
+
 def backends_of(group: Any) -> list[Any]:
     """Return the backends of a process group that can be asked."""
     backends = []

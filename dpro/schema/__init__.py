@@ -339,6 +339,7 @@ SENSITIVITIES = Table(
 # Tables of the processes of a job and their hosts: telemetry, clocks, checkpoints, starts, facts.
 
 CheckpointKind = pl.Enum(("save", "load"))
+StartPartKind = pl.Enum(("import", "process_group"))
 
 COUNTERS = Table(
     "counters",
@@ -446,6 +447,23 @@ STARTS = Table(
         "restart": Column(pl.Int32, "How often torchrun had restarted it; -1 without torchrun."),
     },
     ("rank",),
+)
+
+START_PARTS = Table(
+    "start_parts",
+    "One import or process group of one rank's process on its way to its first step. An import that is part "
+    "of another one has no row, nor has what was imported before torch.",
+    {
+        "rank": RANK,
+        "kind": Column(StartPartKind, "What it was.", "import"),
+        "name": Column(pl.String, "The module, or the group by name.", ""),
+        "start_ns": START,
+        "duration_ns": Column(pl.Int64, "How long it took, ns: of a group with the wait for its members."),
+        "group_ranks": GROUP_RANKS,
+        "backend": Column(pl.String, "Backends of the group, as `gloo, nccl`; empty unknown.", ""),
+        "purpose": Column(pl.String, "What the job calls the group (`group_desc`).", ""),
+    },
+    ("rank", "start_ns"),
 )
 
 WORKERS = Table(
@@ -585,7 +603,7 @@ def kind_of_batch() -> pl.Expr:
 
 _ALL = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
-    CODECS, SENSITIVITIES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS, REQUESTS,
-    ITERATIONS,
+    CODECS, SENSITIVITIES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, START_PARTS, WORKERS,
+    REQUESTS, ITERATIONS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from .. import captures
 from ..files import LAST, SHOWN, STALL, WANTED, stamp_of
+from ..patching import wrap
 from ..recorder import Recorder
 from ..threads import Bell, Monitor, Thread, allocate_lock, get_ident, main_thread_ident
 from ..torch_internals import (
@@ -424,7 +425,6 @@ def watch_groups(recorder: Recorder, groups: Groups) -> None:
     from torch.distributed import device_mesh, distributed_c10d
 
     def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             recorder.call(groups.on_making)
             try:
@@ -435,12 +435,8 @@ def watch_groups(recorder: Recorder, groups: Groups) -> None:
         return watched
 
     for name in _MAKERS:
-        original = getattr(distributed_c10d, name, None)
-        if original is not None:
-            watched = _watched(original)
-            for module in (distributed_c10d, dist, device_mesh):
-                if getattr(module, name, None) is original:
-                    setattr(module, name, watched)
+        if hasattr(distributed_c10d, name):
+            wrap(distributed_c10d, name, _watched, also=(dist, device_mesh))
 
 
 class JobDevice:

@@ -18,6 +18,8 @@ from ..files import STARTED, write_whole
 from ..kernel import start_ticks
 from ..patching import patch
 from ..recorder import ENOUGH, Recorder
+from . import start_parts
+from .start_parts import StartParts
 
 SCHEDULED = "SLURM_JOB_START_TIME"  # seconds since 1970
 NS_PER_S = 1_000_000_000
@@ -26,21 +28,24 @@ NS_PER_S = 1_000_000_000
 class Starting:
     """The first moments of one process, ns on the host's clock; -1 for those that have not come."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, parts: StartParts) -> None:
         """Torch has been imported just now."""
-        self._recorder = recorder
+        self._recorder, self._parts = recorder, parts
+        self._asked_ns = 0
         self._moments = {"process_ns": process_start_ns(), "imported_ns": time.time_ns()}
         self._moments |= dict.fromkeys(("group_begin_ns", "group_ns", "work_ns"), -1)
         self._moments["scheduled_ns"] = scheduled_ns()
 
     def on_group_begin(self) -> None:
         """The process asks for its process group."""
+        self._asked_ns = time.time_ns()
         self._recorder.on_joining()
         self._note("group_begin_ns")
 
     def on_group(self) -> None:
         """It has it."""
         self._note("group_ns")
+        self._parts.on_group(dist.group.WORLD, self._asked_ns)
 
     def on_work(self) -> object:
         """The loop asks for something; what comes with the process group is no loop."""
@@ -83,7 +88,7 @@ def scheduled_ns() -> int:
 
 def install(recorder: Recorder) -> None:
     """Note how the process starts."""
-    starting = Starting(recorder)
+    starting = Starting(recorder, start_parts.install(recorder))
     recorder.listen("open", starting.save)
     recorder.listen("work", starting.on_work)
     recorder.listen("fork", starting.on_fork)

@@ -19,7 +19,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import COMPLETED, ENDED, FAILED, NOT_WATCHED, RUNNING, UNKNOWN
 from dpro.detect.hang.case import signal_name
 from dpro.errors import DproError, InputError
-from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
+from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, START_PARTS, STARTS, STEPS, WORKERS
 from dpro.store import Run, open_run
 from dpro.units import NS_PER_S, format_duration
 
@@ -60,6 +60,19 @@ class Attempt:
     def checkpoints(self) -> pl.DataFrame:
         """Table `checkpoints`."""
         return self.run.table(CHECKPOINTS)
+
+    @cached_property
+    def parts(self) -> pl.DataFrame:
+        """What the start consisted of: rows of `start_parts` and loads, but for those within another one."""
+        kind = pl.col("kind").cast(pl.String)
+        loads = self.checkpoints.filter((kind == LOAD) & (pl.col("stall_ns") > 0))
+        loaded = loads.select("rank", kind, "start_ns", "bytes", name="path", duration_ns="stall_ns")
+        parts = pl.concat([self.run.table(START_PARTS).with_columns(kind), loaded], how="diagonal")
+        ordered = parts.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns")).sort(
+            "rank", "start_ns", "end_ns", descending=[False, False, True]
+        )
+        latest = pl.col("end_ns").cum_max().shift(1).over("rank")
+        return ordered.filter(latest.is_null() | (pl.col("start_ns") >= latest))
 
     @cached_property
     def counters(self) -> pl.DataFrame:
@@ -329,6 +342,7 @@ _STARTS = (
     ("work_ns", FIRST),
     ("first_update_ns", BETWEEN),
 )
+_PARTS = {"import": IMPORTS, "process_group": GROUP}  # what these are of the time that is set-up else
 PIECES = {
     "attempt": pl.Int32, "rank": pl.Int32, "step": pl.Int64, "doing": pl.String,
     "start_ns": pl.Int64, "duration_ns": pl.Int64,
@@ -384,7 +398,15 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     ]
     unfinished = (pl.col("doing") == FIRST) & (pl.col("first_update_ns") < 0)
     doing = pl.when(unfinished).then(pl.lit(BETWEEN)).otherwise("doing")
-    starts = [start.with_columns(doing=doing) for start in starts]
+    starts = [start.with_columns(doing=doing).select(columns) for start in starts]
+    began, had, begins = (
+        pl.when(pl.col(name) >= 0).then(name) for name in ("group_begin_ns", "group_ns", "work_ns")
+    )
+    before = _part_marks(
+        attempt, moments.select("rank", since="imported_ns", until=pl.coalesce(began, begins))
+    )
+    after = _part_marks(attempt, moments.select("rank", since=had, until=begins))
+    starts = [*starts[:2], before, *starts[2:4], after, *starts[4:]]
     steps = attempt.steps.sort("rank", "start_ns")
     end_ns = pl.col("start_ns") + pl.col("duration_ns")
     number = pl.lit(attempt.number, pl.Int32).alias("attempt")
@@ -394,6 +416,27 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     gone = attempt.workers.select("rank", *_mark(attempt.number, DOWN), start_ns="ended_ns")
     marks = pl.concat([rows.select(columns) for rows in (*starts, stepping, gone)])
     return marks.sort("rank", maintain_order=True)
+
+
+def _part_marks(attempt: Attempt, times: pl.DataFrame) -> pl.DataFrame:
+    """Where imports and process groups begin, and set-up goes on, in order for each rank.
+
+    Args:
+        times: `rank`, and `since` and `until` when it sets up otherwise; null for never, and for ever.
+    """
+    parts = attempt.parts.filter(pl.col("kind").is_in(list(_PARTS))).join(
+        times.drop_nulls("since"), on="rank"
+    )
+    cut = parts.with_columns(
+        begin=pl.max_horizontal("start_ns", "since"), end=pl.min_horizontal("end_ns", "until")
+    ).filter(pl.col("begin") < pl.col("end"))
+    ended = cut.select("rank", *_mark(attempt.number, SET_UP), start_ns="end")
+    begun = cut.select("rank", *_mark(attempt.number, IMPORTS), "kind", start_ns="begin")
+    begun = begun.with_columns(doing=pl.col("kind").replace_strict(_PARTS, return_dtype=pl.String)).drop(
+        "kind"
+    )
+    marks = pl.concat([ended, begun.select(ended.columns)]).sort("rank", "start_ns", maintain_order=True)
+    return marks.select("rank", "attempt", "step", "doing", "start_ns")
 
 
 def _begin(attempts: Sequence[Attempt]) -> int:

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from dpro.extensions.goodput.life import JobLife, ThroughputDocument
     from dpro.extensions.goodput.outlook import GoodputPrediction, OutlookDocument
     from dpro.extensions.goodput.stages import FailureRate
+    from dpro.extensions.goodput.starts import StartDocument, StartPart
     from dpro.store import Run
 
 
 BAR = 30  # characters of the largest class
+MIN_STAGE = 0.01  # of a start: shorter stages are left out
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
 MANY, MIN_GAIN_H = 10, 0.05  # failures that are written as a whole number; hours that are a gain
 IN_WORDS = {  # change -> what it is, in a few words
@@ -182,6 +184,8 @@ def _print(document: GoodputDocument) -> None:
         bar = "█" * round(BAR * part.share / largest)
         took = format_duration(part.rank_hours * NS_PER_H / max(document.ranks, 1))
         out.print(f"  {part.class_.replace('_', ' '):<14}{part.share:>7.2%}  {took:>9} a rank  {bar}")
+    if document.starts:
+        _print_start(document.starts[-1], document.ranks)
     for line in _throughput(document.throughput):
         out.print(line)
     if document.recording is not None:
@@ -195,6 +199,39 @@ def _print(document: GoodputDocument) -> None:
         out.print(f"attempt {number}: {_ranks(attempt.ranks)}, {_progress(attempt)}; {attempt.cause}")
     if document.outlook is not None:
         _print_outlook(document.outlook)
+
+
+def _print_start(start: StartDocument, ranks: int) -> None:
+    """The stages of a start, and what took longest in each."""
+    on, total = f"rank {start.rank}", _seconds(start.total_s)
+    longest = f" on {on}, the slowest" if ranks > 1 else ""
+    console().print(f"Start of attempt {start.attempt}: {total} until its first step ended{longest}")
+    if ranks > 1:
+        console().print(f"  {'':<14}{on:>10}{'median':>10}{'longest':>10}")
+    for stage in start.stages:
+        if stage.longest_s >= MIN_STAGE * start.total_s:
+            times = [stage.last_s, stage.median_s, stage.longest_s] if ranks > 1 else [stage.last_s]
+            columns = "".join(f"{_seconds(time):>10}" for time in times)
+            rank = f" on rank {stage.rank}" if ranks > 1 else ""
+            console().print(f"  {stage.stage.replace('_', ' '):<14}{columns}{rank}")
+            for part in stage.parts:
+                console().print(f"      {_part_in_words(part)}")
+    if not start.has_parts:
+        console().print(
+            "  its imports and process groups are not known one by one: an older dpro recorded it"
+        )
+
+
+def _part_in_words(part: StartPart) -> str:
+    """`group of all 8 ranks (nccl) 12 s, 9 s of it until rank 3 came`."""
+    waited = (
+        part.waited_s is not None and f", {_seconds(part.waited_s)} of it until rank {part.waited_for} came"
+    )
+    return f"{part.what} {_seconds(part.took_s)}{waited or ''}"
+
+
+def _seconds(seconds: float) -> str:
+    return format_duration(seconds * NS_PER_S)
 
 
 def _throughput(throughput: ThroughputDocument) -> list[str]:

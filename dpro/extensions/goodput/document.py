@@ -16,6 +16,7 @@ from dpro.extensions.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, t
 from dpro.extensions.goodput.attempts import Attempt
 from dpro.extensions.goodput.life import DoneSteps, JobLife, ThroughputDocument, throughput_of
 from dpro.extensions.goodput.outlook import OutlookDocument
+from dpro.extensions.goodput.starts import StartDocument, start_of
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
 IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
@@ -91,6 +92,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
             has it: with the part that is inside of steps and in no class; null where nothing shows it.
         classes: each second of each rank is in one; largest first.
         attempts: in order.
+        starts: how those that came to a first step did.
         notes: what is not known.
         outlook: what changes to its recovery would give; null where that was not asked for.
     """
@@ -107,6 +109,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     recording: RecordingShare | None
     classes: list[ClassShare]
     attempts: list[AttemptDocument]
+    starts: list[StartDocument]
     notes: list[str]
     outlook: OutlookDocument | None = None
 
@@ -145,6 +148,7 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
             ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
         ],
         attempts=attempts,
+        starts=[start for attempt in life.attempts if (start := start_of(attempt, life.pieces))],
         notes=life.notes,
     )
 

@@ -18,14 +18,14 @@ from tempfile import TemporaryDirectory
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, processes
-from dpro.collectors.convert.tables import checkpoints, frames_of, starts
+from dpro.collectors.convert.tables import checkpoints, frames_of, start_parts, starts
 from dpro.collectors.inside import records
 from dpro.collectors.launch.recording import launches
 from dpro.errors import DproError, InputError
 from dpro.extensions.goodput.attempts import ATTEMPTS
 from dpro.extensions.goodput.document import GoodputDocument, goodput_document
 from dpro.extensions.goodput.life import life_of
-from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
+from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, START_PARTS, STARTS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 
 MAX_RANKS = 8
@@ -117,6 +117,7 @@ def _write(to: Path, attempt: Sequence[RecordedProcess], launched: dict[Path, in
         counters = frames[COUNTERS.name].filter(pl.col("counter") == NO_GRADIENTS)
         write_part(to, COUNTERS, process.part, counters)
         write_part(to, STARTS, process.part, starts(process, recorded, launched[process.folder]))
+        write_part(to, START_PARTS, process.part, start_parts(process))
         write_part(to, CHECKPOINTS, process.part, checkpoints(process))
     world = max(int(process.facts["world_size"]) for process in attempt)
     ranks = sorted({process.rank for process in attempt})

@@ -7,6 +7,7 @@ machines and schedulers reported is in its notes, and with the finding of the ra
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +27,31 @@ from dpro.detect.hang.records import records_of
 from dpro.detect.machine.gpu_state import HARDWARE, error_of, remedy_of
 from dpro.detect.observations import observe
 from dpro.extensions.logs.files import log_files
-from dpro.extensions.logs.read import ENDS, GPU, MEMORY, NETWORK, NODE, JobLogs, Report, read_logs
+from dpro.extensions.logs.read import (
+    ENDS,
+    GPU,
+    MEMORY,
+    NETWORK,
+    NODE,
+    CommunicatorInit,
+    JobLogs,
+    Report,
+    read_logs,
+)  # fmt: skip
 from dpro.schema import STEPS, WORKERS, conform
-from dpro.units import DATED_NS, time_in_words
-from dpro.words import few
+from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
+from dpro.words import counted, few
 
 MAX_NAMED = 8  # ranks
 MAX_REPORTS = 6  # that are listed
+MAX_SLOWEST = 4  # ranks that are listed with what their communicators took
+INIT_PARTS = {  # what NCCL calls the parts of making a communicator
+    "kernels": "loading NCCL's kernels onto the GPU", "alloc": "allocating memory",
+    "bootstrap": "finding the other ranks, and waiting for the last of them",
+    "allgathers": "exchanging what the ranks know", "topo": "detecting the hardware",
+    "graphs": "searching rings and trees", "connections": "connecting to other ranks",
+    "rest": "NCCL does not say what",
+}  # fmt: skip
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
 _MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
 NOT_KNOWN = "whether it would end so again is not known"
@@ -62,8 +81,44 @@ def diagnose_logs(label: str, logs: JobLogs) -> Diagnosis:
     restart = f"start it again? {_restart(findings, workers, logs.reports, end)}" if shown else ""
     return Diagnosis(
         label, LOGS, findings, _unknown(logs, shown=shown), end, _over(workers, logs), STEPS.empty(),
-        notes=[*notes, *([restart] if restart else [])],
+        notes=[*notes, *([restart] if restart else []), *_communicators(logs.inits)],
     )  # fmt: skip
+
+
+def _communicators(inits: Sequence[CommunicatorInit]) -> list[str]:
+    """How long ranks took to make NCCL's communicators, the slowest first, and what most of it was."""
+    by_rank: dict[object, list[CommunicatorInit]] = {}
+    for init in inits:
+        who = init.gpu or (init.stated if init.stated >= 0 else (init.rank, init.ranks))
+        by_rank.setdefault(who, []).append(init)
+    slowest = sorted(by_rank.values(), key=lambda made: -sum(init.total_s for init in made))
+    if not slowest:
+        return []
+    took_ns = [sum(init.total_s for init in made) * NS_PER_S for made in slowest]
+    median = format_duration(statistics.median(took_ns))
+    of = f" on the slowest of {len(slowest):,} ranks, {median} in the median" if len(slowest) > 1 else ""
+    said = [f"making NCCL's communicators took {format_duration(took_ns[0])}{of}"]
+    for made, ns in zip(slowest[:MAX_SLOWEST], took_ns, strict=False):
+        largest = max(made, key=lambda init: init.ranks)
+        who = f"rank {largest.stated if largest.stated >= 0 else f'{largest.rank} of {largest.ranks}'}"
+        where = f" ({largest.gpu})" if largest.gpu else ""
+        count = counted(len(made), "communicator")
+        said.append(f"{who}{where}: {format_duration(ns)} for {count}{_most_of(made)}")
+    return said
+
+
+def _most_of(made: Sequence[CommunicatorInit]) -> str:
+    """`; most of it, 52.3 s, in "kernels" (loading …)`, by the lines that are whole."""
+    parts: dict[str, float] = {}
+    for init in made:
+        for name, took_s in init.parts_s.items():
+            parts[name] = parts.get(name, 0.0) + took_s
+    name = max(parts, key=parts.__getitem__, default="")
+    if not parts.get(name):
+        return ""
+    meaning = f" ({INIT_PARTS[name]})" if name in INIT_PARTS else ""
+    most = "most of it" if parts[name] > sum(parts.values()) / 2 else "the largest part"
+    return f'; {most}, {format_duration(parts[name] * NS_PER_S)}, in "{name}"{meaning}'
 
 
 def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
@@ -78,6 +133,8 @@ def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
 def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
     missing, size = logs.manifest.missing_ranks, logs.manifest.world_size
     silent = [f"how {len(missing)} of {size} ranks ended: {few(missing, MAX_NAMED)}"] if missing else []
+    if logs.num_made and not logs.inits:
+        silent.append("how long NCCL's communicators took to make: NCCL says it from 2.22 on")
     if shown:
         return silent
     return [

@@ -1,10 +1,10 @@
 """What logs show of how a job ended, as tables: exceptions, exits, calls that timed out, reports of machines.
 
-In: lines of logs. Out: tables `workers`, `process_groups` and `collectives`, and `Report`s: what a kernel, a
-network card or a scheduler said. A line that is not understood is no evidence. What a rank did is taken only
-from lines that state its rank, or its process where the launcher states whose that is. A traceback is of an
-exception that ended a rank only where the rank is seen to have ended, or where PyTorch's hook for exceptions
-that nothing caught has written it.
+In: lines of logs. Out: tables `workers`, `process_groups` and `collectives`; `Report`s: what a kernel, a
+network card or a scheduler said; and how long NCCL's communicators took to make. A line that is not
+understood is no evidence. What a rank did is taken only from lines that state its rank, or its process where
+the launcher states whose that is. A traceback is of an exception that ended a rank only where the rank is
+seen to have ended, or where PyTorch's hook for exceptions that nothing caught has written it.
 """
 
 from __future__ import annotations
@@ -106,6 +106,24 @@ class _TimedOut(NamedTuple):
     time_ns: int
 
 
+class CommunicatorInit(NamedTuple):
+    """How long it took to make one communicator on one GPU, as NCCL says.
+
+    Attributes:
+        gpu: host, pid and number of the GPU; empty where the line does not say.
+        stated: rank of the process in the job, as a launcher states it; else -1.
+        rank, ranks: of the GPU in the communicator, and how many that has.
+        parts_s: NCCL's parts of it, s; empty where the line is broken.
+    """
+
+    gpu: str
+    stated: int
+    rank: int
+    ranks: int
+    total_s: float
+    parts_s: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class JobLogs:
     """What logs of a job show.
@@ -114,12 +132,16 @@ class JobLogs:
         frames: all tables; `workers`, `process_groups` and `collectives` may have rows.
         manifest: ranks that are named, and what is missing.
         reports: in order of the lines.
+        inits: of NCCL's communicators, likewise.
+        num_made: communicators of all ranks that NCCL says it made, with or without how long that took.
         num_lines: that were read.
     """
 
     frames: Mapping[str, pl.DataFrame]
     manifest: Manifest
     reports: Sequence[Report]
+    inits: Sequence[CommunicatorInit]
+    num_made: int
     num_lines: int
 
 
@@ -147,6 +169,12 @@ _EXIT_OF = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
 LIVED_NS = 60 * NS_PER_S  # a rank that writes so long after an exception was not ended by it
 _RANK = re.compile(r"\[rank(\d+)\]:")
 _NRANKS = re.compile(r"\bnranks (\d+)\b|\bworld[_ ]size[=: ]+(\d+)\b", re.IGNORECASE)
+_MADE = " - Init COMPLETE"
+_INIT = re.compile(  # 2.22 without the function and `alloc`; two decimals: a line may be cut off by another
+    r"(?:(?P<process>[\w.-]+:\d+):\d+ (?P<gpu>\[\d+\]) )?NCCL INFO Init timings(?: - \w+)?: "
+    r"rank (?P<rank>\d+) nranks (?P<ranks>\d+) total (?P<total>\d+\.\d\d)\b"
+    r"(?: \((?P<parts>(?:\w+ -?\d+\.\d\d(?:, )?)+)\))?"
+)
 _OOM_KILL = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+)")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+)'?)?")
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ (?:ON (\S+) )?CANCELLED AT (\S+)(?: DUE TO ([A-Z ]+))?")
@@ -195,6 +223,8 @@ class _Reader:
         self.num_lines = 0
         self.ends: dict[int, LoggedEnd] = {}
         self.reports: list[Report] = []
+        self.inits: list[CommunicatorInit] = []
+        self.num_made = 0
         self.world_size = 0
         self._last_ns = -1  # of the latest line with a time
         self._first: tuple[int, int] | None = None  # time and number of the first
@@ -287,7 +317,7 @@ class _Reader:
             self._errors.append(_Raised(stated, error, self._when(line), uncaught))
         return raised is not None
 
-    # NCCL's watchdog.
+    # NCCL's watchdog, and its communicators.
 
     def _take_nccl(self, line: LogLine) -> bool:
         if said := _WATCHDOG.search(line.text):
@@ -307,6 +337,13 @@ class _Reader:
             work = group, int(said["enqueued"]), int(said["completed"])
             self._works.setdefault((rank, int(said["work"])), work)
             return True
+        self.num_made += line.text.count(_MADE)
+        for said in _INIT.finditer(line.text):  # processes that write at once tear their lines
+            parts = (part.rpartition(" ") for part in (said["parts"] or "").split(", ") if part)
+            seconds = {name: float(took) for name, _, took in parts}
+            gpu = f"{said['process']} {said['gpu']}" if said["gpu"] else ""
+            of = gpu, line.rank, int(said["rank"]), int(said["ranks"])
+            self.inits.append(CommunicatorInit(*of, float(said["total"]), seconds))
         return False
 
     # PyTorch's elastic agent.
@@ -435,7 +472,7 @@ class _Reader:
         }
         tables = {name: conform(table, frames.get(name, table.empty())) for name, table in TABLES.items()}
         manifest = Manifest(world_size=self.world_size, ranks=sorted(ranks))
-        return JobLogs(tables, manifest, self.reports, self.num_lines)
+        return JobLogs(tables, manifest, self.reports, self.inits, self.num_made, self.num_lines)
 
     def _dated(self, when: int) -> int:
         """A time for an event before the first line that has one, just before that; what has one keeps it."""

@@ -37,7 +37,7 @@ HOSTS = {"workers": ["host"], "counters": ["host"]}
 OWN = {
     "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
     "checkpoints": ["path"], "out_of_memory": ["module", "calls", "names"], "requests": ["name"],
-    "workers": ["error", "role"],
+    "workers": ["error", "role"], "start_parts": ["name", "purpose"],
     "collectives": ["group"], "process_groups": ["group"], "sends": ["group"],
 }  # fmt: skip
 MIXED = {"counters": ["device"]}
@@ -71,7 +71,7 @@ OPTIMIZERS = (
 KEPT = {
     *dir(builtins), *OPTIMIZERS, *DESCRIBED, "default_pg", "step", "zero_grad", "weight", "bias", "module",
     "forward", "backward", "python", "py", "torchrun", "of", "at", "__next__", "_SingleProcessDataLoaderIter",
-    "_MultiProcessingDataLoaderIter",
+    "_MultiProcessingDataLoaderIter", "torch", "undefined",
 }  # fmt: skip
 
 

@@ -66,7 +66,9 @@ def test_sentence_says_what_the_time_was_worth_and_what_most_was_lost_to(restart
 
 def test_command_says_of_each_attempt_which_steps_it_did_and_what_ended_it(tmp_path):
     run = job(tmp_path / "run", killed_five_times())
-    lines = [line for line in dpro("goodput", str(run.path)).stdout.splitlines() if "attempt " in line]
+    lines = [
+        line for line in dpro("goodput", str(run.path)).stdout.splitlines() if line.startswith("attempt ")
+    ]
     assert lines == [
         "attempt 0: 2 ranks, steps 0 to 11, 2 of them lost with it; "
         "rank 0 ended first, by signal 9 (SIGKILL)",
@@ -88,7 +90,11 @@ def test_steps_that_an_attempt_did_not_record_are_not_lost_with_it(tmp_path):
         attempt.starts.clear()  # as of an import: its first step is not recorded
     first, last = goodput_document(life_of([job(tmp_path / "run", attempts)]), ["run"]).attempts
     assert (first.steps, first.lost, last.repeated, last.lost) == (9, 9, 9, 0)
-    said = [line for line in dpro("goodput", str(tmp_path / "run")).stdout.splitlines() if "attempt " in line]
+    said = [
+        line
+        for line in dpro("goodput", str(tmp_path / "run")).stdout.splitlines()
+        if line.startswith("attempt ")
+    ]
     assert [line.split(", ")[1].split(";")[0] for line in said] == ["steps 1 to 9", "steps 1 to 9"]
 
 

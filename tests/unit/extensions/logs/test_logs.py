@@ -234,3 +234,66 @@ def test_no_lines_whatever_are_a_traceback(tmp_path, lines):
     if diagnosis is not None:
         assert all(describe_all(diagnosis.findings, diagnosis.workers))
         assert diagnosis.findings or diagnosis.notes or diagnosis.unknown or diagnosis.end.sentence
+
+
+PARTS = (
+    "kernels {:.2f}, alloc 0.30, bootstrap {:.2f}, allgathers 0.01, topo 0.20, graphs 0.01, connections 0.10"
+)
+
+
+def made(rank: int, total: float, kernels: float, bootstrap: float, pid: int = 700, ranks: int = 2) -> str:
+    parts = PARTS.format(kernels, bootstrap)
+    head = f"node1:{pid + rank}:{pid + rank + 9} [{rank}] NCCL INFO"
+    return (
+        f"{head} ncclCommInitRankConfig comm 0x55aa rank {rank} nranks {ranks} - Init COMPLETE\n"
+        f"{head} Init timings - ncclCommInitRankConfig: rank {rank} nranks {ranks} total {total:.2f} "
+        f"({parts}, rest 0.00)\n"
+    )
+
+
+def test_communicators_say_how_long_each_rank_took_and_what_most_of_it_was(diagnosed):
+    document, said = diagnosed(made(0, 9.5, 0.5, 8.4) + made(1, 1.0, 0.4, 0.1) + made(1, 0.6, 0.0, 0.01))
+    assert document["notes"] == [
+        "making NCCL's communicators took 9.5 s on the slowest of 2 ranks, 5.55 s in the median",
+        'rank 0 of 2 (node1:700 [0]): 9.5 s for 1 communicator; most of it, 8.4 s, in "bootstrap" '
+        "(finding the other ranks, and waiting for the last of them)",
+        'rank 1 of 2 (node1:701 [1]): 1.6 s for 2 communicators; the largest part, 600 ms, in "alloc" '
+        "(allocating memory)",
+    ]
+    assert "9.5 s for 1 communicator" in said
+
+
+def test_communicator_of_nccl_2_22_and_of_a_rank_that_a_launcher_states(diagnosed):
+    old = "NCCL INFO Init timings: rank 3 nranks 4 total 0.66 (kernels 0.42, bootstrap 0.07, rest -0.00)"
+    document, _ = diagnosed(f"[rank7]: host-a:22:38 [2] {old}\n")
+    assert document["notes"] == [
+        "making NCCL's communicators took 660 ms",
+        'rank 7 (host-a:22 [2]): 660 ms for 1 communicator; most of it, 420 ms, in "kernels" '
+        "(loading NCCL's kernels onto the GPU)",
+    ]
+
+
+def test_lines_that_were_written_at_once_lose_their_parts_alone(diagnosed):
+    torn = (
+        "n:1:1 [0] NCCL INFO Init timings - f: rank 0 nranks 3 total 2.48 (kernels 0.34, alloc "
+        "n:2:2 [1] NCCL INFO Init timings - f: rank 1 nranks 3 total 2.50 (kernels 0.30, alloc 1.30)\n"
+        "n:3:3 [2] NCCL INFO Init timings - f: rank 2 nranks 3 total 2.n:1:1 [0] NCCL INFO more\n"
+    )
+    document, _ = diagnosed(torn)
+    assert document["notes"][1:] == [
+        'rank 1 of 3 (n:2 [1]): 2.5 s for 1 communicator; most of it, 1.3 s, in "alloc" (allocating memory)',
+        "rank 0 of 3 (n:1 [0]): 2.48 s for 1 communicator",
+    ]
+
+
+def test_gpus_of_one_process_are_ranks_of_their_own(diagnosed):
+    lines = [made(rank, 1.0 + rank, 0.5, 0.4, pid=700 - rank) for rank in range(2)]
+    document, _ = diagnosed("".join(lines))
+    assert "of 2 ranks, 1.5 s in the median" in document["notes"][0]
+
+
+def test_nccl_that_does_not_say_how_long_it_took_is_said_to_be_older(diagnosed):
+    first, _ = made(0, 9.5, 0.5, 8.4).splitlines()
+    document, said = diagnosed(f"{first}\n")
+    assert "not known: how long NCCL's communicators took to make: NCCL says it from 2.22 on" in said
+    assert "notes" not in document or document["notes"] == []

@@ -12,12 +12,17 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.inside.process import starting as probe
+from dpro.collectors.inside.process.start_parts import StartParts
 from dpro.collectors.inside.process.starting import Starting, process_start_ns, scheduled_ns
 
 
 @pytest.fixture
 def recorder(tmp_path):
     return SimpleNamespace(folder=tmp_path, joining=None, on_joining=lambda: None)
+
+
+def started(recorder):
+    return Starting(recorder, StartParts(recorder))
 
 
 def moments(recorder):
@@ -43,7 +48,7 @@ def test_scheduler_says_when_it_started_the_job(monkeypatch):
 
 
 def test_moments_come_in_order_and_the_first_of_each_counts(recorder):
-    starting = Starting(recorder)
+    starting = started(recorder)
     starting.on_group_begin()
     starting.on_work()  # of the process group itself: no loop asks for anything yet
     assert moments(recorder)["work_ns"] == -1
@@ -60,20 +65,20 @@ def test_moments_come_in_order_and_the_first_of_each_counts(recorder):
 
 
 def test_job_without_process_group_has_none_and_works(recorder):
-    starting = Starting(recorder)
+    starting = started(recorder)
     starting.on_work()
     assert moments(recorder)["group_ns"] == -1 < moments(recorder)["work_ns"]
 
 
 def test_nothing_is_written_before_the_process_records(tmp_path, recorder):
     recorder.folder = None
-    Starting(recorder).on_work()
+    started(recorder).on_work()
     assert os.listdir(tmp_path) == []
 
 
 def test_rank_that_never_gets_its_process_group_leaves_that_it_asked(tmp_path):
     recorder = SimpleNamespace(folder=None, joining=None)
     recorder.on_joining = lambda: setattr(recorder, "joining", tmp_path)
-    Starting(recorder).on_group_begin()
+    started(recorder).on_group_begin()
     found = json.loads((tmp_path / "started.json").read_text())
     assert found["group_ns"] == -1 < found["group_begin_ns"]
