@@ -53,7 +53,7 @@ class ComparedTables(NamedTuple):
 
 
 class BadNumber(NamedTuple):
-    """Where a number goes bad first: on which ranks, and whether these are all of several.
+    """Where a number goes bad first: on which ranks, and whether these are all that have such a number.
 
     Attributes:
         before, after: the number on the first of them; before it was at most so large, or NaN unknown.
@@ -67,14 +67,17 @@ class BadNumber(NamedTuple):
     after: float
 
     @property
+    def of_job(self) -> bool:
+        """Whether it is no matter of one rank."""
+        return self.of_all and len(self.ranks) > 1
+
+    @property
     def whose(self) -> str:
         """Whose number it is: `the loss of rank 1`."""
-        return f"the {NAMES[self.kind]} of {'all ' if self.of_all else ''}{ranks_in_words(self.ranks)}"
+        return f"the {NAMES[self.kind]} of {'all ' if self.of_job else ''}{ranks_in_words(self.ranks)}"
 
 
-Shown = tuple[
-    str, BadNumber, str, float, list[Observation]
-]  # class, where, what it is, how sure, what shows it
+Shown = tuple[str, BadNumber, str, float, list[Observation]]  # class, where, what, how sure, what shows it
 
 
 def find_bad_numbers(
@@ -107,7 +110,7 @@ def _without_skipped(losses: pl.DataFrame) -> pl.DataFrame:
 def _place(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -> BadNumber:
     """The place of the numbers in `rows`, the first of which counts."""
     ranks = tuple(sorted(rows["rank"].unique().to_list()))
-    of_all = losses.filter(kind=kind)["rank"].n_unique() == len(ranks) > 1
+    of_all = losses.filter(kind=kind)["rank"].n_unique() == len(ranks)
     return BadNumber(kind, rows["step"][0], ranks, of_all, before, rows["value"][0])
 
 
@@ -223,12 +226,12 @@ def _finding(
 ) -> Finding:  # fmt: skip
     differs = [*_differences(place, workers, around)] if around else []
     nothing = [observe("nothing-differs", _NOTHING, step=place.step)] if around and not differs else []
-    kind = "job" if place.of_all else "rank" if len(place.ranks) == 1 else "ranks"
-    name = "job" if place.of_all else numbers_in_words(place.ranks)
-    cause = f"{NAMES[place.kind]} {what} {'on all ranks ' if place.of_all else ''}in step {place.step}"
+    kind = "job" if place.of_job else "rank" if len(place.ranks) == 1 else "ranks"
+    name = "job" if place.of_job else numbers_in_words(place.ranks)
+    cause = f"{NAMES[place.kind]} {what} {'on all ranks ' if place.of_job else ''}in step {place.step}"
     named = workers.filter(pl.col("rank").is_in(place.ranks)).sort("rank")
     remedy = remedy_of_errors(differs) or _remedy(place, named, {one.kind for one in differs})
-    observations = (*seen, *_hosts(named.head(0 if place.of_all else 4)), *differs, *nothing)
+    observations = (*seen, *_hosts(named.head(0 if place.of_job else 4)), *differs, *nothing)
     return Finding(class_, kind, name, place.ranks, 0.0, sure, 0.0, observations, cause, remedy=remedy)
 
 
@@ -254,10 +257,9 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
     if here.is_empty():
         return
     begin, took = here.select("start_ns", "duration_ns").row(0)
+    begun = steps.rename({"start_ns": "time_ns"})
     for name, says, usual in _QUANTITIES:
-        rows = around.counters.filter(counter=name).join(
-            steps, left_on=["rank", "time_ns"], right_on=["rank", "start_ns"]
-        )
+        rows = around.counters.filter(counter=name).join(begun, on=["rank", "time_ns"])
         rows = steps.with_columns(value=pl.col(name).cast(pl.Float64)) if name in steps.columns else rows
         yield from _differs(place, rows, name, took / 10 if name.endswith("_ns") else 0.0, says, usual)
     recent = steps.filter(pl.col("step") >= place.step - LOADED_STEPS, rank=rank)["start_ns"].min()
@@ -265,7 +267,7 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
     text = f"rank {{rank}} loaded a checkpoint at most {LOADED_STEPS} steps before: {{path}}"
     loaded = around.checkpoints.filter(pl.col("start_ns").is_between(since, begin), rank=rank, kind="load")
     yield from (observe("loaded-before", text, rank=rank, path=path) for path in loaded["path"].tail(1))
-    mine = gpus_of_ranks(around.counters, workers).filter(~pl.lit(place.of_all), rank=rank)
+    mine = gpus_of_ranks(around.counters, workers).filter(~pl.lit(place.of_job), rank=rank)
     if mine.height:
         yield from errors_in(here, around.counters, workers, [rank])
         samples = around.counters.join(mine, on=["host", "device"], how="semi")
@@ -280,11 +282,9 @@ def _differs(
     place: BadNumber, rows: pl.DataFrame, name: str, floor: float, says: str, usual: str
 ) -> Iterator[Observation]:
     """Yield a quantity that is beyond what it was in the steps before, and what other ranks have there."""
-    rank, here, step = place.ranks[0], rows.filter(step=place.step), pl.col("step")
-    lately = step.is_between(place.step - COMPARED_STEPS, place.step, closed="left")
-    value, before = (
-        rows.filter(which, rank=rank)["value"].to_numpy() for which in (step == place.step, lately)
-    )
+    rank, here, mine = place.ranks[0], rows.filter(step=place.step), rows.filter(rank=place.ranks[0])
+    lately = pl.col("step").is_between(place.step - COMPARED_STEPS, place.step, closed="left")
+    value, before = here.filter(rank=rank)["value"].to_numpy(), mine.filter(lately)["value"].to_numpy()
     if not value.size or before.size < BEFORE:
         return
     is_more = value[0] > max(DIFFERS * before.max(), floor)
@@ -305,10 +305,13 @@ def _remedy(place: BadNumber, workers: pl.DataFrame, differs: set[str]) -> str:
     if "loaded-before" in differs:
         return "compare the loss with that before the checkpoint was saved: it may not hold all of the state"
     if place.kind == NORM:
-        return f"losses do not show it: look at the backward of step {step} (`torch.autograd.detect_anomaly`)"
-    if place.of_all:
-        shared = "learning rate, clipping, precision"
+        how = "" if math.isfinite(place.after) else " (`torch.autograd.detect_anomaly`)"
+        return f"losses do not show it yet: look at the backward of step {step}{how}"
+    shared = "learning rate, clipping, precision"
+    if place.of_job and step > 0:
         return f"look at the update of step {step - 1} ({shared}), and go on from a checkpoint before it"
+    if place.of_all:
+        return f"look at the data of step {step}, and at the update before it ({shared})"
     other = "GPU" if (workers["gpu_name"] != "").any() else "host"
     hosts = ", ".join(workers["host"].unique().sort()) or "its host"
     return (

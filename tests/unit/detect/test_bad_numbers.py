@@ -139,6 +139,12 @@ def test_a_norm_that_is_not_finite_before_any_loss_is_of_the_backward():
     assert "the backward of step 60" in finding.remedy
 
 
+def test_of_the_only_rank_the_data_and_the_update_before_are_to_be_looked_at():
+    (finding,) = look(table(np.where(np.arange(NUM_STEPS) < BAD, ordinary(), NAN)))
+    assert (finding.component, kinds(finding)[-2:]) == ("rank 0", ["runs-on", "nothing-differs"])
+    assert finding.remedy.startswith("look at the data of step 60, and at the update before it")
+
+
 def test_neighbours_that_go_bad_together_are_named_together():
     values = poisoned(4)
     values[2, BAD] = NAN
