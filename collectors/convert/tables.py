@@ -337,9 +337,7 @@ def losses(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.D
         "value": [number_of(r) for r in noted],
         "scaled": [bool(r.d) for r in noted],
     }
-    schema = {name: LOSSES.dtypes[name] for name in columns}
-    frame = pl.DataFrame(columns, schema=schema).with_columns(rank=pl.lit(process.rank, pl.Int32))
-    return conform(LOSSES, frame)
+    return conform(LOSSES, pl.DataFrame(columns).with_columns(rank=pl.lit(process.rank)))
 
 
 # From the names of a device mesh's axes to a rank's coordinates in the run.

@@ -121,16 +121,15 @@ def _not_finite(losses: pl.DataFrame, bad: pl.DataFrame) -> Shown:
     at_first = bad.filter(step=bad["step"].min())
     kind = LOSS if (at_first["kind"] == LOSS).any() else NORM  # a loss comes before its gradients
     rows = at_first.filter(kind=kind).sort("rank", "time_ns")
-    earlier = losses.filter(pl.col("step") < rows["step"][0], kind=kind, rank=rows["rank"][0])
-    before = float(earlier.sort("time_ns")["value"][-1]) if earlier.height else math.nan
-    place = _place(rows, losses, kind, before)
+    of_rank = losses.filter(kind=kind, rank=rows["rank"][0]).sort("time_ns")
+    before = of_rank.filter(pl.col("step") < rows["step"][0])["value"].tail(1).to_list()
+    place = _place(rows, losses, kind, *before or [math.nan])
     value = "NaN" if math.isnan(place.after) else "infinite"
     seen = observe(
         "not-finite", f"{place.whose} is {{value}} in step {{step}}: the first number that is not finite",
         value=value, step=place.step, ranks=place.ranks,
     )  # fmt: skip
-    if earlier.height:
-        seen = seen.then("; the one before was {before:.4g}", before=before)
+    seen = seen.then("; the one before was {before:.4g}", before=before[0]) if before else seen
     return "loss.not_finite", place, value, 0.98, [seen, *_followed(losses, bad, place)]
 
 
@@ -208,15 +207,15 @@ def _jumped(losses: pl.DataFrame, place: BadNumber) -> Shown:
     else:
         text = f"it has not come back in the {counted(means.height, 'step')} since"
         ended = observe("jump-lasts", text, later_steps=means.height)
-    cause = f"{place.after:.3g} after {place.before:.3g}"
-    return "loss.jump", place, cause, 0.7 if back.height else 0.9, [seen, ended]
+    sure, what = 0.7 if back.height else 0.9, f"{place.after:.3g} after {place.before:.3g}"
+    return "loss.jump", place, what, sure, [seen, ended]
 
 
 # Where it was, what else was different there, and what to do.
 
 _NOTHING = (
-    "nothing else that was recorded there differs from the steps before: time, size of batches, evaluation, "
-    "loaded checkpoints, errors and heat of GPUs"
+    "nothing that is known of that step differs from the steps before: its time, and, where recorded, size "
+    "of batches, evaluation, loaded checkpoints, errors and heat of its GPU"
 )
 
 
@@ -262,8 +261,8 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
         rows = around.counters.filter(counter=name).join(begun, on=["rank", "time_ns"])
         rows = steps.with_columns(value=pl.col(name).cast(pl.Float64)) if name in steps.columns else rows
         yield from _differs(place, rows, name, took / 10 if name.endswith("_ns") else 0.0, says, usual)
-    recent = steps.filter(pl.col("step") >= place.step - LOADED_STEPS, rank=rank)["start_ns"].min()
-    since = recent if place.step > LOADED_STEPS else 0  # all that was loaded before the first steps
+    recent = steps.filter(pl.col("step") >= place.step - LOADED_STEPS, rank=rank)
+    since = recent["start_ns"].min() if place.step > LOADED_STEPS else 0  # of the first steps, all before
     text = f"rank {{rank}} loaded a checkpoint at most {LOADED_STEPS} steps before: {{path}}"
     loaded = around.checkpoints.filter(pl.col("start_ns").is_between(since, begin), rank=rank, kind="load")
     yield from (observe("loaded-before", text, rank=rank, path=path) for path in loaded["path"].tail(1))
@@ -307,11 +306,9 @@ def _remedy(place: BadNumber, workers: pl.DataFrame, differs: set[str]) -> str:
     if place.kind == NORM:
         how = "" if math.isfinite(place.after) else " (`torch.autograd.detect_anomaly`)"
         return f"losses do not show it yet: look at the backward of step {step}{how}"
-    shared = "learning rate, clipping, precision"
-    if place.of_job and step > 0:
-        return f"look at the update of step {step - 1} ({shared}), and go on from a checkpoint before it"
     if place.of_all:
-        return f"look at the data of step {step}, and at the update before it ({shared})"
+        causes = f"the data of step {step}, or the update before it (learning rate, clipping, precision)"
+        return f"look at {causes}; go on from a checkpoint before both"
     other = "GPU" if (workers["gpu_name"] != "").any() else "host"
     hosts = ", ".join(workers["host"].unique().sort()) or "its host"
     return (

@@ -375,11 +375,7 @@ LOSSES = Table(
         "kind": Column(LossKind, "Which of both.", "loss"),
         "time_ns": Column(pl.Int64, "When, ns on that host's clock."),
         "value": Column(pl.Float64, "The number, of a device rounded to 32 bits; may not be finite.", NAN),
-        "scaled": Column(
-            pl.Boolean,
-            "Whether a GradScaler is used, which skips updates of gradients that are not finite.",
-            False,
-        ),
+        "scaled": Column(pl.Boolean, "Whether a GradScaler skips updates that are not finite.", False),
     },
     ("rank", "time_ns"),
 )

@@ -128,7 +128,7 @@ def test_where_all_ranks_go_bad_at_once_none_is_named():
     assert (finding.of_job, finding.ranks) == (True, (0, 1))
     assert fault_in_words([finding]) == "loss NaN on all ranks in step 60."
     assert "runs-on" not in kinds(finding)
-    assert "the update of step 59" in finding.remedy
+    assert "the data of step 60, or the update before it" in finding.remedy
 
 
 def test_a_norm_that_is_not_finite_before_any_loss_is_of_the_backward():
@@ -142,7 +142,7 @@ def test_a_norm_that_is_not_finite_before_any_loss_is_of_the_backward():
 def test_of_the_only_rank_the_data_and_the_update_before_are_to_be_looked_at():
     (finding,) = look(table(np.where(np.arange(NUM_STEPS) < BAD, ordinary(), NAN)))
     assert (finding.component, kinds(finding)[-2:]) == ("rank 0", ["runs-on", "nothing-differs"])
-    assert finding.remedy.startswith("look at the data of step 60, and at the update before it")
+    assert finding.remedy.startswith("look at the data of step 60, or the update before it")
 
 
 def test_neighbours_that_go_bad_together_are_named_together():
