@@ -3,9 +3,9 @@
 python -m benchmarks.speed.cluster [RUN] [--ranks 1024] [--workers 1 2 3] [--json]
 
 Ranks of RUN (default: a sample; traces are imported) are copied, with all of its collectives between all
-copies, and condensed: by processes of this machine, as many as it has cores, and by clusters of that
-many workers of one thread here. Loops are compiled before. Sent and received is what tasks and results are when
-pickled, per rank. `--json` prints one object: check → {n, figures, bar, holds}.
+copies, and condensed: by processes of this machine, as many as it has cores, and by clusters of that many
+workers of one thread here. Loops are compiled before. What crosses the wire are chunks of tasks, and their
+results, as they are pickled. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def on_the_wire(run: Run, url: str) -> tuple[float, bytes, dict[str, int]]:
         self: Any, work: Callable[..., Any], *iterables: Iterable[Any], **options: Any
     ) -> Iterator[Any]:
         tasks, name = list(zip(*iterables)), getattr(work, "func", work).__name__
-        wire[f"{name}, there"] += sum(len(pickle.dumps(task)) for task in tasks)
+        wire[f"{name}, there"] += sum(len(pickle.dumps(chunk)) for chunk in self.chunks_of(tasks))
         for result in whole_map(self, work, *zip(*tasks), **options):
             wire[f"{name}, back"] += len(pickle.dumps(result))
             yield result

@@ -22,6 +22,7 @@ from dpro.collectors.convert.tables import (
     buckets,
     checkpoints,
     frames_of,
+    losses,
     measured,
     model_calls,
     operations,
@@ -38,6 +39,7 @@ from dpro.schema import (
     CODECS,
     COLLECTIVES,
     ITERATIONS,
+    LOSSES,
     MODEL_CALLS,
     OPERATIONS,
     OUT_OF_MEMORY,
@@ -101,7 +103,8 @@ def convert_process(
     write_part(run, START_PARTS, process.part, start_parts(process))
     write_part(run, CHECKPOINTS, process.part, checkpoints(process))
     rare = [(table, measured(process, table)) for table in (CODECS, SENSITIVITIES)]
-    for table, rows in (*rare, (OUT_OF_MEMORY, out_of_memory(process))):
+    rare += [(LOSSES, losses(process, recorded)), (OUT_OF_MEMORY, out_of_memory(process))]
+    for table, rows in rare:
         if rows.height:
             write_part(run, table, process.part, rows)
     _keep_dumps(process, readers)

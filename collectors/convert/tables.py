@@ -45,6 +45,7 @@ from dpro.schema import (
     CHECKPOINTS,
     CLOCK_SAMPLES,
     COUNTERS,
+    LOSSES,
     MODEL_CALLS,
     OPERATIONS,
     OUT_OF_MEMORY,
@@ -191,7 +192,6 @@ def worker_row(
 
 # What the host did in each step, from the recorder's running totals.
 
-FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
@@ -273,8 +273,6 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
     if record.kind == records.BEGUN:
         persist = "persistent " if record.d else ""
         return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
-    if record.kind == records.LOSS:
-        return [("", "loss", start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
     if record.kind == records.SAVED:
         size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
         return [("", "checkpoint_save_ns", start, duration), *size]
@@ -316,6 +314,33 @@ def _per_step(
         }
         frames.append(pl.DataFrame(columns, schema=_SCHEMA))
     return pl.concat(frames)
+
+
+# Losses and norms of gradients.
+
+FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
+
+
+def number_of(record: records.Record) -> float:
+    """The number of a record of a loss or a norm."""
+    return float(FLOAT.unpack(INTEGER.pack(record.b))[0])
+
+
+def losses(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
+    """The losses and norms of gradients of a process, as rows of `losses`."""
+    noted = [r for r in recorded if r.kind == records.LOSS and 0 <= r.c < len(records.LOSS_KINDS)]
+    boundaries = _boundaries(recorded)
+    numbers = np.array([*boundaries, max(boundaries, default=-2) + 1], np.int64)  # what follows the last
+    ends = np.array([boundary.end_ns for _, boundary in boundaries.values()], np.int64)
+    times = np.array([r.a for r in noted], np.int64)
+    columns = {
+        "step": numbers[np.searchsorted(ends, times)],
+        "kind": [records.LOSS_KINDS[r.c] for r in noted],
+        "time_ns": times,
+        "value": [number_of(r) for r in noted],
+        "scaled": [bool(r.d) for r in noted],
+    }
+    return conform(LOSSES, pl.DataFrame(columns).with_columns(rank=pl.lit(process.rank)))
 
 
 # From the names of a device mesh's axes to a rank's coordinates in the run.

@@ -40,7 +40,9 @@ DROPPED = 17  # index of a deep window that was opened and is not kept, when tha
 MISSED = 18  # index of a deep window that was not opened, the steps before it, why: one of MISSED_*
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
-LOSS = 23  # when gradients of a number were asked for, and the bits of that number
+# When gradients of a number were asked for, or their norm was returned; its bits; which, as a place in
+# LOSS_KINDS; whether a GradScaler skips updates of gradients that are not finite.
+LOSS = 23
 OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-batch, index in OPERATIONS
 ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts, tokens that follow prompts
 BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
@@ -50,6 +52,7 @@ CHILDREN = 28  # at the end of a step: time, CPU time of programs that were wait
 # by how many millionths steps take longer than before the first window, or took while windows stood still.
 STOPPED, RESUMED = 29, 30
 
+LOSS_KINDS = ("loss", "grad_norm")
 MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)
 
 RECORD = struct.Struct("<5q")

@@ -82,6 +82,7 @@ class RecordOptions:
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
+        watch_loss: whether losses and norms of gradients are recorded, of each step.
         mask_command: whether only the first word of the command is kept.
         requests: logs of a server's requests, which it or its client writes while it is recorded.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
@@ -106,6 +107,7 @@ class RecordOptions:
     telemetry_period_s: float = 1.0
     nccl_inspector: str = ""
     nccl_timing: bool = False
+    watch_loss: bool = False
     requests: tuple[str, ...] = ()
     ray: bool = False
 

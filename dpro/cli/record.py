@@ -134,6 +134,11 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     "to be in a folder that they share.",
 )  # fmt: skip
 @click.option(
+    "--watch-loss", is_flag=True,
+    help="Record the loss and the gradient norm of every step, so that `dpro diagnose` and `dpro watch` name "
+    "the first rank and step where one is not finite or jumps.",
+)  # fmt: skip
+@click.option(
     "--requests",
     multiple=True,
     metavar="FILE",

@@ -30,6 +30,8 @@ _CLASS_WORDS = {  # of a hang its meaning says the rest
     "imbalance.stage": "uneven stages",
     "imbalance.data": "uneven data",
     "memory.growth": "growing memory",
+    "loss.not_finite": "not finite",
+    "loss.jump": "jump",
 }
 
 _LONGEST_NAME = 64  # characters: has room for a DataLoader's `__next__`
@@ -125,6 +127,11 @@ class Finding:
     def of_hang(self) -> bool:
         """Whether it is about what ended the steps: ranks that are stuck or dead."""
         return self.class_.startswith(("hang.", "dead."))
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether it is about what the job computes, and costs no time."""
+        return self.class_.startswith("loss.")
 
     @property
     def cost_ms(self) -> float | None:

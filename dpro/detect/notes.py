@@ -5,7 +5,7 @@ In: the context of a run, and what was found. Out: sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -23,13 +23,14 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
 from dpro.replay.timeline import step_times
 from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
-from dpro.schema import SPANS
+from dpro.schema import LOSSES, SPANS
 from dpro.units import format_duration
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
     """What is worth a sentence though not a finding, one line each."""
-    described = context.pauses.described if Need.ALWAYS_ON in context.has else []
+    described = [*_losses_unseen(context)] if Need.STEPS in context.has else []
+    described += context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
         return described
     assert context.breakdown is not None
@@ -38,6 +39,12 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
         *note_waiting(context.recorded, findings),
         *note_idle_gpus(context.recorded, context.breakdown),
     ]
+
+
+def _losses_unseen(context: Context) -> Iterator[str]:
+    """Say that no loss was seen where it was asked for."""
+    if context.run.manifest.options.get("watch_loss") and not context.run.num_rows(LOSSES):
+        yield "--watch-loss saw no loss: gradients are not asked for by `backward` of one number"
 
 
 # A rank that causes most waiting, at no cost.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from dpro.detect.bad_numbers import ComparedTables, find_bad_numbers
 from dpro.detect.context import Context, Need, slow_ranks
 from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
 from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input
@@ -47,7 +48,7 @@ from dpro.detect.stragglers.from_calls import (
 from dpro.detect.stragglers.replayed import find_masked
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.plugins import load, places
-from dpro.schema import SPANS
+from dpro.schema import CHECKPOINTS, LOSSES, SPANS
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,14 @@ class Detector(NamedTuple):
 
 
 def diagnose(context: Context) -> list[Finding]:
-    """What is wrong with a run, costliest first; that it became slower, or will be full, comes last."""
+    """What is wrong with a run: bad numbers, what costs time (costliest first), then what became worse."""
     of_extensions = map(load, places("detectors").values())
     findings = run_detectors(context, (*DETECTORS, *of_extensions))
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
             findings = explain(context, findings)
-    return [*costliest_first(findings), *run_detectors(context, OF_THE_JOB)]
+    numbers = run_detectors(context, OF_NUMBERS)
+    return [*numbers, *costliest_first(findings), *run_detectors(context, OF_THE_JOB)]
 
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
@@ -301,6 +303,14 @@ def _regression(context: Context, _: Explained) -> list[Finding]:
     return find_regression(context.steps, context.workers, lambda: context.counters, spans)
 
 
+def _bad_numbers(context: Context, _: Explained) -> list[Finding]:
+    losses = context.run.table(LOSSES)
+    if losses.is_empty():
+        return []
+    around = ComparedTables(context.steps, context.counters, context.run.table(CHECKPOINTS))
+    return find_bad_numbers(losses, context.workers, around)
+
+
 def _growing_memory(context: Context, _: Explained) -> list[Finding]:
     return find_memory_growth(context.steps, context.counters, context.workers)
 
@@ -351,6 +361,7 @@ FROM_CALLS = (
     Detector("pauses", _pauses, _ALWAYS_ON),
 )
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)
+OF_NUMBERS = (Detector("bad numbers", _bad_numbers, frozenset({Need.STEPS})),)
 OF_THE_JOB = (
     Detector("regression", _regression, frozenset({Need.STEPS})),
     Detector("growing memory", _growing_memory, frozenset({Need.STEPS})),

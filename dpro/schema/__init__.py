@@ -361,6 +361,27 @@ COUNTERS = Table(
     ("host", "device", "counter", "time_ns"),
 )
 
+LOSS_KINDS = (
+    "loss",  # a number that gradients were asked for
+    "grad_norm",  # of gradients, as a function of torch returned it to the job
+)
+LossKind = pl.Enum(LOSS_KINDS)
+
+LOSSES = Table(
+    "losses",
+    "A loss or a norm of gradients on one rank, when the host asked for it. Of a tensor that is spread over "
+    "ranks it is the part of this one.",
+    {
+        "rank": RANK,
+        "step": Column(pl.Int64, "Step in which it was; -1 unknown."),
+        "kind": Column(LossKind, "Which of both.", "loss"),
+        "time_ns": Column(pl.Int64, "When, ns on that host's clock."),
+        "value": Column(pl.Float64, "The number, of a device rounded to 32 bits; may not be finite.", NAN),
+        "scaled": Column(pl.Boolean, "Whether a GradScaler skips updates that are not finite.", False),
+    },
+    ("rank", "time_ns"),
+)
+
 OUT_OF_MEMORY = Table(
     "out_of_memory",
     "An allocation on a GPU that was refused, the first ones of a process: what was asked for, and what held "
@@ -603,7 +624,8 @@ def kind_of_batch() -> pl.Expr:
 
 _ALL = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
-    CODECS, SENSITIVITIES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, START_PARTS, WORKERS,
+    CODECS, SENSITIVITIES, LOSSES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, START_PARTS,
+    WORKERS,
     REQUESTS, ITERATIONS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}

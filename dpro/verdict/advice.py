@@ -256,7 +256,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         if finding.class_ == pauses.CLASS or finding.of_job:  # few steps that are replayed do not show these
             yield from remedies_of([finding])
             continue
-        if finding.component_kind != "rank" or not finding.ranks:
+        if finding.component_kind != "rank" or not finding.ranks or finding.of_numbers:
             continue
         edits = [f"heal:rank={rank}" for rank in finding.ranks]
         try:
@@ -277,6 +277,12 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             f"dpro whatif RUN --edit heal:rank={finding.ranks[0]}",
             edits[0] if len(edits) == 1 else "",
         )
+
+
+def correct_numbers(findings: Sequence[Finding]) -> list[Advice]:
+    """What to do about losses that go bad: no step is shorter for it."""
+    bad = [finding for finding in findings if finding.of_numbers]
+    return [Advice("correct", finding.remedy, None, None, "") for finding in bad[:1]]
 
 
 def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:

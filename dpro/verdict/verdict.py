@@ -42,6 +42,7 @@ from dpro.verdict.advice import (
     Advice,
     advise,
     advise_of_findings,
+    correct_numbers,
     first_of,
     record_more,
     record_steps,
@@ -178,6 +179,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
         ranked = [*advise_of_findings(facts), Advice("record-more", do, None, None, "a setting")]
     usual = facts.usual.height
+    ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
     steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
@@ -311,7 +313,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         advice = [Advice("unblock", do, None, None, "")] if do else []
     else:
         fault = fault_in_words(findings, "" if diagnosed else NOT_DIAGNOSED)
-        advice = first_of([*remedies_of(findings)])
+        advice = first_of([*correct_numbers(findings), *remedies_of(findings)])
     step_ms, said = series.typical_ms if series else None, _after_end(analysis, fault)
     return Explanation(
         run=analysis.run.label,

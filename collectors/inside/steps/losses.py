@@ -1,48 +1,102 @@
-"""Losses: the numbers whose gradients the training loop asks for.
+"""Losses and norms of gradients: the numbers that say whether the training goes well.
 
-In: calls of `backward` on one number. Out: a record for each, with how many came before it. On the CPU the
-number is read at once; on a device it is copied there into a table, which is read when the job ends, so that
-nothing waits for it. Of a loss that a GradScaler has scaled the number before that counts. Only the first
-ones are kept, and nothing is recorded unless it was asked for: `dpro try` compares what a changed job learns.
+In: calls of `backward` on one number, and what functions of torch that clip gradients return. Out: a record
+for each, of any step, unless none was asked for. Nothing is computed for it, and nothing waits for a device:
+there a number is copied into pinned memory, in the order of its stream, and read once it has come. That it
+has shows in the memory itself, which held the bits of no number before; no event is asked for. Of a loss that
+a GradScaler has scaled the number before that counts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 import struct
 import time
 import weakref
-from typing import Any
+from collections import deque
+from types import MemberDescriptorType
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import records
+from .. import captures, records
 from ..recorder import Recorder
-from ..torch_internals import is_within_backward
+from ..torch_internals import NO_TASK, task_reader
+from ..unseen import defined, unseen
 
-MAX_LOSSES = 4096
-FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
+SLOTS = 1024  # numbers that a device has yet to deliver; while there are more, others are left out
+NONE_YET = 0x7FA5A5A5  # the bits of a NaN that no computation makes
+MAX_EARLY = 1024  # numbers before there was a file
+FLOAT, INTEGER, FLOAT32 = struct.Struct("<d"), struct.Struct("<q"), struct.Struct("<f")
+LOSS, GRAD_NORM = range(len(records.LOSS_KINDS))
+FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_is_cpu = torch.Tensor.is_cpu.__get__
+
+
+class Noted(NamedTuple):
+    """A number, but for its value: when it was there, which it is, and whether a GradScaler was used."""
+
+    time_ns: int
+    kind: int
+    is_scaled: bool
+
+
+class Delivered:
+    """Memory that devices copy numbers into, and that is read without a call of torch or of a device."""
+
+    def __init__(self) -> None:
+        self._bits = self._made()
+        self._numbers = self._bits.view(torch.float32)
+        self._seen = (ctypes.c_uint32 * SLOTS).from_address(self._bits.data_ptr())
+        self._waiting: deque[tuple[int, Noted]] = deque()
+        self._next = itertools.count()
+
+    @staticmethod
+    def _made() -> Any:
+        """Only what is pinned is copied into without a wait."""
+        return torch.full((SLOTS,), NONE_YET, dtype=torch.int32, device="cpu", pin_memory=True)
+
+    def copy(self, number: Any, noted: Noted) -> None:
+        """Have a number copied here, behind what its stream has to do."""
+        if len(self._waiting) < SLOTS:
+            slot = next(self._next) % SLOTS
+            number = unseen(torch.Tensor.reshape, unseen(torch.Tensor.to, number, torch.float32), ())
+            unseen(torch.Tensor.copy_, unseen(torch.Tensor.select, self._numbers, 0, slot), number, True)
+            self._waiting.append((slot, noted))
+
+    def take(self) -> list[tuple[Noted, float]]:
+        """The oldest numbers that have come."""
+        taken = []
+        while self._waiting and (bits := self._seen[self._waiting[0][0]]) != NONE_YET:
+            slot, noted = self._waiting.popleft()
+            self._seen[slot] = NONE_YET
+            taken.append((noted, FLOAT32.unpack(bits.to_bytes(4, "little"))[0]))
+        return taken
 
 
 class Losses:
-    """The losses of one process."""
+    """The losses and norms of gradients of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self._recorder, self._backward_task = recorder, task_reader()
+        self._left: list[Delivered | None] = []  # of the parent of a fork: to free it would call the device
+        self._delivered: Delivered | None = None
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: its losses are its own."""
-        self._early: list[tuple[int, float]] = []  # before there was a file
-        self._times: list[int] = []
-        self._table: Any = None
+        """This is a forked child: its numbers are its own."""
+        self._left.append(self._delivered)
+        self._early: deque[tuple[Noted, float]] = deque(maxlen=MAX_EARLY)
+        self._delivered = None
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
-        self._count = 0
+        self._is_scaled = False
 
     def on_scaled(self, before: Any, after: Any) -> None:
-        """A GradScaler has scaled a loss."""
-        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-            self._scaled = weakref.ref(after), before.detach()
+        """A GradScaler has scaled a loss; one that is switched off returns it as it is."""
+        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and after is not before:
+            self._scaled, self._is_scaled = (weakref.ref(after), unseen(torch.Tensor.detach, before)), True
 
     def on_backward(self, tensors: Any, gradients: Any) -> None:
         """Gradients are asked for.
@@ -52,46 +106,53 @@ class Losses:
         """
         if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
             (tensors,) = tensors
-        is_number = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
-        if gradients is not None or not is_number or is_within_backward() or self._count >= MAX_LOSSES:
-            return
-        scaled, self._scaled = self._scaled, None
-        loss = scaled[1] if scaled is not None and scaled[0]() is tensors else tensors.detach()
-        if loss.device.type == "cpu":
-            self._note(time.time_ns(), float(loss))
-        else:
-            self._copy(loss)
-        self._count += 1
+        if gradients is None and isinstance(tensors, torch.Tensor) and self._backward_task() == NO_TASK:
+            scaled, self._scaled = self._scaled, None
+            is_of_scaled = scaled is not None and scaled[0]() is tensors
+            self._note(LOSS, scaled[1] if scaled is not None and is_of_scaled else tensors)
 
-    def _note(self, time_ns: int, loss: float) -> None:
+    def on_norm(self, norm: Any) -> None:
+        """A function that computes the norm of gradients has returned it."""
+        if isinstance(norm, torch.Tensor):
+            self._note(GRAD_NORM, norm)
+
+    def _note(self, kind: int, number: Any) -> None:
+        if type(number) is not torch.Tensor:
+            # Of a tensor that is spread over ranks the part of this one: the whole would take communication.
+            part, _ = defined(type(number), "_local_tensor")
+            number = part.__get__(number) if type(part) is MemberDescriptorType else number
+            if defined(type(number), "__torch_dispatch__")[1] is not torch.Tensor:
+                return
+        if unseen(torch.Tensor.numel, number) != 1:
+            return
+        noted = Noted(time.time_ns(), kind, self._is_scaled)
+        if unseen(_is_cpu, number):
+            self._write(noted, float(unseen(torch.Tensor.item, number)))
+        elif not captures.is_capturing_here():
+            if self._delivered is None:
+                self._delivered = Delivered()
+            self._delivered.copy(unseen(torch.Tensor.detach, number), noted)
+            self.on_end()
+
+    def _write(self, noted: Noted, value: float) -> None:
         writer = self._recorder.records
         if writer is None:
-            self._early.append((time_ns, loss))
+            self._early.append((noted, value))
             return
-        early, self._early = self._early, []
-        for noted_ns, number in (*early, (time_ns, loss)):
-            writer.write(records.LOSS, noted_ns, INTEGER.unpack(FLOAT.pack(number))[0])
-
-    def _copy(self, loss: Any) -> None:
-        """Copy a number on its device, in the order of its stream."""
-        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        if self._table is None:
-            self._table = torch.empty(MAX_LOSSES, device=loss.device, dtype=torch.float32)
-        self._table[len(self._times)].copy_(loss.reshape(()))
-        self._times.append(time.time_ns())
+        early, self._early = self._early, deque(maxlen=MAX_EARLY)
+        for (time_ns, kind, is_scaled), number in (*early, (noted, value)):
+            bits = INTEGER.unpack(FLOAT.pack(number))[0]
+            writer.write(records.LOSS, time_ns, bits, kind, int(is_scaled))
 
     def on_end(self) -> None:
-        """Read the table; the job computes no more."""
-        times, self._times = self._times, []
-        if times:
-            for time_ns, loss in zip(times, self._table[: len(times)].tolist(), strict=True):
-                self._note(time_ns, loss)
+        """Record the numbers that devices have delivered; those that have not come are not waited for."""
+        for noted, value in self._delivered.take() if self._delivered is not None else ():
+            self._write(noted, value)
 
 
 def install(recorder: Recorder) -> None:
-    """Record losses, where that was asked for."""
-    if not recorder.config.get("losses"):
+    """Record losses and norms of gradients, where that was asked for."""
+    if not recorder.config.get("watch_loss"):
         return
     losses = Losses(recorder)
     backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
@@ -110,5 +171,31 @@ def install(recorder: Recorder) -> None:
 
     torch.autograd.backward = with_losses
     torch.amp.GradScaler.scale = with_scale
+    utils = torch.nn.utils
+    _watch_norm(recorder, losses, "clip_grad_norm_", utils.clip_grad, utils)
+    _watch_norm(recorder, losses, "get_total_norm", utils)
+    recorder.on_import(
+        FSDP,
+        lambda fsdp: _watch_norm(
+            recorder, losses, "clip_grad_norm_", getattr(fsdp, "FullyShardedDataParallel", None)
+        ),
+    )
     recorder.listen("end", losses.on_end)
     recorder.listen("fork", losses.on_fork)
+
+
+def _watch_norm(recorder: Recorder, losses: Losses, name: str, *owners: Any) -> None:
+    """Note what a function returns, wherever it is under its name."""
+    original = getattr(owners[0], name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def with_norm(*args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            recorder.call(losses.on_norm, norm)
+        return norm
+
+    for owner in owners:
+        setattr(owner, name, with_norm)

@@ -320,6 +320,13 @@ def errors_since(
     yield from _errors(replace(gpus, rows=new), gpus.owned["rank"].unique())
 
 
+def errors_in(
+    steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, ranks: Sequence[int]
+) -> Iterator[Observation]:
+    """Yield errors that the GPUs of ranks report around some steps, the rows of `steps`."""
+    yield from _errors(gpus_of(steps, counters, workers), ranks)
+
+
 def remedy_of_hold(what: str) -> str:
     """Return what to do where clocks are held down, by the `what` of a rule; empty for other rules."""
     return _REMEDIES.get(what, "")

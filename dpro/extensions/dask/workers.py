@@ -161,14 +161,17 @@ class _Workers(Executor):
         chunksize: int = 1,
     ) -> Iterator[Result]:
         """As of any executor; chunks are at least as large as they have to be for `CHUNKS` per thread."""
-        tasks = list(zip(*iterables))
-        threads = max(sum(self._client.nthreads().values()), 1)
-        size = max(chunksize, -(-len(tasks) // (CHUNKS * threads)))
-        chunks = [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
+        chunks = self.chunks_of(list(zip(*iterables)), chunksize)
         with warnings.catch_warnings():  # that tasks are large is no news to the user
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
         return chain.from_iterable(map(self._result, futures))
+
+    def chunks_of(self, tasks: Sequence[Any], least: int = 1) -> list[Sequence[Any]]:
+        """The tasks in order, so many together as go to a thread at a time: what they share is sent once."""
+        threads = max(sum(self._client.nthreads().values()), 1)
+        size = max(least, -(-len(tasks) // (CHUNKS * threads)))
+        return [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
 
     def _result(self, future: Any) -> Any:
         from distributed import KilledWorker
@@ -179,5 +182,5 @@ class _Workers(Executor):
             raise BrokenExecutor(f"{self._url}: {first_line(error)}") from error
 
 
-def _do_all(work: Callable[..., Result], tasks: list[tuple[Any, ...]]) -> list[Result]:
+def _do_all(work: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> list[Result]:
     return [work(*task) for task in tasks]

@@ -51,7 +51,7 @@ def record_job(
     """
     apply = json.dumps([change.document() for change in changes])
     words = [sys.executable, "-m", "dpro", "record", "-o", str(run), *options]
-    words += ["--losses", "--apply", apply, "--", *command]
+    words += ["--watch-loss", "--apply", apply, "--", *command]
     log = run.with_name(f"{run.name}.log")
     with log.open("wb") as file, _ends_job_on_sigterm():
         output = sys.stderr if show else file

@@ -26,7 +26,7 @@ from dpro.arrays import Floats
 from dpro.documents import DocumentPart, finite
 from dpro.errors import Unanswerable
 from dpro.replay.steps import host_facts, host_steps_of, job_steps, steps_of, undisturbed
-from dpro.schema import COUNTERS, STEPS
+from dpro.schema import COUNTERS, LOSSES, STEPS
 from dpro.store import Run
 from dpro.units import format_duration
 
@@ -341,7 +341,7 @@ class Training(DocumentPart, frozen=True):
 
 def losses_of(run: Run) -> Floats:
     """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
-    rows = run.table(COUNTERS, ["rank", "counter", "time_ns", "value"]).filter(pl.col("counter") == LOSS)
+    rows = run.table(LOSSES).filter(pl.col("kind") == LOSS)
     by_rank = [losses["value"].to_numpy() for losses in rows.sort("rank", "time_ns").partition_by("rank")]
     if not by_rank:
         return np.empty(0)

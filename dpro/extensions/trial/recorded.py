@@ -1,7 +1,7 @@
-"""What `dpro try` asks of `dpro record`: changes to the job, and its losses.
+"""What `dpro try` asks of `dpro record`: changes to the job.
 
-In: hidden options. Out: what the recorder is asked for. The code that makes a change runs inside the job, and
-is beside the rest of the recorder: `dpro/collectors/inside/apply`.
+In: a hidden option. Out: what the recorder is asked for. The code that makes a change runs inside the job,
+and is beside the rest of the recorder: `dpro/collectors/inside/apply`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     return tuple(json.loads(value))
 
 
-OPTIONS = (
-    click.Option(["--losses"], is_flag=True, hidden=True),
-    click.Option(["--apply"], callback=_changes, default="[]", hidden=True),
-)
+OPTIONS = (click.Option(["--apply"], callback=_changes, default="[]", hidden=True),)
 
 
 def change_job(request: Request, given: Mapping[str, Any]) -> None:
-    """Have the job changed in the given way, and its losses recorded."""
-    request.extra |= {"losses": given["losses"], "apply": given["apply"]}
+    """Have the job changed in the given way."""
+    request.extra |= {"apply": given["apply"]}
     if not given["apply"]:
         return
     request.probes = {"apply": "dpro.collectors.inside.apply", **request.probes}

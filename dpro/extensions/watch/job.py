@@ -6,6 +6,7 @@ each says of itself is read when its file's time stamp has changed.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from array import array
@@ -20,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, process_facts
-from dpro.collectors.convert.tables import frames_of, worker_row
+from dpro.collectors.convert.tables import frames_of, number_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import WANTED
 from dpro.collectors.inside.records import Record
@@ -217,6 +218,7 @@ class ProcessTail:
         behind_ns: the least by which what it wrote was older than when it was read, by the two hosts' clocks.
         compared: comparisons of its host's clock with another's.
         windows: the latest deep windows: number, beginning, end (for ever if open).
+        has_numbers: whether losses or norms of gradients are recorded.
     """
 
     def __init__(self, process: RecordedProcess) -> None:
@@ -229,10 +231,12 @@ class ProcessTail:
         self.behind_ns: int | None = None
         self.compared: list[Record] = []
         self.windows: deque[tuple[int, int, int]] = deque(maxlen=MAX_WINDOWS)
+        self.has_numbers = False
         self._path = str(process.folder / "records.bin")
         self._offset = 0
         self._rare: list[Record] = []
         self._recent = bytearray()
+        self._until_bad = b""  # as it was when a number was not finite for the first time
         self._anchor: Anchor | None = None
         self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
         self._steps = array("q")
@@ -243,6 +247,11 @@ class ProcessTail:
     def recorded(self) -> list[Record]:
         """The latest records, and the rare ones from the beginning on."""
         return [*self._rare, *_unpacked(self._recent)]
+
+    @property
+    def numbers(self) -> list[Record]:
+        """The latest records, until a loss or a norm of gradients was not finite."""
+        return [*self._rare, *_unpacked(self._until_bad or self._recent)]
 
     @property
     def steps(self) -> np.ndarray:
@@ -284,6 +293,10 @@ class ProcessTail:
             self.windows.append((record.a, record.b, OPEN_NS))
         elif record.kind == records.WINDOW:
             self._close_window(record)
+        elif record.kind == records.LOSS:
+            self.has_numbers = True
+            if not self._until_bad and not record.d and not math.isfinite(number_of(record)):
+                self._until_bad = bytes(self._recent)
 
     def _remember(self, record: Record) -> None:
         self._recent += records.packed(record)

@@ -52,7 +52,7 @@ GAUGES = {
 CLASSES = (
     "hang.host", "hang.device", "hang.comm", "hang.mismatch", "dead.rank", "slow.compute", "slow.host",
     "slow.link", "slow.nic", "slow.fabric", "slow.regression", "imbalance.stage", "imbalance.data",
-    "memory.growth",
+    "memory.growth", "loss.not_finite", "loss.jump",
 )  # fmt: skip
 
 

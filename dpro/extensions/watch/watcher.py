@@ -1,4 +1,4 @@
-"""Watching a job: what is new is read, and four watches look at it when there is something to see.
+"""Watching a job: what is new is read, and five watches look at it when there is something to see.
 
 In: a run that is being recorded. Out: notices of findings that begin and end. Nothing of this runs inside the
 job: it is only asked, by files, for its latest calls, and for a deep window when a rank turns late or the
@@ -22,10 +22,11 @@ from dpro.extensions.watch.hang import STILL_S, HangWatch
 from dpro.extensions.watch.job import Job
 from dpro.extensions.watch.late import LateWatch
 from dpro.extensions.watch.memory import MemoryWatch
+from dpro.extensions.watch.numbers import NumberWatch
 from dpro.extensions.watch.request import WindowRequests
 
 PATIENCE = 10  # steps for which a finding of a hang or of a late rank may be missing before it ends
-HANGS, LATE, DEEP, MEMORY = "hangs", "late", "deep", "memory"
+HANGS, LATE, DEEP, MEMORY, NUMBERS = "hangs", "late", "deep", "memory", "numbers"
 
 
 class Watcher:
@@ -58,7 +59,7 @@ class Watcher:
         self._keep_in = keep_in
         self._new_hangs: list[int] = []  # whose evidence is still to be kept
         self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
-        self.memory = MemoryWatch()
+        self.memory, self.numbers = MemoryWatch(), NumberWatch()
 
     def look(self) -> list[Notice]:
         """Read what is new; return a notice for each finding that begins or ends."""
@@ -68,7 +69,7 @@ class Watcher:
             notices += self.findings.close(None, step, "the job began again")
             self.deep.close()
             self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
-            self.memory = MemoryWatch()
+            self.memory, self.numbers = MemoryWatch(), NumberWatch()
             if self._requests is not None:
                 self._requests.forget()
         self.job.read()
@@ -83,6 +84,7 @@ class Watcher:
             notices += late
             notices += self._look_deep()
             notices += self._look_at_memory()
+            notices += self._look_at_numbers()
             if self._requests is not None:
                 self._requests.look(self.job, late)
         return notices
@@ -127,6 +129,12 @@ class Watcher:
         if growing is None:
             return []
         return self.findings.observe(MEMORY, growing, self.job.step, PATIENCE, "it grows no longer")
+
+    def _look_at_numbers(self) -> list[Notice]:
+        bad = self.numbers.look(self.job)
+        if bad is None:
+            return []
+        return self.findings.observe(NUMBERS, bad, self.job.step, PATIENCE, "the latest steps do not show it")
 
     def keep_evidence(self) -> None:
         """Keep dumps and stacks of all ranks where a hang was found since this was last called."""

@@ -56,11 +56,11 @@ def test_too_few_passes_are_not_compared():
 
 def test_losses_of_ranks_are_averaged_in_the_order_of_their_passes():
     class Recording:
-        def table(self, _table, _columns):
+        def table(self, _table):
             return pl.DataFrame(
                 {
                     "rank": [0, 1, 0, 1, 0, 0],
-                    "counter": ["loss"] * 5 + ["step_gc_ns"],
+                    "kind": ["loss"] * 5 + ["grad_norm"],
                     "time_ns": [2, 1, 1, 2, 3, 1],
                     "value": [4.0, 1.0, 2.0, 3.0, 9.0, 7.0],
                 }

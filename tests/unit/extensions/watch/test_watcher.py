@@ -1,4 +1,4 @@
-"""The watcher: what four watches find of one job, each thing reported once."""
+"""The watcher: what five watches find of one job, each thing reported once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlayedWatch:
 
 @pytest.fixture
 def watcher(tmp_path, monkeypatch) -> Watcher:
-    for name in ("HangWatch", "LateWatch", "DeepWatch", "MemoryWatch"):
+    for name in ("HangWatch", "LateWatch", "DeepWatch", "MemoryWatch", "NumberWatch"):
         monkeypatch.setattr(watching, name, PlayedWatch)
     monkeypatch.setattr(watching, "Job", PlayedJob)
     return Watcher(tmp_path)
@@ -148,3 +148,10 @@ def test_memory_that_grows_is_a_notice_of_its_own(watcher):
     assert events(watcher.look()) == [(BEGINS, "memory", "n1")]
     watcher.memory.found, watcher.job.step = [], 30
     assert events(watcher.look()) == [(ENDS, "memory", "n1")]
+
+
+def test_numbers_that_go_bad_are_a_notice_of_their_own(watcher):
+    watcher.numbers.found = [Finding("loss.not_finite", "rank", "1", (1,), 0.0, 0.98, 0.0, ())]
+    assert events(watcher.look()) == [(BEGINS, "numbers", "1")]
+    watcher.numbers.found = None
+    assert watcher.look() == []
