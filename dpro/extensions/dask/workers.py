@@ -168,7 +168,7 @@ class _Workers(Executor):
         return chain.from_iterable(map(self._result, futures))
 
     def chunks_of(self, tasks: Sequence[Any], least: int = 1) -> list[Sequence[Any]]:
-        """The tasks in order, so many together as go to a thread at a time: what they share is sent once."""
+        """The tasks in order, those together that go to a thread at a time: what they share is sent once."""
         threads = max(sum(self._client.nthreads().values()), 1)
         size = max(least, -(-len(tasks) // (CHUNKS * threads)))
         return [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]
