@@ -171,7 +171,7 @@ def record_more(facts: JobFacts) -> list[Advice]:
 
 def record_steps(facts: JobFacts) -> list[Advice]:
     """To record several steps, where none is marked and none repeats: what is once may never be again."""
-    do = "record several steps, and mark them (prof.step() of torch.profiler, or dpro record)"
+    do = "record several steps, and mark them (prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record)"
     return [Advice("record-more", do, None, None, "a setting")] if facts.analysis.steps.is_empty() else []
 
 

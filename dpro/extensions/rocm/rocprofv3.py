@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.extensions.rocm.tables import RANGE, TIME, spans_in_order, spans_of_calls, spans_of_work, traces_of
+from dpro.extensions.rocm.tables import RANGE, traces_of
 from dpro.ingest.reading.files import Source, read_bytes, read_head
 from dpro.ingest.trace import RankTrace
 
@@ -21,7 +21,7 @@ SOURCE = "rocprofv3"
 
 _KERNELS = "kernel_trace"
 _RECORD = "`rocprofv3 --runtime-trace --output-format csv`"
-# Columns are as the files call them; times are named as in `tables`.
+# Columns, as the files call them.
 _TIMES = {"Start_Timestamp": pl.Int64, "End_Timestamp": pl.Int64}
 _CALL = _TIMES | {
     "Correlation_Id": pl.Int64,
@@ -33,8 +33,6 @@ _KERNEL = _TIMES | {"Correlation_Id": pl.Int64, "Thread_Id": pl.Int64, "Queue_Id
 _KERNEL |= {"Stream_Id": pl.String, "Agent_Id": pl.String, "Kernel_Name": pl.String, "Guid": pl.String}
 _COPY = _TIMES | {"Correlation_Id": pl.Int64, "Direction": pl.String, "Stream_Id": pl.String}
 _COPY |= {"Source_Agent_Id": pl.String, "Destination_Agent_Id": pl.String}
-_WORK = TIME | {"type": pl.String, "description": pl.String, "device": pl.Int64, "stream": pl.String}
-_WORK |= {"call": pl.Int64, "tid": pl.Int64}
 
 
 def is_rocprofv3(head: bytes) -> bool:
@@ -75,9 +73,7 @@ def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[Ra
     work = work.join(threads, on="tid", how="left", maintain_order="left").with_columns(
         size=pl.lit(-1, pl.Int64)
     )
-    of_work, waits = spans_of_work(work, calls["pid"])
-    spans = pl.concat([spans_of_calls(calls), of_work], how="diagonal_relaxed")
-    traces = traces_of(path, SOURCE, *spans_in_order(spans, waits), rank, _RECORD)
+    traces = traces_of(path, SOURCE, calls, work, rank, _RECORD)
     models = _read_beside(path, "agent_info", {"Agent_Type": pl.String, "Product_Name": pl.String}, warnings)
     gpus = models.filter(pl.col("Agent_Type") == "GPU")["Product_Name"].drop_nulls().unique()
     traces[0].warnings.extend(warnings)
@@ -138,7 +134,7 @@ def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
 
 
 def _calls(path: Path, warnings: list[str]) -> pl.DataFrame:
-    """Calls of HIP and RCCL, and ranges, as `spans_of_calls` takes them."""
+    """Calls of HIP and RCCL, and ranges, as `traces_of` takes them."""
     parts = []
     for kind in ("hip_api_trace", "rccl_api_trace", "marker_api_trace"):
         rows = _read_beside(path, kind, _CALL, warnings)
@@ -195,7 +191,7 @@ def _copies(path: Path, warnings: list[str]) -> pl.DataFrame:
 def _work(
     rows: pl.DataFrame, agent: str, type: pl.Expr, description: pl.Expr, lane: pl.Expr, thread: pl.Expr
 ) -> pl.DataFrame:
-    """Work as `spans_of_work` takes it, with its thread; an agent is a number, or `Agent 4`."""
+    """Work as `traces_of` takes it, with its thread; an agent is a number, or `Agent 4`."""
     call = pl.col("Correlation_Id")
     return rows.select(
         start="Start_Timestamp",

@@ -8,12 +8,11 @@ counters and call stacks are not read, nor what rocprofv3 writes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.extensions.rocm.tables import TIME, spans_in_order, spans_of_calls, spans_of_work, traces_of
+from dpro.extensions.rocm.tables import TIME, traces_of
 from dpro.ingest.nsys import MAGIC, Export, open_export
 from dpro.ingest.trace import RankTrace
 
@@ -47,8 +46,9 @@ def read_rpd(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         "an .rpd file, or what `rocpd convert --output-format csv -i FILE` makes of one of rocprofv3",
     ) as file:
         _refuse_newer(file)
-        spans, skipped = read_spans(file)
-    return traces_of(path, SOURCE, spans, skipped, rank, "`runTracer.sh` of rocmProfileData")
+        calls = _calls(file)
+        work = _work(file, calls)
+    return traces_of(path, SOURCE, calls, work, rank, "`runTracer.sh` of rocmProfileData")
 
 
 def _refuse_newer(file: Export) -> None:
@@ -63,23 +63,8 @@ def _refuse_newer(file: Export) -> None:
         )
 
 
-class _Calls(NamedTuple):
-    """What is known of calls, by their `id`: their process and the HIP stream that they name."""
-
-    spans: pl.DataFrame
-    of_work: pl.DataFrame
-
-
-def read_spans(file: Export) -> tuple[pl.DataFrame, dict[str, int]]:
-    """All spans of all processes, and what was not taken, by reason, as from `spans_in_order`."""
-    calls = _calls(file)
-    work, waits = _work(file, calls.of_work)
-    spans = pl.concat([calls.spans, work], how="diagonal_relaxed")
-    return spans_in_order(spans, waits)
-
-
-def _calls(file: Export) -> _Calls:
-    """Calls, ranges, and the recorder's own work."""
+def _calls(file: Export) -> pl.DataFrame:
+    """Calls and ranges, as `traces_of` takes them."""
     # From schema 3 on, texts that come once have a table of their own.
     texts = "rocpd_ustring" if "rocpd_ustring" in file.present else "rocpd_string"
     rows = _named(file, file.rows("rocpd_api", _API), called="apiName_id")
@@ -89,18 +74,17 @@ def _calls(file: Export) -> _Calls:
         {"api_ptr_id": pl.Int64, "seq": pl.Int64, "sizes": pl.String, "autogradName_id": pl.Int64},
     )
     operators = _named(file, operators.unique("api_ptr_id", keep="first"), operator="autogradName_id")
-    rows = rows.join(operators, left_on="id", right_on="api_ptr_id", how="left", maintain_order="left")
-    of_work = rows.select(
-        api_id="id", process="pid", named_stream=pl.col("args").str.extract(r"\bstream ?= ?(0x[0-9a-f]+)")
-    )
-    return _Calls(spans_of_calls(rows), of_work)
+    return rows.join(operators, left_on="id", right_on="api_ptr_id", how="left", maintain_order="left")
 
 
-def _work(file: Export, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Kernels, copies and fills; and the number of operations that do no work.
+def _work(file: Export, calls: pl.DataFrame) -> pl.DataFrame:
+    """Operations of devices, as `traces_of` takes them.
 
     Work is on the HIP stream that its call names, in the order of the streams' addresses; else on its queue.
     """
+    of_work = calls.select(
+        api_id="id", process="pid", named_stream=pl.col("args").str.extract(r"\bstream ?= ?(0x[0-9a-f]+)")
+    )
     joined = file.rows("rocpd_api_ops", {"api_id": pl.Int64, "op_id": pl.Int64}).unique("op_id", keep="first")
     launches = file.rows("rocpd_kernelapi", {"api_ptr_id": pl.Int64, "stream": pl.String})
     copies = file.rows("rocpd_copyapi", {"api_ptr_id": pl.Int64, "stream": pl.String, "size": pl.Int64})
@@ -108,14 +92,12 @@ def _work(file: Export, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     rows = _named(file, file.rows("rocpd_op", _OP), description="description_id", type="opType_id")
     rows = (
         rows.join(joined, left_on="id", right_on="op_id", how="left", maintain_order="left")
-        .join(calls, on="api_id", how="left", maintain_order="left")
+        .join(of_work, on="api_id", how="left", maintain_order="left")
         .join(facts, left_on="api_id", right_on="api_ptr_id", how="left", maintain_order="left")
     )
     queue = pl.format("queue {}", pl.col("queueId").fill_null(-1))
-    rows = rows.with_columns(
-        device="gpuId", call="api_id", stream=pl.coalesce("stream", "named_stream", queue)
-    )
-    return spans_of_work(rows, calls["process"])
+    stream = pl.coalesce("stream", "named_stream", queue)
+    return rows.with_columns(device="gpuId", call="api_id", stream=stream)
 
 
 def _named(file: Export, frame: pl.DataFrame, table: str = "rocpd_string", **ids: str) -> pl.DataFrame:

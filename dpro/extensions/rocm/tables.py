@@ -34,13 +34,56 @@ _RECORDED = pl.DataFrame(
 _SYNCHRONISED = pl.DataFrame(schema=_RECORDED.schema | {"start_ns": pl.Int64, "duration_ns": pl.Int64})
 
 
-def spans_of_calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """Calls, ranges, and the recorder's own work.
+def traces_of(
+    path: Path, source: str, calls: pl.DataFrame, work: pl.DataFrame, rank: int | None, how: str
+) -> list[RankTrace]:
+    """The ranks of a file.
 
     Args:
-        rows: with `start`, `end`, `id`, `pid`, `tid`, `called` (`RANGE` of a range), `args` (a range's text),
+        path: the file; its name gives the rank of a single process.
+        source: what recorded it.
+        calls: `start`, `end`, `id`, `pid`, `tid`, `called` (`RANGE` of a range), `args` (text of a range),
             and of ranges that are known to be operators `operator`, `seq` and `sizes`.
+        work: `start`, `end`, `type` (as `KernelExecution`, `CopyHostToDevice`), `description` (the name of a
+            kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is not known.
+        rank: the rank of the one process, where the caller knows better.
+        how: what to record a job with, so that there is GPU work.
+
+    Raises:
+        InputError: there is no GPU work.
     """
+    works = work.filter(~pl.col("type").fill_null("").str.contains(_WAITS))
+    parts = [_spans_of_calls(calls), _spans_of_work(works, calls["pid"])]
+    spans_of_all = pl.concat(parts, how="diagonal_relaxed").with_columns(
+        duration_ns=pl.col("end") - pl.col("start")
+    )
+    spans = _in_order(spans_of_all.filter(pl.col("duration_ns") >= 0))
+    of_gpus = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    if of_gpus.is_empty():
+        raise InputError(f"{path}: no GPU work in it; record the job with {how}")
+    used = of_gpus.group_by("process").agg(pl.col("device").mode().min()).rows()
+    processes = [process for _, process in sorted((device, process) for process, device in used)]
+    ranks, world_size = [rank_of_name(path.name) if rank is None else rank], -1
+    if len(processes) > 1:
+        ranks, world_size = list(range(len(processes))), len(processes)
+    traces = [
+        _trace(path, source, number, world_size, spans.filter(pl.col("process") == process))
+        for process, number in zip(processes, ranks, strict=True)
+    ]
+    lost = {
+        "spans without an end": spans_of_all.height - spans.height,
+        "markers and barriers of devices": work.height - works.height,
+        "spans of processes without GPU work": spans.filter(~pl.col("process").is_in(processes)).height,
+    }
+    traces[0].skipped.update({reason: count for reason, count in lost.items() if count})
+    if len(processes) > 1:
+        assigned = f"{path.name}: no rank information; ranks 0-{ranks[-1]} assigned by GPU order"
+        traces[0].warnings.append(assigned)
+    return traces
+
+
+def _spans_of_calls(rows: pl.DataFrame) -> pl.DataFrame:
+    """Calls, ranges, and the recorder's own work."""
     is_range = (pl.col("called") == RANGE) | pl.col("operator").is_not_null()
     text = pl.coalesce("args", "called")
     name = pl.coalesce("operator", text.str.replace(EMITTED, ""))
@@ -74,14 +117,12 @@ def spans_of_calls(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> tuple[pl.DataFrame, int]:
-    """Kernels, copies and fills; and the number of operations that do no work.
+def _spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> pl.DataFrame:
+    """Kernels, copies and fills; operations that do no work are taken for none.
 
     What a graph holds is all launched by one call. Streams are numbered in the order of their texts.
 
     Args:
-        rows: with `start`, `end`, `type` (as `KernelExecution`, `CopyHostToDevice`), `description` (name of
-            a kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is not known.
         processes: those that made calls: work is of the first where nothing says more.
     """
     kind = (
@@ -91,88 +132,36 @@ def spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> tuple[pl.DataFram
         .then(pl.lit("memset"))
         .otherwise(pl.lit("kernel"))
     )
-    works = rows.filter(~pl.col("type").fill_null("").str.contains(_WAITS)).with_columns(kind=kind)
+    works = rows.with_columns(kind=kind)
     described = pl.when(pl.col("kind") == "kernel").then(pl.col("description").replace("", None))
     # Work whose call is not there is of the process that used its device.
     owner = pl.coalesce("process", pl.col("process").drop_nulls().mode().first().over("device"))
     alone = (pl.len().over("call") == 1) & pl.col("call").is_not_null()
     named = works.with_columns(name=pl.coalesce(described, "type"))
     plain = {name: demangled(name) for name in named["name"].drop_nulls().unique()}
-    return (
-        named.select(
-            *TIME,
-            "kind",
-            "device",
-            name=pl.col("name").replace_strict(plain, default="", return_dtype=pl.String),
-            process=pl.coalesce(owner, pl.lit(processes.min(), pl.Int64), -1),
-            stream=pl.col("stream").rank("dense").cast(pl.Int64) - 1,
-            correlation="call",
-            bytes=pl.when(alone & (pl.col("kind") == "memcpy")).then("size"),
-        ),
-        rows.height - works.height,
+    return named.select(
+        *TIME,
+        "kind",
+        "device",
+        name=pl.col("name").replace_strict(plain, default="", return_dtype=pl.String),
+        process=pl.coalesce(owner, pl.lit(processes.min(), pl.Int64), -1),
+        stream=pl.col("stream").rank("dense").cast(pl.Int64) - 1,
+        correlation="call",
+        bytes=pl.when(alone & (pl.col("kind") == "memcpy")).then("size"),
     )
 
 
-def spans_in_order(spans: pl.DataFrame, waits: int) -> tuple[pl.DataFrame, dict[str, int]]:
-    """All spans of all processes, and what was not taken, by reason.
-
-    Args:
-        waits: the number of operations that do no work.
-
-    Returns:
-        Columns of `spans` without ids, and `process`, `domain` and `payload` (empty), by start and then the
-        longer first.
-    """
-    spans = spans.with_columns(duration_ns=pl.col("end") - pl.col("start"))
-    whole = spans.filter(pl.col("duration_ns") >= 0)
-    lost = {"spans without an end": spans.height - whole.height, "markers and barriers of devices": waits}
-    numbers = [name for name, dtype in whole.schema.items() if dtype == pl.Int64]
-    filled = whole.with_columns(
+def _in_order(spans: pl.DataFrame) -> pl.DataFrame:
+    """Spans without ids, by start and then the longer first; `domain` and `payload` are empty."""
+    numbers = [name for name, dtype in spans.schema.items() if dtype == pl.Int64]
+    filled = spans.with_columns(
         pl.col(numbers).fill_null(-1), pl.col(pl.String).fill_null(""), domain=pl.lit(""), payload=pl.lit("")
     )
     return (
         filled.rename({"start": "start_ns"})
         .drop("end")
-        .sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True),
-        {reason: count for reason, count in lost.items() if count},
+        .sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
     )
-
-
-def traces_of(
-    path: Path, source: str, spans: pl.DataFrame, skipped: dict[str, int], rank: int | None, how: str
-) -> list[RankTrace]:
-    """The ranks of a file.
-
-    Args:
-        path: the file; its name gives the rank of a single process.
-        source: what recorded it.
-        spans, skipped: as from `spans_in_order`.
-        rank: the rank of the one process, where the caller knows better.
-        how: what to record a job with, so that there is GPU work.
-
-    Raises:
-        InputError: there is no GPU work.
-    """
-    work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
-    if work.is_empty():
-        raise InputError(f"{path}: no GPU work in it; record the job with {how}")
-    used = work.group_by("process").agg(pl.col("device").mode().min()).rows()
-    processes = [process for _, process in sorted((device, process) for process, device in used)]
-    left_out = spans.filter(~pl.col("process").is_in(processes)).height
-    if left_out:
-        skipped["spans of processes without GPU work"] = left_out
-    ranks, world_size = [rank_of_name(path.name) if rank is None else rank], -1
-    if len(processes) > 1:
-        ranks, world_size = list(range(len(processes))), len(processes)
-    traces = [
-        _trace(path, source, number, world_size, spans.filter(pl.col("process") == process))
-        for process, number in zip(processes, ranks, strict=True)
-    ]
-    traces[0].skipped.update(skipped)
-    if len(processes) > 1:
-        assigned = f"{path.name}: no rank information; ranks 0-{ranks[-1]} assigned by GPU order"
-        traces[0].warnings.append(assigned)
-    return traces
 
 
 def _trace(path: Path, source: str, rank: int, world_size: int, spans: pl.DataFrame) -> RankTrace:
