@@ -9,6 +9,8 @@ allocations and counters are not read, nor JSON and databases.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from warnings import catch_warnings
 
 import polars as pl
 
@@ -113,21 +115,19 @@ def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     content = read_bytes(path)
     if content.count(b'"', content.rfind(b"\n") + 1) % 2:  # cut within a name
         content += b'"'
+    how: dict[str, Any] = {"infer_schema": False, "encoding": "utf8-lossy"}
+    how |= {"truncate_ragged_lines": True, "ignore_errors": True}
     try:
-        have = pl.read_csv(content, n_rows=0, infer_schema=False, encoding="utf8-lossy").columns
+        have = pl.read_csv(content, n_rows=0, **how).columns
         held = [name for name in columns if name in have]
         if not held:
             raise InputError(f"{path}: none of the columns {', '.join(columns)}; give what rocprofv3 wrote")
-        texts = pl.read_csv(
-            content,
-            columns=held,
-            infer_schema=False,
-            encoding="utf8-lossy",
-            truncate_ragged_lines=True,
-            ignore_errors=True,
-        )
+        with catch_warnings(record=True, action="always") as doubts:
+            texts = pl.read_csv(content, columns=held, **how)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{path}: damaged CSV; copy the file again") from error
+    if doubts:
+        raise InputError(f"{path}: damaged CSV; copy the file again")
     return texts.with_columns(
         pl.lit(None, pl.String).alias(name) for name in columns if name not in have
     ).select(pl.col(name).cast(dtype, strict=False) for name, dtype in columns.items())
