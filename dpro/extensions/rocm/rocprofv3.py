@@ -112,7 +112,7 @@ def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     Raises:
         InputError: the file cannot be read, is damaged, or has none of the columns.
     """
-    content = read_bytes(path)
+    content = read_bytes(path).rstrip(b"\r\n")
     if content.count(b'"', content.rfind(b"\n") + 1) % 2:  # cut within a name
         content += b'"'
     how: dict[str, Any] = {"infer_schema": False, "encoding": "utf8-lossy"}
