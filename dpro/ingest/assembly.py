@@ -92,6 +92,9 @@ def assemble(
             by_rank[rank] = pieces
     if not by_rank:
         reasons = [*left_out, *(line for remark in remarks for line in remark.warnings)]
+        reasons.append(
+            f"{notes[0].path}: nothing by itself; give the folder with the files that it belongs to"
+        )
         raise InputError(reasons[0].removeprefix(LEFT_OUT))
     with made_whole(run, within=staging) as whole:
         remarks += _place(by_rank, whole, spread)

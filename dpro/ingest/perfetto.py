@@ -39,6 +39,7 @@ _STAGES = {
     "Memset": "gpu_memset",
     "Annotation": "gpu_user_annotation",
 }
+_DISPATCH = "kernel_dispatch"  # as rocprofv3 calls slices of kernels
 _NUMBERS = {"stream id": "stream", "context id": "context"}  # keys that Cuspy renames, and Kineto's
 _LISTED = 50_000  # events that are written at once
 
@@ -61,7 +62,7 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
         path: the file; its name gives the rank.
 
     Raises:
-        InputError: the file is damaged, or no span can be read from it.
+        InputError: the file is damaged, no span can be read from it, or rocprofv3 wrote it.
         MissingExtra: the library that knows Perfetto's format is not installed.
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
@@ -69,6 +70,9 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
     damage: list[str] = []
     for packet in _packets(source, damage):
         trace.take(packet)
+        if trace.by_rocprofv3:
+            lacks = "a trace of rocprofv3, whose kernels are not read"
+            raise InputError(f"{source.label}: {lacks}; record with `--output-format csv`")
     events = trace.events()
     if not events:
         lacks = (
@@ -192,10 +196,12 @@ class _Trace:
     Attributes:
         wall_ns: what is added to times for those of the wall clock.
         skipped: what was not taken, by reason.
+        by_rocprofv3: whether slices of kernels were seen as rocprofv3 has them.
     """
 
     def __init__(self) -> None:
         self.wall_ns = 0
+        self.by_rocprofv3 = False
         self.skipped: Counter[str] = Counter()
         self._sequences: defaultdict[int, _Sequence] = defaultdict(_Sequence)
         self._threads: dict[int, tuple[int, int]] = {}  # pid and tid of a track
@@ -279,6 +285,7 @@ class _Trace:
         said: dict[str, Any] = {}
         if begins:
             categories = [*event.categories, *(sequence.categories.get(i, "") for i in event.category_iids)]
+            self.by_rocprofv3 |= _DISPATCH in categories
             said["name"] = event.name or sequence.names.get(event.name_iid, "")
             said["args"] = arguments = sequence.arguments(event.debug_annotations)
             said["cat"] = next((name for name in categories if kind_of(name)), "user_annotation")

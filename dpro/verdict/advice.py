@@ -171,7 +171,8 @@ def record_more(facts: JobFacts) -> list[Advice]:
 
 def record_steps(facts: JobFacts) -> list[Advice]:
     """To record several steps, where none is marked and none repeats: what is once may never be again."""
-    do = "record several steps, and mark them (prof.step() of torch.profiler, or dpro record)"
+    how = "prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record"
+    do = f"record several steps, and mark them ({how})"
     return [Advice("record-more", do, None, None, "a setting")] if facts.analysis.steps.is_empty() else []
 
 

@@ -110,6 +110,15 @@ def rpd(rank: int, rows: int) -> bytes:
     return database(tables)
 
 
+def rocprofv3(rank: int, rows: int) -> bytes:
+    lines = ['"Kind","Agent_Id","Stream_Id","Thread_Id","Kernel_Name","Correlation_Id","Start_Timestamp"']
+    lines[0] += ',"End_Timestamp"'
+    for number in range(rows):
+        at = BEGIN_NS + 1000 * number
+        lines.append(f'"KERNEL_DISPATCH","Agent 4","0","10","gemm<1, 2>","{number}","{at}","{at + 400}"')
+    return "\n".join([*lines, ""]).encode()
+
+
 def database(tables: dict[str, Rows]) -> bytes:
     with sqlite3.connect(":memory:") as connection:
         for name, of_table in tables.items():
@@ -246,6 +255,7 @@ SEEDS: dict[str, Callable[[int, int], bytes]] = {
     "Perfetto": perfetto,
     "nsys": nsys,
     "rocmProfileData": rpd,
+    "rocprofv3": rocprofv3,
     "op-level parquet": oplevel,
     "flight recorder (pickle)": flight_pickle,
     "flight recorder (JSON)": flight_json,

@@ -2,4 +2,9 @@
 
 from dpro.plugins import Extension
 
-EXTENSION = Extension(importers={"rocmProfileData": "dpro.extensions.rocm.importers:RPD"})
+EXTENSION = Extension(
+    importers={
+        "rocmProfileData": "dpro.extensions.rocm.importers:RPD",
+        "rocprofv3": "dpro.extensions.rocm.importers:ROCPROFV3",
+    }
+)

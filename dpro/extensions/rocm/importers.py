@@ -5,3 +5,8 @@ from dpro.ingest.formats import Format
 # SQLite states its tables at the beginning. Those of rocprofv3 are recognised to be refused by name.
 _TABLES = (b"rocpd_op", b"rocpd_api", b"rocpd_info_")
 RPD = Format("rocmProfileData", "dpro.extensions.rocm.rpd", "read_rpd", _TABLES, "is_rpd")
+
+_COLUMNS = (b"Start_Timestamp", b"Logical_Node_Id", b"rocprofiler-sdk-tool")
+ROCPROFV3 = Format(
+    "rocprofv3", "dpro.extensions.rocm.rocprofv3", "read_rocprofv3", _COLUMNS, "is_rocprofv3", streams=True
+)

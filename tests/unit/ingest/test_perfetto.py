@@ -186,3 +186,10 @@ def test_a_trace_is_known_by_its_packets_and_not_by_its_name(tmp_path):
     content = pftrace(job(), BASE_NS)
     assert registry().find(content[:65536]).name == "Perfetto"
     assert registry().find(writer(tmp_path / "any").SerializeToString()).name == "Perfetto"
+
+
+def test_a_trace_of_rocprofv3_is_refused_by_the_option_that_writes_what_is_read(tmp_path):
+    path = tmp_path / "job_results.pftrace"
+    path.write_bytes(pftrace([event("kernel_dispatch", "gemm", 10, 5)], BASE_NS))
+    with pytest.raises(InputError, match=r"trace of rocprofv3, .*; record with `--output-format csv`"):
+        read_perfetto(path)

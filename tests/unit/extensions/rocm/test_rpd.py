@@ -229,7 +229,7 @@ def test_damaged_files_and_those_of_rocprofv3_are_refused_in_one_line(recording,
         connection.execute("CREATE TABLE rocpd_info_node_00 (id)")
     connection.close()
     assert RPD.matches(other.read_bytes())
-    with pytest.raises(InputError, match="those of rocprofv3 are not read"):
+    with pytest.raises(InputError, match="or what `rocpd convert --output-format csv"):
         read_rpd(other)
 
 

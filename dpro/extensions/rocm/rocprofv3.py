@@ -1,0 +1,205 @@
+"""CSV files of rocprofv3: those of one process, found by the names that they share, as the tables of a rank.
+
+In: `PREFIX_kernel_trace.csv`, and where they are beside it, with the same prefix, `hip_api_trace`,
+`memory_copy_trace`, `marker_api_trace`, `rccl_api_trace` and `agent_info`. Versions differ in their columns,
+which are taken by name. Out: a `RankTrace`; several where the calls are of several processes. HSA calls,
+allocations and counters are not read, nor JSON and databases.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings
+
+import polars as pl
+
+from dpro.errors import InputError
+from dpro.extensions.rocm.tables import RANGE, traces_of
+from dpro.ingest.reading.files import Source, read_bytes, read_head
+from dpro.ingest.trace import RankTrace
+
+SOURCE = "rocprofv3"
+
+_KERNELS = "kernel_trace"
+_RECORD = "`rocprofv3 --runtime-trace --output-format csv`"
+# Columns, as the files call them.
+_TIMES = {"Start_Timestamp": pl.Int64, "End_Timestamp": pl.Int64}
+_CALL = _TIMES | {
+    "Correlation_Id": pl.Int64,
+    "Process_Id": pl.Int64,
+    "Thread_Id": pl.Int64,
+    "Function": pl.String,
+}
+_KERNEL = _TIMES | {"Correlation_Id": pl.Int64, "Thread_Id": pl.Int64, "Queue_Id": pl.String}
+_KERNEL |= {"Stream_Id": pl.String, "Agent_Id": pl.String, "Kernel_Name": pl.String, "Guid": pl.String}
+_COPY = _TIMES | {"Correlation_Id": pl.Int64, "Direction": pl.String, "Stream_Id": pl.String}
+_COPY |= {"Source_Agent_Id": pl.String, "Destination_Agent_Id": pl.String}
+
+
+def is_rocprofv3(head: bytes) -> bool:
+    """Whether the first bytes are those of a CSV file of rocprofv3, or of its JSON, to be refused by name."""
+    first = head.partition(b"\n")[0]
+    timed = b"Start_Timestamp" in first and b"Correlation_Id" in first
+    return timed or b"Logical_Node_Id" in first or _is_json(head)
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip()[:1] == b"{" and b"rocprofiler-sdk-tool" in head[:200]
+
+
+def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[RankTrace]:
+    """Read the files of a process.
+
+    Args:
+        source: its kernel trace; another of its files is nothing by itself. Its name gives the rank.
+        rank: the rank, where the caller knows better.
+
+    Raises:
+        InputError: the file is damaged or of another kind, is in an archive, or no kernel trace is beside it.
+    """
+    path = source.path if isinstance(source, Source) else source
+    if isinstance(source, Source) and source.label != str(path):
+        raise InputError(f"{source.label}: unpack the archive; the files of a process are read together")
+    head = read_head(path)
+    columns = head.partition(b"\n")[0]
+    if b"Kernel_Name" not in columns or b"Counter_Value" in columns:
+        if _kernels_beside(path):
+            return []
+        what = "JSON of rocprofv3, which is not read" if _is_json(head) else f"no {_KERNELS}.csv beside it"
+        raise InputError(f"{path}: {what}; record with {_RECORD}")
+    warnings: list[str] = []
+    calls = _calls(path, warnings)
+    work = pl.concat([_kernels(path), _copies(path, warnings)])
+    threads = calls.select("tid", process="pid").unique("tid", keep="first")
+    work = work.join(threads, on="tid", how="left", maintain_order="left").with_columns(
+        size=pl.lit(-1, pl.Int64)
+    )
+    traces = traces_of(path, SOURCE, calls, work, rank, _RECORD)
+    models = _read_beside(path, "agent_info", {"Agent_Type": pl.String, "Product_Name": pl.String}, warnings)
+    gpus = models.filter(pl.col("Agent_Type") == "GPU")["Product_Name"].drop_nulls().unique()
+    traces[0].warnings.extend(warnings)
+    for trace in traces if gpus.len() == 1 else ():
+        trace.gpus.append(gpus[0])
+        trace.frames["workers"] = trace.frames["workers"].with_columns(gpu_name=pl.lit(gpus[0]))
+    return traces
+
+
+def _kernels_beside(path: Path) -> bool:
+    """Whether a file has the prefix of a kernel trace beside it."""
+    words = path.name.split("_")
+    prefixes = ["".join(f"{word}_" for word in words[:count]) for count in range(len(words))]
+    packed = ".gz" if path.suffix == ".gz" else ""
+    return any(path.with_name(f"{prefix}{_KERNELS}.csv{packed}").is_file() for prefix in prefixes)
+
+
+def _read_beside(
+    path: Path, kind: str, columns: dict[str, type[pl.DataType]], warnings: list[str]
+) -> pl.DataFrame:
+    """Rows of another file of the process; none where it is not there, or damaged, which is a warning."""
+    beside = path.with_name(path.name.replace(_KERNELS, kind))
+    try:
+        if beside != path and beside.is_file():
+            return _rows(beside, columns)
+    except InputError as error:
+        warnings.append(f"left out: {error}")
+    return pl.DataFrame(schema=columns)
+
+
+def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+    """The requested columns of a file, null where it lacks them; a row that is cut short is null from there.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, or has none of the columns.
+    """
+    content = read_bytes(path).rstrip(b"\r\n")
+    if content.count(b'"', content.rfind(b"\n") + 1) % 2:  # cut within a name
+        content += b'"'
+    how: dict[str, Any] = {"infer_schema": False, "encoding": "utf8-lossy"}
+    how |= {"truncate_ragged_lines": True, "ignore_errors": True}
+    try:
+        have = pl.read_csv(content, n_rows=0, **how).columns
+        held = [name for name in columns if name in have]
+        if not held:
+            raise InputError(f"{path}: none of the columns {', '.join(columns)}; give what rocprofv3 wrote")
+        with catch_warnings(record=True, action="always") as doubts:
+            texts = pl.read_csv(content, columns=held, **how)
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{path}: damaged CSV; copy the file again") from error
+    if doubts:
+        raise InputError(f"{path}: damaged CSV; copy the file again")
+    return texts.with_columns(
+        pl.lit(None, pl.String).alias(name) for name in columns if name not in have
+    ).select(pl.col(name).cast(dtype, strict=False) for name, dtype in columns.items())
+
+
+def _calls(path: Path, warnings: list[str]) -> pl.DataFrame:
+    """Calls of HIP and RCCL, and ranges, as `traces_of` takes them."""
+    parts = []
+    for kind in ("hip_api_trace", "rccl_api_trace", "marker_api_trace"):
+        rows = _read_beside(path, kind, _CALL, warnings)
+        if kind == "hip_api_trace" and rows.is_empty():
+            lacking = f"{path.name}: no calls of HIP beside it, so what launched its kernels is unknown"
+            warnings.append(f"{lacking}; record with {_RECORD}")
+        is_range = kind == "marker_api_trace"
+        parts.append(
+            rows.select(
+                start="Start_Timestamp",
+                end="End_Timestamp",
+                id="Correlation_Id",
+                pid="Process_Id",
+                tid="Thread_Id",
+                called=pl.lit(RANGE) if is_range else "Function",
+                args="Function" if is_range else pl.lit(None, pl.String),
+                operator=pl.lit(None, pl.String),
+                seq=pl.lit(None, pl.Int64),
+                sizes=pl.lit(None, pl.String),
+            )
+        )
+    return pl.concat(parts)
+
+
+def _kernels(path: Path) -> pl.DataFrame:
+    """Kernels, on their HIP stream, else their queue.
+
+    Raises:
+        InputError: the file cannot be read, or is of several databases.
+    """
+    rows = _rows(path, _KERNEL)
+    num_processes = rows["Guid"].drop_nulls().n_unique()
+    if num_processes > 1:
+        raise InputError(f"{path}: {num_processes} databases in one file; convert each by itself")
+    queue = pl.format("queue {}", pl.col("Queue_Id").str.zfill(20))
+    return _work(
+        rows, "Agent_Id", pl.lit("KernelExecution"), pl.col("Kernel_Name"), queue, pl.col("Thread_Id")
+    )
+
+
+def _copies(path: Path, warnings: list[str]) -> pl.DataFrame:
+    """Copies, on their HIP stream, else one for each direction."""
+    rows = _read_beside(path, "memory_copy_trace", _COPY, warnings)
+    words = pl.col("Direction").str.strip_prefix("MEMORY_COPY_").str.replace_all("_", " ").str.to_titlecase()
+    into = pl.col("Direction").str.ends_with("TO_DEVICE")
+    rows = rows.with_columns(
+        direction=pl.format("Copy{}", words.str.replace_all(" ", "")),
+        agent=pl.when(into).then("Destination_Agent_Id").otherwise("Source_Agent_Id"),
+    )
+    nothing = pl.lit(None, pl.Int64)
+    return _work(rows, "agent", pl.col("direction"), nothing.cast(pl.String), pl.col("direction"), nothing)
+
+
+def _work(
+    rows: pl.DataFrame, agent: str, type: pl.Expr, description: pl.Expr, lane: pl.Expr, thread: pl.Expr
+) -> pl.DataFrame:
+    """Work as `traces_of` takes it, with its thread; an agent is a number, or `Agent 4`."""
+    call = pl.col("Correlation_Id")
+    return rows.select(
+        start="Start_Timestamp",
+        end="End_Timestamp",
+        type=type,
+        description=description,
+        device=pl.col(agent).str.extract(r"(\d+)").cast(pl.Int64, strict=False),
+        stream=pl.coalesce(pl.col("Stream_Id").str.zfill(20), lane),
+        call=pl.when(call > 0).then(call),
+        tid=thread,
+    )
