@@ -218,7 +218,8 @@ def _run(
                 (os.killpg if job.to_group else os.kill)(process.pid, number)
         if job.terminal:
             os.close(slave)
-            stdout, stderr = b"".join(_read(master)), b""
+            # The one line that a person at a terminal is shown before the job starts is no output of it.
+            stdout, stderr = re.sub(rb"\Adpro: recording into [^\n]*\n", b"", b"".join(_read(master))), b""
             process.wait(PATIENCE_S)
         else:
             stdout, stderr = process.communicate(timeout=PATIENCE_S)
