@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import inputs_of_step
 from dpro.classify import classify
-from dpro.errors import InputError, MissingExtra
+from dpro.errors import InputError, MissingExtra, Unanswerable
 from dpro.extensions.xplane import xspace
 from dpro.extensions.xplane.importers import XPLANE
 from dpro.ingest.formats import registry, why_passed_over
 from dpro.ingest.importer import import_sources
 from dpro.ingest.trace import RankTrace
+from dpro.recorders import SHAPES, how_to_record
+from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.schema import TABLES, conform
 from dpro.store import open_run
+from dpro.verdict.advice import advise
+from dpro.verdict.facts import JobFacts
+from dpro.verdict.ledger import LIMIT_OF
+from dpro.verdict.verdict import explain
 from tests.perfetto_traces import pftrace
 from tests.xplane_profiles import Plane, gpu_profile, profile
 
@@ -243,3 +253,66 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
 def test_names_of_instructions_say_what_they_exchange(name, op):
     assert (classify(name).kind, classify(name).op) == ("communication", op)
     assert classify(f"{name}_fusion").kind != "communication"
+
+
+def launches(count: int) -> Plane:
+    """A host that launches this many kernels a step, and is slower than the device."""
+    host = Plane("/host:CPU")
+    marks = [("train", 100_000 * at, 99_000, {"step_num": at}) for at in range(4)]
+    calls = [
+        ("cuLaunchKernel", 100_000 * at + 900 * launch, 800, {"correlation_id": 1000 * at + launch + 1})
+        for at in range(4)
+        for launch in range(count)
+    ]
+    host.line("python", *marks, *calls, number=11)
+    return host
+
+
+def kernels(count: int) -> Plane:
+    """What it launches: pointwise kernels, matmuls in FP32 and unfused softmax."""
+    names = ("elementwise_add", "ampere_sgemm_128x64_nn", "softmax_warp_forward<float>", "elementwise_mul")
+    device = Plane("/device:GPU:0")
+    device.line(
+        "Stream #7(Compute)",
+        *(
+            (
+                names[launch % 4],
+                100_000 * at + 900 * launch + 850,
+                700,
+                {"correlation_id": 1000 * at + launch + 1},
+            )
+            for at in range(4)
+            for launch in range(count)
+        ),
+    )
+    return device
+
+
+def test_nothing_of_pytorch_is_advised_or_answered(tmp_path, empty_cache):
+    path = tmp_path / "host.xplane.pb"
+    path.write_bytes(profile(launches(100), kernels(100)))
+    import_sources([path], tmp_path / "run")
+    analysis = Analysis(open_run(tmp_path / "run"))
+    verdict = explain(analysis)
+    said = " ".join([advice.do for advice in [*verdict.advice, *filter(None, [verdict.then])]])
+    assert "torch" not in said.lower()
+    assert "autocast" not in said
+    facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
+    ways = [advice.do for limit in LIMIT_OF.values() for advice in advise(facts, limit)]
+    assert not [way for way in ways if "torch" in way.lower() or "autocast" in way]
+    with pytest.raises(Unanswerable, match="it changes programs of PyTorch, and XLA compiled this one"):
+        facts.predict("compile")
+    assert facts.predict("cpu:factor=2").speedup > 1
+    _, unknown = inputs_of_step(analysis)
+    assert unknown == "profiles of XLA do not say what a step computes on"
+    lacks = "a tool that has it, since XPlane traces lack it"
+    assert how_to_record(SHAPES, analysis.run) == lacks
+
+
+def test_every_edit_whose_way_is_pytorchs_says_so():
+    ways = {
+        kind.name: parse_edit(kind.example).how()
+        for kind in all_kinds()
+        if not kind.of_torch and "not a remedy" not in parse_edit(kind.example).how()
+    }
+    assert not {name for name, way in ways.items() if re.search(r"torch|DataLoader|FSDP|no_sync", way)}
