@@ -22,6 +22,7 @@ _OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
     STACKS: "with_stack=True",
 }
 _TORCH = "kineto"
+XLA = "xla"  # among the versions of a run: XLA compiled the program, and its importer says so
 
 
 def tools_of(run: Run) -> list[str]:
@@ -30,6 +31,11 @@ def tools_of(run: Run) -> list[str]:
     if manifest.created_by.startswith("dpro record"):
         return []
     return sorted({tool for tools in manifest.sources.values() for tool in tools.split(", ")})
+
+
+def is_of_xla(run: Run) -> bool:
+    """Whether XLA compiled the program, so that nothing which changes programs of PyTorch changes it."""
+    return XLA in run.manifest.versions
 
 
 def how_to_record(detail: str, run: Run | None) -> str:
@@ -41,6 +47,8 @@ def how_to_record(detail: str, run: Run | None) -> str:
     """
     dpro, torch = f"`dpro record {detail}`", f"{_OF_TORCH[detail]} of torch.profiler"
     tools = [] if run is None else tools_of(run)
+    if run is not None and is_of_xla(run):
+        return f"a tool that has it, since {' and '.join(tools)} traces lack it"
     if _TORCH in tools:
         return torch
     return f"{torch} or {dpro}, since {' and '.join(tools)} traces lack it" if tools else dpro

@@ -18,6 +18,7 @@ from dpro.analysis.cached import cached
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
 from dpro.members import count_of
+from dpro.recorders import is_of_xla
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.cost.work import (
     PARAMETERS,
@@ -218,6 +219,9 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     )
 
 
+_NO_SHAPES_OF_XLA = "profiles of XLA do not say what a step computes on"
+
+
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
     """The utilisation, or why it is not known."""
     gpus = analysis.run.manifest.gpus
@@ -228,6 +232,8 @@ def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
             None,
             f"the peak of its GPUs is not known ({', '.join(sorted(set(gpus))) or 'model not recorded'})",
         )
+    if is_of_xla(analysis.run):
+        return None, _NO_SHAPES_OF_XLA
     timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
     by_parameters, no_parameters = 0.0, ""
     try:
@@ -254,6 +260,8 @@ def rate_of(analysis: Analysis) -> tuple[Inputs | None, str]:
 @cached
 def inputs_of_step(analysis: Analysis) -> tuple[Inputs | None, str]:
     """Samples and tokens that all recorded ranks work on in one step, or why they are not known."""
+    if is_of_xla(analysis.run):
+        return None, _NO_SHAPES_OF_XLA
     try:
         of_rank = _inputs(analysis)
     except DproError as error:

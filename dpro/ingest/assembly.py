@@ -8,6 +8,7 @@ numbered here, and files of several formats that describe one rank are merged as
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,6 +122,7 @@ def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[
 def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spread) -> list[FileNote]:
     """Give each file that does not state its rank the first rank that it fits, in order of the names."""
     unranked = [note for note in notes if not note.failure and not note.states_its_rank]
+    unranked.sort(key=lambda note: _by_numbers(note.path))
     if not unranked:
         return notes
     settled = [note for note in notes if note.states_its_rank]
@@ -136,6 +138,11 @@ def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spre
     for _ in spread(settle, stale, give_up):
         pass
     return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """A key by which `host-2` comes before `host-10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _fits(note: FileNote, folder: Path, there: Sequence[StagedPiece]) -> bool:

@@ -92,7 +92,7 @@ class _Kineto(Format):
         return _has_key(head, "traceEvents", "schemaVersion", "deviceProperties", "ph")
 
 
-# First match wins: formats that are recognised by little come last.
+# First match wins.
 FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
     Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
@@ -125,6 +125,9 @@ FORMATS: tuple[Importer, ...] = (
         (b"fwd_start", b"microbatch", b"pad_before"),
         "is_pp_timeline",
     ),
+)
+# Behind those of extensions, since they are recognised by little.
+LAST: tuple[Importer, ...] = (
     Format("Perfetto", "dpro.ingest.perfetto", "read_perfetto", (b"\n",), "is_perfetto"),
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
@@ -159,8 +162,9 @@ class Registry:
 
 @cache
 def registry() -> Registry:
-    """dpro's own formats, then those of extensions; an importer that is broken is a warning."""
+    """dpro's own formats, and those of extensions; an importer that is broken is a warning."""
     importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
+    last = {importer.name: importer for importer in LAST}
     warnings = []
     for label, place in places("importers").items():
         try:
@@ -173,13 +177,13 @@ def registry() -> Registry:
             missing = f"it has no {', '.join(lacks)}" if lacks else ""
         except Exception as error:  # a plug-in may raise anything
             missing = f"{type(error).__name__}: {error}"
-        if not missing and name in importers:
+        if not missing and name in importers | last:
             missing = f"there is a format of the name {name!r} already"
         if missing:
             warnings.append(f"importer {label} ({place}) cannot be used: {missing}")
         else:
             importers[name] = plugin
-    return Registry(tuple(importers.values()), tuple(warnings))
+    return Registry((*importers.values(), *last.values()), tuple(warnings))
 
 
 def _matches(importer: Importer, head: bytes) -> bool:
@@ -191,7 +195,9 @@ def _matches(importer: Importer, head: bytes) -> bool:
 
 
 def _is_drawn(head: bytes) -> bool:
-    """Whether a file is a picture of operation-level traces, which an analysis drew."""
+    """Whether a file is a picture of operation-level traces, or of a profile of XLA beside it."""
+    if b'"metadata":{"highres-ticks":true}' in head[:200]:
+        return True
     keys = (b'"model_chunk"', b'"mb_id"', b'"seq_id"')
     return head.lstrip()[:1] == b"[" and all(key in head for key in keys)
 

@@ -22,7 +22,7 @@ from dpro.detect.findings import CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
-from dpro.recorders import OF_RECORDER, STACKS, how_to_record
+from dpro.recorders import OF_RECORDER, STACKS, how_to_record, is_of_xla
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
@@ -126,11 +126,11 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         limit: what limits the job, one of `limits`.
     """
     if facts.analysis.trust.answerable:
-        wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
+        wanted = [advice for source in _sources(facts) for advice in source(facts, limit)]
     else:
         wanted = [*remedies_of(facts.findings)]
         treating = _FIRST[limit] if limit in OBSERVED else ()
-        for source in _SOURCES:
+        for source in _sources(facts):
             with suppress(DproError):
                 shown = [advice for advice in source(facts, limit) if advice.kind in treating]
                 wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
@@ -171,8 +171,10 @@ def record_more(facts: JobFacts) -> list[Advice]:
 
 def record_steps(facts: JobFacts) -> list[Advice]:
     """To record several steps, where none is marked and none repeats: what is once may never be again."""
-    how = "prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record"
-    do = f"record several steps, and mark them ({how})"
+    marks = "prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record"
+    if is_of_xla(facts.analysis.run):
+        marks = "jax.profiler.StepTraceAnnotation"
+    do = f"record several steps, and mark them ({marks})"
     return [Advice("record-more", do, None, None, "a setting")] if facts.analysis.steps.is_empty() else []
 
 
@@ -980,3 +982,10 @@ _SOURCES: Sequence[Source] = (
     _allocations,
     _copies,
 )
+_OF_TORCH = (_matmuls, _attention, _allocations)
+
+
+def _sources(facts: JobFacts) -> list[Source]:
+    """What may advise: nothing that speaks of PyTorch where XLA compiled the program."""
+    of_xla = is_of_xla(facts.analysis.run)
+    return [source for source in _SOURCES if not (of_xla and source in _OF_TORCH)]

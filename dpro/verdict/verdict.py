@@ -68,7 +68,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
 WINDOWS_ONLY = "what was recorded in depth is mostly what recording costs"
-NOT_RECORDED = "devices idle for a reason that was not recorded"
+NOT_RECORDED = "what devices wait for was not recorded"
 LONGEST_KERNELS = 20  # among which those are looked for that take most of a step
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do

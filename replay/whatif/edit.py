@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from dpro.errors import Unanswerable
+from dpro.recorders import is_of_xla
 from dpro.replay.graph import Graph, once
 from dpro.replay.job_kind import JobKind, kind_of
 from dpro.replay.whatif.facts import RunFacts
@@ -62,6 +63,7 @@ class Edit(ABC):
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
         of_training: whether it is about gradients and updates, which only a job that trains has.
+        of_torch: whether it is a change of programs of PyTorch only.
     """
 
     name: ClassVar[str]
@@ -78,6 +80,7 @@ class Edit(ABC):
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
     of_training: ClassVar[bool] = False
+    of_torch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -155,11 +158,13 @@ class Edit(ABC):
 
 
 def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
-    """Refuse what is about training where the job does none.
+    """Refuse what is about training where the job does none, or about PyTorch where it is no job of its.
 
     Raises:
-        Unanswerable: the recording shows no backward pass.
+        Unanswerable: the recording shows no backward pass, or is of a program that XLA compiled.
     """
+    if edit.of_torch and graph.run is not None and is_of_xla(graph.run):
+        raise Unanswerable("it changes programs of PyTorch, and XLA compiled this one")
     if edit.of_training and kind_of_job(graph).trains is False:
         raise Unanswerable(
             "the recording holds no backward pass: nothing is trained, so no gradients are reduced or applied"

@@ -17,6 +17,7 @@ import polars as pl
 
 from tests.execution_traces import ROOTS, node
 from tests.perfetto_traces import pftrace
+from tests.xplane_profiles import gpu_profile
 
 BEGIN_NS = 1_700_000_000_000_000_000
 RANKS = 2
@@ -256,6 +257,7 @@ SEEDS: dict[str, Callable[[int, int], bytes]] = {
     "nsys": nsys,
     "rocmProfileData": rpd,
     "rocprofv3": rocprofv3,
+    "XPlane": gpu_profile,
     "op-level parquet": oplevel,
     "flight recorder (pickle)": flight_pickle,
     "flight recorder (JSON)": flight_json,

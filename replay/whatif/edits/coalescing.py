@@ -35,6 +35,7 @@ class Coalesce(Edit):
     """Series of collectives of one kind, each waited for, become one collective each."""
 
     name = "coalesce"
+    of_torch = True
     summary = "use one collective in place of several in a row, each waited for"
     example = "coalesce"
     needs = "collectives of one operation, group and type in a row, each awaited before the next is called"

@@ -56,6 +56,7 @@ class CudaGraph(CountedEdit):
     """What operators launch between two points that cannot be captured becomes one CUDA graph."""
 
     name = "cuda-graph"
+    of_torch = True
     summary = "launch capturable operators as CUDA graphs"
     example = "cuda-graph"
     needs = "launches"

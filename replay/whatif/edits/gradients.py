@@ -197,6 +197,7 @@ class Bucket(ReductionEdit):
     """DDP groups its gradients into buckets of another size."""
 
     name = "bucket"
+    of_torch = True
     summary = "change the size of gradient buckets"
     example = "bucket:mb=1"
     needs = (
@@ -405,6 +406,7 @@ class Priority(ReductionEdit):
     """Reductions in pieces, of which that for the first layer of the next step goes first."""
 
     name = "priority"
+    of_torch = True
     summary = "reduce gradients in chunks, in the order in which the next forward pass needs them"
     example = "priority:mb=4"
     needs = "the needs of edit bucket, and autograd sequence numbers, recorded by torch.profiler and dpro"
@@ -530,6 +532,7 @@ class Compress(ReductionEdit):
     """Gradients are compressed, bucket by bucket, before they are reduced."""
 
     name = "compress"
+    of_torch = True
     summary = "compress gradients: half precision, PowerSGD or top-k"
     example = "compress:to=fp16"
     needs = (

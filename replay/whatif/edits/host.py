@@ -180,6 +180,7 @@ class NoSync(RankwiseEdit):
     """The CPU does not wait for the GPU in selected calls."""
 
     name = "no-sync"
+    of_torch = True
     summary = "stop selected calls from waiting for the GPU"
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"

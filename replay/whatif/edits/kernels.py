@@ -53,6 +53,7 @@ class Optimizer(CountedEdit):
     """The optimizer updates all parameters in a few kernels (foreach) or in one pass (fused)."""
 
     name = "optimizer"
+    of_torch = True
     summary = "replace the optimizer's loop over parameters by a foreach or fused implementation"
     example = "optimizer:impl=fused"
     needs = "the range around `Optimizer.step`, recorded by torch.profiler and dpro"
@@ -155,6 +156,7 @@ class Compile(RankwiseEdit):
     """Pointwise kernels that follow one another on a stream become one."""
 
     name = "compile"
+    of_torch = True
     summary = "fuse adjacent pointwise kernels and reductions, as torch.compile does"
     example = "compile"
     needs = "GPU kernels and their launches"
@@ -315,6 +317,7 @@ class Precision(Edit):
     """Matmuls and what is between them compute with fewer bits."""
 
     name = "precision"
+    of_torch = True
     summary = "use autocast to bf16 or fp16, fp8 matmuls, or a precision per module"
     example = "precision:dtype=bf16"
     needs = "GPU kernels, operators with shapes (`--shapes`), and a known GPU; or speedup="

@@ -265,6 +265,7 @@ class Pipeline(Edit):
     """Another schedule, another number of micro-batches of the same batch or of chunks, or all of these."""
 
     name = "pipeline"
+    of_torch = True
     summary = "change the pipeline schedule, or the number of micro-batches or model chunks"
     example = "pipeline:schedule=1f1b,micro_batches=16"
     needs = "an operation-level trace with more than one stage"

@@ -89,6 +89,7 @@ class DataParallelSize(Edit):
     """The job has another number of data-parallel ranks."""
 
     name = "data-parallel"
+    of_torch = True
     summary = "change the number of data-parallel ranks, with constant work per rank"
     example = "data-parallel:ranks=16"
     needs = "groups with known axes, or one group of all ranks, and transfers of known size in them"
@@ -333,6 +334,7 @@ class Accumulate(Edit):
     """An optimizer step is several forward and backward passes; gradients are reduced in the last."""
 
     name = "accumulate"
+    of_torch = True
     summary = "accumulate gradients over several batches before they are reduced and applied"
     example = "accumulate:steps=2"
     needs = "gradient reductions along a known data-parallel axis, in one process group, or group="
@@ -458,6 +460,7 @@ class Recompute(Edit):
     """Blocks keep their inputs only: backward does the forward pass of each block again before its own."""
 
     name = "recompute"
+    of_torch = True
     summary = "recompute the activations of modules in backward"
     example = "recompute:module=layers.*"
     needs = (
@@ -513,6 +516,7 @@ class Batch(Edit):
     """Each step has a larger batch: more work on the device, as many launches, gradients of the same size."""
 
     name = "batch"
+    of_torch = True
     summary = "increase the batch size, if memory allows"
     example = "batch:factor=2"
     needs = "work in steps; for the memory check, allocations (`dpro record --memory`) and the memory size"

@@ -54,6 +54,7 @@ class Split(ChunkedEdit):
     """A matmul and its collective run in chunks, the one beside the other."""
 
     name = "split"
+    of_torch = True
     summary = "split a matmul and its adjacent collective into overlapping chunks"
     example = "split:op=reduce_scatter,chunks=4"
     needs = (
@@ -179,6 +180,7 @@ class MoePipeline(ChunkedEdit):
     """Tokens go to their experts, are computed and come back in chunks."""
 
     name = "moe-pipeline"
+    of_torch = True
     summary = "overlap the all-to-alls and experts of a mixture of experts, in chunks"
     example = "moe-pipeline:chunks=2"
     needs = (

@@ -57,6 +57,7 @@ class StageLayers(Edit):
     """Other numbers of layers on the stages, in the recorded order of work."""
 
     name = "stages"
+    of_torch = True
     summary = "change the number of layers per pipeline stage, or run branches side by side"
     example = "stages:layers=9/8/8/7,now=8/8/8/8"
     needs = "an operation-level trace with more than one stage, and the number of layers per stage"

@@ -47,6 +47,7 @@ class Prefetch(Edit):
     """All-gathers of FSDP are issued earlier, and awaited only where their result is used."""
 
     name = "prefetch"
+    of_torch = True
     summary = "gather FSDP parameters some layers earlier"
     example = "prefetch:ahead=1"
     needs = "a job with FSDP2, with its ranges, recorded by torch.profiler and dpro"
@@ -244,6 +245,7 @@ class LocalUpdates(ReductionEdit):
     """Ranks train by themselves and average their parameters every k steps (local SGD)."""
 
     name = "local-updates"
+    of_torch = True
     summary = "train ranks independently, and average parameters every k steps"
     example = "local-updates:every=4"
     needs = "gradient reductions and autograd spans, recorded by torch.profiler and dpro"
@@ -327,6 +329,7 @@ class ReduceLast(Edit):
     """Gradients of an update are added up in each rank, and reduced in its last backward pass only."""
 
     name = "reduce-last"
+    of_torch = True
     summary = "reduce gradients only in the last backward pass of each update"
     example = "reduce-last"
     needs = "several backward passes in an update, which reduce the same gradients, with autograd spans"
@@ -383,6 +386,7 @@ class Overlap(ReductionEdit):
     """Gradients are reduced after backward, or during the next step."""
 
     name = "overlap"
+    of_torch = True
     summary = "reduce gradients after backward (off), or during the next step (full)"
     example = "overlap:mode=full"
     needs = "gradient reductions and autograd spans, recorded by torch.profiler and dpro"

@@ -38,6 +38,7 @@ class HideInput(RankwiseEdit):
     """The training loop never waits for its input."""
 
     name = "hide-input"
+    of_torch = True
     summary = "never wait for the DataLoader"
     example = "hide-input"
     needs = "the DataLoader annotation, recorded by torch.profiler and dpro"
@@ -71,6 +72,7 @@ class Workers(Edit):
     """Each rank's DataLoader has this many worker processes; 0 loads in the training process."""
 
     name = "workers"
+    of_torch = True
     summary = "set the number of DataLoader workers"
     example = "workers:count=4"
     needs = "the loading time of a batch, which shows without workers, or with workers that cannot keep up"

@@ -995,7 +995,7 @@ def test_where_devices_wait_for_what_was_not_recorded_that_is_to_be_recorded(tmp
     verdict = explained(launches_of([("mul", 60, 10)] * 10), tmp_path)
     assert verdict.limit is None
     assert kinds(verdict) == ["record-more"]
-    assert "devices idle for a reason that was not recorded" in verdict.unsure
+    assert "what devices wait for was not recorded" in verdict.unsure
 
 
 def test_what_hosts_do_is_no_compute_beside_kernels(tmp_path):
