@@ -253,6 +253,7 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
 def test_names_of_instructions_say_what_they_exchange(name, op):
     assert (classify(name).kind, classify(name).op) == ("communication", op)
     assert classify(f"{name}_fusion").kind != "communication"
+    assert (classify("dot.3").kind, classify("loop_add_fusion_3").kind) == ("gemm", "elementwise")
 
 
 def launches(count: int) -> Plane:
