@@ -180,6 +180,7 @@ def test_times_are_of_the_wall_clock_where_the_profile_says_when_it_began(tmp_pa
     host = Plane("/host:CPU")
     host.line("python", ("load", 5, 10))
     began = Plane("Task Environment", profile_start_time=1_700_000_000_000_000_000)
+    began.message.stats[0].unsigned, began.message.stats[0].signed = began.message.stats[0].signed, 0
     trace = read(tmp_path, metadata, host, device, began)
     load, kernel = rows(trace)
     assert (load["start_ns"], load["pid"]) == (1_700_000_000_000_000_005, 77)
