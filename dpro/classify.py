@@ -27,7 +27,7 @@ from typing import Any
 from dpro.errors import InputError
 from dpro.plugins import load, places
 
-VERSION = 3  # raise when a name changes class, so that stored shares of two versions can be distinguished
+VERSION = 4  # raise when a name changes class, so that stored shares of two versions can be distinguished
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -108,6 +108,11 @@ _COMMUNICATION = (
     ("shmem", r"\b(nv|roc)shmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
     ("all", r"\ball_?to_?all_?v?(_2d|Push|_?Kernel)?\b", "all_to_all"),
     ("exchange", r"exchangeSplitAndOffset", "all_to_all"),
+    # XLA's instructions, whole or as an end of what runs beside others.
+    ("al", r"^(ragged-)?(?P<op>all-(reduce|gather|to-all))(-start|-done)?(\.\d+)*$", ""),
+    ("reduce-scatter", r"^(?P<op>reduce-scatter)(-start|-done)?(\.\d+)*$", ""),
+    ("collective-", r"^collective-permute(-start|-done)?(\.\d+)*$", "send_recv"),
+    ("collective-", r"^collective-(?P<op>broadcast)(-start|-done)?(\.\d+)*$", ""),
     # Copy engines: peers' memory is written by copies, not by kernels.
     ("memcpy", r"^Memcpy (PtoP|P2P)", "send_recv"),
     # On the CPU: gloo, MPI and others, by the names of their ranges.
@@ -154,7 +159,8 @@ _COMPUTE = (
         "gemm",
         r"(?<!fb)gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
         r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
-        r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm|wvSplitK|marlin|machete|gptq|awq|exllama",
+        r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm|wvSplitK|marlin|machete|gptq|awq|exllama"
+        r"|^dot(\.\d+)*$",
     ),
     (
         "sort",
@@ -175,7 +181,7 @@ _COMPUTE = (
         "elementwise",
         r"elementwise|vectorized|unrolled|pointwise|distribution|dropout|CUDAFunctor|Functor"
         r"|activation|quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu|swiglu"
-        r"|geglu|upsample|SubTensorOp|triu|tril",
+        r"|geglu|upsample|SubTensorOp|triu|tril|^loop_(\w+_)?fusion(_\d+)*$",
     ),
 )
 

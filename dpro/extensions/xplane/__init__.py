@@ -2,7 +2,4 @@
 
 from dpro.plugins import Extension
 
-EXTENSION = Extension(
-    importers={"xplane": "dpro.extensions.xplane.importers:XPLANE"},
-    classes={"xplane": "dpro.extensions.xplane.importers:CLASSES"},
-)
+EXTENSION = Extension(importers={"XPlane": "dpro.extensions.xplane.importers:XPLANE"})

@@ -28,6 +28,7 @@ from dpro.recorders import XLA
 from dpro.schema import GPU_WORK_KINDS
 
 SOURCE = "XPlane"
+_INT64 = (1 << 63) - 1
 
 # Messages of the format, as far as they are read: each field's name, number and type. A `*` is a field that
 # repeats. What is large is bytes, which are read when their turn comes.
@@ -243,7 +244,7 @@ def _value(stat: Any, texts: Mapping[int, str]) -> int | str:
     """What a stat says; a text may be the name of another stat."""
     if stat.reference:
         return texts.get(stat.reference, "")
-    return stat.signed or stat.unsigned or _text(stat.text) or 0
+    return stat.signed or stat.unsigned & _INT64 or _text(stat.text) or 0
 
 
 def _take(plane: Any, line_class: Any, profile: _Profile) -> None:
@@ -323,7 +324,7 @@ def _on_thread(events: pl.DataFrame, thread: int) -> pl.DataFrame:
         .then(pl.lit("runtime"))
         .otherwise(pl.lit("annotation"))
     )
-    spans = _placed(events, kind, tid=thread & 0x7FFF_FFFF_FFFF_FFFF)
+    spans = _placed(events, kind, tid=thread & _INT64)
     spans = spans.filter((pl.col("duration_ns") > 0) | (pl.col("kind") != "annotation"))
     return spans.with_columns(name.str.replace(r"^\$(\S+):(\d+) ", "$1($2): ").str.strip_prefix("$"))
 

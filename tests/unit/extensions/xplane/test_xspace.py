@@ -180,6 +180,7 @@ def test_times_are_of_the_wall_clock_where_the_profile_says_when_it_began(tmp_pa
     host = Plane("/host:CPU")
     host.line("python", ("load", 5, 10))
     began = Plane("Task Environment", profile_start_time=1_700_000_000_000_000_000)
+    began.message.stats[0].unsigned, began.message.stats[0].signed = began.message.stats[0].signed, 0
     trace = read(tmp_path, metadata, host, device, began)
     load, kernel = rows(trace)
     assert (load["start_ns"], load["pid"]) == (1_700_000_000_000_000_005, 77)
@@ -253,6 +254,7 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
 def test_names_of_instructions_say_what_they_exchange(name, op):
     assert (classify(name).kind, classify(name).op) == ("communication", op)
     assert classify(f"{name}_fusion").kind != "communication"
+    assert (classify("dot.3").kind, classify("loop_add_fusion_3").kind) == ("gemm", "elementwise")
 
 
 def launches(count: int) -> Plane:
