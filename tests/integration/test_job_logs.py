@@ -22,6 +22,27 @@ for batch in range(6):
     load(batch)
     dist.all_reduce(torch.ones(4))
 """
+RAISES_RECORDED = """
+import time
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+def load(batch):
+    if dist.get_rank() == 2 and batch == 3:
+        raise KeyError("labels")
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    for batch in range(6):
+        load(batch)
+        dist.all_reduce(torch.ones(4))
+
+try:
+    main()
+except RuntimeError:  # of a rank that lost another: by then that has written its file
+    time.sleep(30)
+"""
 KILLED = """
 import os, signal
 import torch.distributed as dist
@@ -67,6 +88,18 @@ def test_the_rank_that_raised_is_named_with_its_place_in_the_code(tmp_path, opti
     assert "job.py" in document["end"]["sentence"]
     assert " load)" in document["end"]["sentence"]
     assert any(note.startswith("start it again? do not") for note in document["notes"])
+
+
+@pytest.mark.slow
+def test_the_rank_that_raised_is_named_by_the_error_files_alone(tmp_path):
+    diagnosed(tmp_path, RAISES_RECORDED, "--log-dir", "logs")
+    assert [*(tmp_path / "logs").rglob("error.json")]
+    done = dpro("diagnose", tmp_path / "logs", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [(one["class"], one["ranks"]) for one in document["findings"]] == [("dead.rank", [2])]
+    assert "KeyError: 'labels'" in document["end"]["sentence"]
+    assert " load)" in document["end"]["sentence"]
 
 
 @pytest.mark.slow

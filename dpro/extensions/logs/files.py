@@ -1,4 +1,4 @@
-"""Which files are logs of a job: text that no importer reads.
+"""Which files are logs of a job: text that no importer reads, and error files of torchrun.
 
 In: paths that a user gave. Out: files in order of their names; None where one of them is something else.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from dpro.ingest.reading.files import HEAD_BYTES, Source
 
 MAX_FILES = 20_000
+ERROR_FILE = "error.json"  # what torchrun calls that of a process whose function has `@record`
 _LOGS = (".log", ".out", ".err", ".txt", ".gz", ".zst")  # in folders
 _MAX_CONTROL = 0.01  # of the bytes: a text has few besides tabs, returns and escapes
 _OF_TEXT = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 256)})
@@ -24,7 +25,7 @@ def log_files(paths: list[Path]) -> list[Path] | None:
         elif path.is_dir():
             inside = []
             for file in path.rglob("*"):
-                if file.suffix not in _LOGS and file.is_file():
+                if file.suffix not in _LOGS and file.name != ERROR_FILE and file.is_file():
                     return None  # a run, or traces with texts beside them: the rest of it is not walked
                 inside += [file] if file.is_file() else []
             files += sorted(inside)[:MAX_FILES]
@@ -42,6 +43,8 @@ def _is_log(path: Path) -> bool:
             head = content.read(HEAD_BYTES)
     except (OSError, EOFError, ValueError):
         return False
+    if path.name == ERROR_FILE:
+        return head.lstrip()[:10] == b'{"message"'
     if not head or (head.lstrip()[:2] in (b'{"', b'["', b"[{", b"{\n", b"[\n", b"{\r", b"[\r", b"{}", b"[]")):
         return False  # JSON
     control = len(head.translate(None, _OF_TEXT))

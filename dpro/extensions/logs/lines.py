@@ -1,6 +1,7 @@
 """Lines of logs: which rank wrote a line, when, and what is left of it without the marks of launchers.
 
-In: paths of text files, compressed or not. Out: `LogLine`s, in the order of each file. A rank is stated only
+In: paths of text files, compressed or not, and of torchrun's error files. Out: `LogLine`s, in the order of
+each file, and `ErrorFile`s. A rank is stated only
 where the line or the name of its file does it; else it is -1. Times without a zone count as UTC: only their
 differences matter.
 """
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from dpro.errors import InputError
 from dpro.ingest.reading.files import Source
 from dpro.units import NS_PER_S
+from dpro.words import from_json
 
 MAX_LINE = 20_000  # characters; the rest of a longer line is left out
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -37,6 +39,7 @@ _OF_NAME = (  # of files: torchrun --log-dir, and what people call theirs
     re.compile(r"attempt_\d+/(?P<local>\d+)/std(?:out|err)\.log$"),
     re.compile(r"(?:^|[/._-])rank[._-]?(?P<rank>\d+)(?=\D[^/]*$|$)"),
 )
+_OF_ERROR_FILE = re.compile(r"attempt_(?P<start>\d+)/(?P<local>\d+)/error\.json$")
 _DATE_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _SYSLOG = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) ")
@@ -116,6 +119,49 @@ def read_lines(paths: list[Path]) -> Iterator[RawLine]:
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
             raise InputError(f"{path}: cannot be read ({why})") from error
+
+
+class ErrorFile(NamedTuple):
+    """What torchrun keeps of the exception that ended a process.
+
+    Attributes:
+        start: which of the job's, from 0.
+        local: rank within the host.
+        stack: the traceback; it ends with the exception.
+        time_ns: when, ns since 1970, to 1 s.
+    """
+
+    start: int
+    local: int
+    stack: str
+    time_ns: int
+
+
+def read_error_files(paths: list[Path]) -> list[ErrorFile]:
+    """Read the error files that state whose they are, of each rank that of the first start that has one.
+
+    Those of two hosts, in folders of their own, have the same ranks: none of such ranks is read.
+
+    Raises:
+        InputError: a file cannot be read, or is damaged.
+    """
+    of_rank: dict[int, list[tuple[str, ErrorFile]]] = {}
+    for path in paths:
+        if said := _OF_ERROR_FILE.search(path.as_posix()):
+            start, local = int(said["start"]), int(said["local"])
+            try:
+                kept = from_json(path.read_text(encoding="utf-8", errors="replace"))["message"]["extraInfo"]
+                error = ErrorFile(start, local, kept["py_callstack"], int(kept["timestamp"]) * NS_PER_S)
+            except (LookupError, TypeError, ValueError) as damage:
+                raise InputError(f"{path}: no error file of torchrun, or a damaged one") from damage
+            except OSError as trouble:
+                raise InputError(f"{path}: cannot be read ({trouble.strerror or trouble})") from trouble
+            of_rank.setdefault(local, []).append((path.as_posix()[: said.start()], error))
+    return [
+        min(error for _, error in errors)
+        for errors in of_rank.values()
+        if len({folder for folder, _ in errors}) == 1
+    ]
 
 
 def _stated_by_name(path: Path) -> dict[str, str]:

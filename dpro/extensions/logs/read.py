@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.extensions.logs.lines import LogLine, RawLine, read_lines, time_of
+from dpro.extensions.logs.files import ERROR_FILE
+from dpro.extensions.logs.lines import ErrorFile, LogLine, RawLine, read_error_files, read_lines, time_of
 from dpro.limits import MAX_RANKS
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, TABLES, WORKERS, conform
@@ -211,7 +212,12 @@ def read_logs(paths: list[Path]) -> JobLogs:
         InputError: a file cannot be read.
     """
     reader = _Reader()
-    for line in read_lines(paths):
+    kept = [path for path in paths if path.name == ERROR_FILE]
+    logs = [path for path in paths if path.name != ERROR_FILE]
+    for error in read_error_files(kept):
+        # Logs may have times of a zone: these are compared with each other alone.
+        reader.take_error_file(error, -1 if logs else error.time_ns)
+    for line in read_lines(logs):
         reader.take(line)
     return reader.finish()
 
@@ -308,14 +314,22 @@ class _Reader:
         del self._open[line.writer]
         raised = _RAISED.match(text)
         if raised and traceback.calls and not traceback.is_of_launcher:
-            name = raised[1].rpartition(".")[2]
-            said = f"{name}: {raised[2]}" if raised[2] else name
-            error = "\n".join([said, *reversed(traceback.calls)])
+            error = _error_of(raised, traceback.calls)
             stated = line if traceback.ended < 0 else line._replace(rank=traceback.ended)
             is_whole = traceback.ended >= 0 or bool(_OUTERMOST.search(traceback.calls[0]))
             uncaught = stated.rank >= 0 and is_whole
             self._errors.append(_Raised(stated, error, self._when(line), uncaught))
         return raised is not None
+
+    def take_error_file(self, error: ErrorFile, time_ns: int) -> None:
+        """Take the exception that ended a process, as torchrun keeps it."""
+        lines = error.stack.splitlines()
+        frames = [frame for line in lines if (frame := _FRAME.match(line))]
+        calls = [f"{frame[1]}:{frame[2]} {frame[3]}" for frame in frames if not _LAUNCHER.search(frame[1])]
+        raised = next((said for line in reversed(lines) if (said := _RAISED.match(line))), None)
+        if raised is not None:
+            line = LogLine(-1, -1, error.local, -1, -1, "", time_ns, raised[0])
+            self._errors.append(_Raised(line, _error_of(raised, calls), time_ns, uncaught=True))
 
     # NCCL's watchdog, and its communicators.
 
@@ -486,10 +500,14 @@ class _Reader:
         for line, code, local, pid in self._locals:
             if any(end.pid == pid for end in self.ends.values()):
                 continue
-            if all(end.local in (-1, end.rank) for end in self.ends.values()):
+            if self._has_one_host():
                 end = self._end(local)
                 end.local, end.pid = local, pid
                 _set_exit(end, code, self._when(line))
+
+    def _has_one_host(self) -> bool:
+        """Whether ranks within the host are ranks of the job, as far as is known."""
+        return all(end.local in (-1, end.rank) for end in self.ends.values())
 
     def _place_errors(self) -> None:
         """Exceptions, by their rank, process, or the one rank that ended; caught ones are none of an end."""
@@ -501,12 +519,15 @@ class _Reader:
             lived_on = self._last_of.get(line.rank, when) - when > LIVED_NS
             end = self.ends.get(line.rank) or by_pid.get(line.pid) or by_local.get(line.local)
             end = end or self.ends.get(line.task)
+            if end is None and line.source < 0 and self._has_one_host():
+                end = self._end(line.local)
+                end.local = line.local
             if end is None and line.rank >= 0 and uncaught and not lived_on:
                 end = self._end(line.rank)
             elif end is None and line.rank < 0 and len(failed) == 1 and len(texts) == 1:
                 (end,) = failed
             if end is not None and (end.exit_code > 0 or (uncaught and not lived_on and end.exit_code < 0)):
-                end.error, end.failed_ns = error, when
+                end.error, end.failed_ns = error, when if when >= 0 else end.ended_ns
 
     def _place_reports(self) -> None:
         """The ranks of the processes that reports name."""
@@ -525,6 +546,12 @@ def _op_of(name: str) -> str:
     said = _OP.fullmatch(name)
     plain = (said[1] if said else name).strip("_").lower()
     return _WORDS.get(plain, plain)
+
+
+def _error_of(raised: re.Match[str], calls: Sequence[str]) -> str:
+    """An exception as table `workers` has it: what it says, and below it the calls, innermost first."""
+    name = raised[1].rpartition(".")[2]
+    return "\n".join([f"{name}: {raised[2]}" if raised[2] else name, *reversed(calls)])
 
 
 def _set_exit(end: LoggedEnd, code: int, when: int) -> None:

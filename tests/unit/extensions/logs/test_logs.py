@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.detect.words import describe_all
 from dpro.extensions.logs.diagnose import diagnose_paths
-from tests.commands import dpro
+from tests.commands import dpro, refused
 from tests.job_logs import LAUNCHER, raised, summary, watchdog
 
 LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:26819"
@@ -48,6 +48,57 @@ def test_the_rank_whose_script_raised_is_first_and_those_that_lost_it_follow(dia
     assert document["end"]["how"] == "failed"
     assert "KeyError: 'labels' (/code/data.py:8 main)" in document["end"]["sentence"]
     assert "start it again? do not" in said
+
+
+def error_file(error: str, seconds: int, line: int = 8) -> str:
+    """What torchrun keeps of a function with `@record` that raised."""
+    wrapper = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
+    frames = [(wrapper, 362, "wrapper"), ("/code/train.py", 30, "main"), ("/code/data.py", line, "load")]
+    calls = "".join(f'  File "{path}", line {number}, in {name}\n    …\n' for path, number, name in frames)
+    stack = f"Traceback (most recent call last):\n{calls}{error}\n"
+    about = {"py_callstack": stack, "timestamp": str(seconds)}
+    return json.dumps({"message": {"message": error, "extraInfo": about}})
+
+
+def test_of_error_files_alone_the_first_says_which_rank_ended_the_job(diagnosed):
+    names = tuple(f"logs/none_x/attempt_0/{rank}/error.json" for rank in (0, 2, 3))
+    texts = (
+        error_file(LOST, 1_700_000_012),
+        error_file("KeyError: 'labels'", 1_700_000_010),
+        error_file(LOST, 1_700_000_011),
+    )
+    document, said = diagnosed(*texts, names=names)
+    assert blamed(document) == [("dead.rank", [2])]
+    assert "KeyError: 'labels' (/code/data.py:8 load)" in document["end"]["sentence"]
+    assert "start it again? do not" in said
+
+
+def test_an_error_file_gives_the_place_of_a_rank_whose_end_a_log_states(diagnosed):
+    kept = error_file("mine.data.BadBatch: no labels\nin shard 3\nValueError: no labels", 1_700_000_010)
+    names = "job.log", "logs/none_x/attempt_0/1/error.json"
+    document, _ = diagnosed(summary([(1, 1, 12)]), kept, names=names)
+    assert blamed(document) == [("dead.rank", [1])]
+    assert "ValueError: no labels (/code/data.py:8 load)" in document["end"]["sentence"]
+
+
+def test_error_files_of_the_first_start_count_and_none_where_two_hosts_have_the_same_ranks(diagnosed):
+    first, second = error_file("KeyError: 'a'", 10), error_file("KeyError: 'b'", 20)
+    names = "x/attempt_1/0/error.json", "x/attempt_0/0/error.json"
+    document, _ = diagnosed(second, first, names=names)
+    assert "KeyError: 'a'" in document["end"]["sentence"]
+    document, _ = diagnosed(first, second, names=("y/attempt_0/0/error.json", "z/attempt_0/0/error.json"))
+    assert document["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"message": "x"}', '{"message": {"extraInfo": {"py_callstack": 1}}}', '{"message": {"mess']
+)
+def test_a_damaged_error_file_is_one_line(text, tmp_path):
+    path = tmp_path / "attempt_0" / "0" / "error.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    said = refused(dpro("diagnose", path), 1)
+    assert "error.json: no error file of torchrun, or a damaged one" in said
 
 
 def test_a_traceback_that_was_caught_is_no_evidence(diagnosed):
