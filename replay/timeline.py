@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, is_of, once
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
 
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 FEW = 5  # steps: of fewer any may be unusual
@@ -140,19 +140,14 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
 
 
 def behind_older_work(graph: Graph) -> Ints:
-    """Nodes that waited on their GPU for work that was launched before the window, and is not recorded.
-
-    Of ranks without hosts, which launch nothing, it is not known of any.
-    """
+    """Nodes that waited on their GPU for work that was launched before the window, and is not recorded."""
     nodes = graph.nodes
 
     def compute() -> Ints:
         tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
-        on_gpu = is_of(nodes.kind, GPU_KINDS)
-        launching = np.isin(nodes.rank, np.unique(nodes.rank[is_of(nodes.kind, CPU_KINDS)]))
-        return np.flatnonzero(tied & on_gpu & launching)
+        return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))
 
-    columns = (nodes.anchored, nodes.earliest, nodes.kind, nodes.step, nodes.rank)
+    columns = (nodes.anchored, nodes.earliest, nodes.kind, nodes.step)
     return once(graph, "behind older work", columns, compute)
 
 

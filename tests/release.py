@@ -37,6 +37,7 @@ EXTRAS = (
     "mcp",
     "otlp",
     "notify",
+    "dask",
     "all",
 )
 NAMED = re.compile(r"dpro-toolkit\[(\w+)\]")

@@ -143,6 +143,7 @@ UNTRIED = {
     "fabric": "needs root and network namespaces; tests/integration/test_fabric_lab.py runs some of it there",
     "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
     "recording.limited_link": "needs root and TUN devices",
+    "speed.cluster": "clusters of Dask, minutes; test_dask.py has one do the same",
     "serving_server.cost": "needs transformers; minutes",
     "serving_server.pairs": "needs transformers; minutes",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",

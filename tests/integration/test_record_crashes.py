@@ -308,7 +308,7 @@ def on_a_disk_of(
 def test_full_disk_ends_the_recording_and_not_the_job_and_what_was_written_can_be_read_later(tmp_path):
     info = [sys.executable, "-m", "dpro", "info", "disk/run"]
     job, full, room, later = on_a_disk_of(
-        1600,
+        1700,
         tmp_path,
         [*RECORD, "-o", "disk/run", "--every", "10", "--", *script(tmp_path, PROFILED)],
         info,

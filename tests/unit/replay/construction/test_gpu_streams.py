@@ -633,11 +633,3 @@ def test_the_first_work_of_each_window_waits_for_what_was_queued_before_it(tmp_p
     assert ends["queued"].to_list() == [True, False, True, False]
     assert step_lengths(ends).tolist() == [600 * US] * 4  # without the 5 ms of older work
     assert usual_steps(ends)["counted"].to_list() == [False, True, False, True]
-
-
-def test_kernels_without_any_call_waited_for_nothing_older(tmp_path):
-    run = TinyRun()
-    run.kernel("main", 0, 1000, 1)
-    run.kernel("aside", 1100, 1150, 2, stream=COMM)
-    graph = Seen(run.build(tmp_path / "r").graph).graph
-    assert step_us(graph) == 1150
