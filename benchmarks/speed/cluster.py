@@ -67,7 +67,7 @@ def seconds_to_condense(run: Run, url: str = "") -> tuple[float, bytes]:
 
 
 def on_the_wire(run: Run, url: str) -> tuple[float, bytes, dict[str, int]]:
-    """The same by a cluster; and the bytes per rank of pickled tasks and results, by what is done."""
+    """How long a cluster takes to condense a run, what it keeps, and the bytes per rank sent and received."""
     wire: Counter[str] = Counter()
     whole_map = workers._Workers.map
 

@@ -64,7 +64,7 @@ class Reading:
 
     @contextmanager
     def by_workers(self, paths: Sequence[Path]) -> Iterator[Reading]:
-        """The same by the workers that the user named, unless an executor is given.
+        """How files are read by the workers that the user named, unless an executor is given.
 
         Args:
             paths: that they have to see.

@@ -158,7 +158,7 @@ class Edit(ABC):
 
 
 def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
-    """Refuse what is about training where the job does none, or about PyTorch where it is no job of its.
+    """Refuse edits of training where nothing is trained, and of PyTorch in programs that XLA compiled.
 
     Raises:
         Unanswerable: the recording shows no backward pass, or is of a program that XLA compiled.

@@ -115,7 +115,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _replace_known(manager: Any, ranged: Callable[[Any], Any]) -> None:
-    """The same for methods of a class that was loaded before torch was."""
+    """Note calls of methods of a class that Ray had loaded before the job imported torch."""
     methods = attributes(manager).get("_function_execution_info", {})
     for number, method in list(methods.items()):
         methods[number] = method._replace(function=ranged(method.function))

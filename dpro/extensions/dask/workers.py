@@ -150,7 +150,7 @@ class _Workers(Executor):
         self._one_by_one = client.get_executor(pure=False)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """As of any executor."""
+        """Send one task to the workers, and return its future."""
         return self._one_by_one.submit(work, *args, **kwargs)
 
     def map(
@@ -160,7 +160,7 @@ class _Workers(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[Result]:
-        """As of any executor; chunks are at least as large as they have to be for `CHUNKS` per thread."""
+        """Send tasks in chunks, at most `CHUNKS` for each thread; return results in order of the tasks."""
         chunks = self.chunks_of(list(zip(*iterables)), chunksize)
         with warnings.catch_warnings():  # that tasks are large is no news to the user
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)

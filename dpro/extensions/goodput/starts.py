@@ -34,7 +34,7 @@ class StartPart(DocumentPart, frozen=True):
         what: an import, a process group or a load, in words.
         took_s: how long it took.
         waited_s: how long of it for the last member of a group to come; null where that is not known.
-        waited_for: the rank that came last; null likewise.
+        waited_for: the rank that came last; null where that is not known.
     """
 
     what: str

@@ -133,7 +133,7 @@ class JobLogs:
         frames: all tables; `workers`, `process_groups` and `collectives` may have rows.
         manifest: ranks that are named, and what is missing.
         reports: in order of the lines.
-        inits: of NCCL's communicators, likewise.
+        inits: of NCCL's communicators, in order of the lines.
         num_made: communicators of all ranks that NCCL says it made, with or without how long that took.
         num_lines: that were read.
     """
