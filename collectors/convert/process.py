@@ -43,6 +43,7 @@ from dpro.schema import (
     MODEL_CALLS,
     OPERATIONS,
     OUT_OF_MEMORY,
+    PASSES,
     PROCESS_GROUPS,
     REQUESTS,
     SENSITIVITIES,
@@ -123,7 +124,7 @@ def convert_process(
             {WITHOUT_TIME: backward} if (backward := steps_without_time(recorded)) else {},
             *(note.get("skipped", {}) for note in notes),
         ],
-        "windows": recording_costs(frames[STEPS.name]),
+        "windows": recording_costs(frames[STEPS.name], frames[PASSES.name]),
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }

@@ -49,6 +49,7 @@ from dpro.schema import (
     MODEL_CALLS,
     OPERATIONS,
     OUT_OF_MEMORY,
+    PASSES,
     START_PARTS,
     STARTS,
     STEPS,
@@ -60,7 +61,7 @@ from dpro.table import Table
 from dpro.words import from_json
 
 SOURCE = "dpro recorder"
-RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
+RECORD_TABLES = (STEPS, PASSES, COUNTERS, CLOCK_SAMPLES, WORKERS)
 
 
 def frames_of(
@@ -79,8 +80,10 @@ def frames_of(
     clock_samples = pl.DataFrame(taken + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
     row = worker_row(process, recorded, status)
     counters = host_counters(recorded, ends)
+    steps = _steps(process.rank, recorded)
     frames = {
-        STEPS.name: _steps(process.rank, recorded),
+        STEPS.name: steps,
+        PASSES.name: passes(recorded, steps),
         COUNTERS.name: counters.with_columns(rank=rank, host=pl.lit(process.facts["host"])),
         CLOCK_SAMPLES.name: clock_samples,
         WORKERS.name: pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row}),
@@ -119,6 +122,26 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
         rows.append((rank, step, window, beside, start, end - start, counted_by, gpu_ns))
     columns = ["rank", "step", "window", "beside", "start_ns", "duration_ns", "source", "gpu_step_ns"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
+
+
+def passes(recorded: Sequence[records.Record], steps: pl.DataFrame) -> pl.DataFrame:
+    """The backward passes of steps at whose beginning clocks were read, as rows of `passes`.
+
+    Args:
+        steps: rows of that table, of one rank.
+    """
+    came_ns = {record.b: record.c for record in recorded if record.kind == records.PASS_ON_GPU}
+    rows = []
+    for start, end, recorder_ns, *_ in (r for r in recorded if r.kind == records.PASS and r.a <= r.b):
+        on_gpu = came_ns.get(start, -1), came_ns.get(end, -1)
+        on_gpu = (on_gpu[0], on_gpu[1] - on_gpu[0]) if 0 <= on_gpu[0] <= on_gpu[1] else (-1, -1)
+        rows.append((start, end - start, *on_gpu, recorder_ns))
+    columns = ["start_ns", "duration_ns", "gpu_start_ns", "gpu_duration_ns", "recorder_ns"]
+    begun = pl.DataFrame(rows, {name: PASSES.dtypes[name] for name in columns}, orient="row").sort("start_ns")
+    ended_ns = pl.col("start_ns") + pl.col("duration_ns")
+    of_steps = steps.select("rank", "step", begun_ns="start_ns", ended_ns=ended_ns).sort("begun_ns")
+    within = begun.join_asof(of_steps, left_on="start_ns", right_on="begun_ns")
+    return within.filter(pl.col("start_ns") < pl.col("ended_ns")).drop("begun_ns", "ended_ns")
 
 
 def steps_without_time(recorded: Sequence[records.Record]) -> int:

@@ -317,14 +317,15 @@ def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.Data
 # What recording cost, from the times of its steps.
 
 
-def recording_costs(steps: pl.DataFrame) -> dict[str, float]:
-    """What the recorder took at the ends of steps, and what deep windows cost.
+def recording_costs(steps: pl.DataFrame, passes: pl.DataFrame) -> dict[str, float]:
+    """What the recorder took at the ends of steps and at passes, and what deep windows cost.
 
     Args:
-        steps: rows of `steps` of one rank.
+        steps, passes: rows of these tables, of one rank.
 
     Returns:
-        `ends_share`: of the time from the first step to the last, at ends of steps that no window disturbs;
+        `ends_share`: of the time from the first step to the last, at passes, and at ends of steps that no
+        window disturbs;
         of windows `count`, `cost_ms` (the median cost of one) and `share` (of all) where there were some.
         Nothing where all steps are in windows.
     """
@@ -344,7 +345,7 @@ def recording_costs(steps: pl.DataFrame) -> dict[str, float]:
         return {}
     ends = ordered["start_ns"] + ordered["duration_ns"]
     total_ns = max(int(ends[-1]) - int(ordered["start_ns"][0]), 1)
-    at_ends_ns = int(ordered.filter(disturbed < 0)["own_ns"].clip(0).sum())
+    at_ends_ns = int(ordered.filter(disturbed < 0)["own_ns"].clip(0).sum()) + int(passes["recorder_ns"].sum())
     shares = {"ends_share": at_ends_ns / total_ns}
     slower_ns = pl.col("time_ns").filter(timed).sum() - timed.sum() * plain_ns
     costs = (

@@ -124,7 +124,7 @@ def _install_backward(recorder: Recorder) -> None:
         except Exception as error:
             recorder.stop(recorder.on_backward, error)
         result = original(*args, **kwargs)
-        if recorder.postponed:
+        if recorder.postponed or recorder.pass_begun_ns:
             recorder.guarded(recorder.after_backward)
         return result
 

@@ -8,6 +8,7 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     open      the process turns out to train: its folder is there
     work      the training loop asks for a group, a batch or gradients
     sample    a step has ended at which clocks are read, as `sampling` has it; before `step`, same argument
+    pass      a backward pass begins or has ended in a step whose beginning was read so; argument: when, ns
     step      a step has ended; argument: how many have (0 < n)
     resume    the calls for `step` took long and have returned, and the next step begins; same argument
     group     one more process group is there, or one again
@@ -64,8 +65,8 @@ THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
 LONG_NS = 1_000_000  # work of ours between two steps that would show in them
 HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
-OCCASIONS = ("open", "work", "sample", "step", "resume", "group", "window", "second", "raise", "request",
-             "end", "exit", "fork")  # fmt: skip
+OCCASIONS = ("open", "work", "sample", "pass", "step", "resume", "group", "window", "second", "raise",
+             "request", "end", "exit", "fork")  # fmt: skip
 ENOUGH = object()  # what an action returns that has learned all that it wants to know
 
 # Where launchers give a process its rank and the number of ranks, for jobs without torch.distributed.
@@ -94,8 +95,9 @@ class Recorder:
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
+        pass_begun_ns: when the present backward pass began, where it is timed; 0 where none is.
         last_step_s: when a step last ended, on the monotonic clock.
-        own_ns: what the recorder took at the end of the latest step.
+        own_ns: what the recorder took at the end of the latest step, and at passes in it.
         store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
@@ -149,6 +151,9 @@ class Recorder:
         self.data_wait_ns = self.input_elements = -1
         self.num_updates = self.num_backward = 0
         self.postponed: list[Any] = []
+        self.pass_begun_ns = 0
+        self._times_passes = False  # in the present step
+        self._pass_own_ns = self._own_at_passes_ns = 0  # of one pass, and of those of a step
         self._sources: list[int] = []  # of what ends steps, by its number
         self._counter = stepping.StepCounter(self._weigh, self._on_anchor)
 
@@ -268,10 +273,18 @@ class Recorder:
             self.training_thread = get_ident()
             if self._listeners["work"]:
                 self._notify("work")
+            if self._times_passes:
+                self._pass_own_ns = 0
+                self.pass_begun_ns = self._mark_pass()
 
     def after_backward(self) -> None:
         """Gradients are there."""
         if self._backward_task() == NO_TASK:
+            begun_ns, self.pass_begun_ns = self.pass_begun_ns, 0
+            if begun_ns and self.records is not None:
+                ended_ns = self._mark_pass()
+                self.records.write(records.PASS, begun_ns, ended_ns, self._pass_own_ns)
+                self._own_at_passes_ns += self._pass_own_ns
             postponed, self.postponed = self.postponed, []
             for optimizer in postponed:
                 self.on_update(optimizer)
@@ -313,13 +326,14 @@ class Recorder:
             if step_ns >= sampling.paying_ns or sampling.left <= 1 or sampling.ahead:
                 self._sample(step, now, step_ns)
             else:
+                self._times_passes = False
                 self._notify("step", step)
             if time.time_ns() - now > LONG_NS:
                 self._notify("resume", step)
                 sampling.left = min(sampling.left, 1)  # the next end, too: the step until then is known
         resumed = time.time_ns()
         if step != before:
-            self.own_ns = resumed - now
+            self.own_ns, self._own_at_passes_ns = resumed - now + self._own_at_passes_ns, 0
         self.records.add(records.pack(*counted, now, resumed, records.UPDATE))
         if now - self._flushed_ns >= records.FLUSH_NS or now < self._flushed_ns:
             self._flushed_ns = now
@@ -394,7 +408,15 @@ class Recorder:
             self._write_facts(self.folder)
         self._notify("sample", step)
         self._notify("step", step)
-        self.sampling.took(time.time_ns() - ended_ns, step_ns)
+        self._times_passes = True
+        self.sampling.took(time.time_ns() - ended_ns + self._own_at_passes_ns, step_ns)
+
+    def _mark_pass(self) -> int:
+        """A backward pass begins or has ended: when that was, ns."""
+        now = time.time_ns()
+        self._notify("pass", now)
+        self._pass_own_ns += time.time_ns() - now
+        return now
 
     # Files.
 

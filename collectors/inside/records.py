@@ -51,6 +51,10 @@ CHILDREN = 28  # at the end of a step: time, CPU time of programs that were wait
 # Automatic windows stop, or go on: steps before, ns that all windows have cost, of how many, and
 # by how many millionths steps take longer than before the first window, or took while windows stood still.
 STOPPED, RESUMED = 29, 30
+# In steps at whose beginning clocks are read: a backward pass, its start, its end, and what the recorder took
+# at both; and its start or end on the device: when the host began the step, when it was there, ns between the
+# device's events of these.
+PASS, PASS_ON_GPU = 31, 32
 
 LOSS_KINDS = ("loss", "grad_norm")
 MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)

@@ -17,7 +17,7 @@ class RecordingShare(DocumentPart, frozen=True):
 
     Attributes:
         share: of that time, in all.
-        at_ends: the recorder's own work at the ends of steps.
+        at_ends: the recorder's own work at the ends of steps, and around backward passes that are timed.
         windows: deep windows: opening and closing them, and by how much their steps took longer.
         budget: share that `--budget` allowed both; null where windows came whatever they cost, or not at all.
     """

@@ -45,10 +45,11 @@ from dpro.detect.stragglers.from_calls import (
     find_late_gpus,
     find_late_ranks,
 )
+from dpro.detect.stragglers.phases import with_phases
 from dpro.detect.stragglers.replayed import find_masked
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.plugins import load, places
-from dpro.schema import CHECKPOINTS, LOSSES, SPANS
+from dpro.schema import CHECKPOINTS, LOSSES, PASSES, SPANS
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,13 @@ def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
     return with_links(with_gpus(findings, *tables), *tables)
 
 
+def _with_phases(context: Context, findings: list[Finding]) -> list[Finding]:
+    """The findings, those of late ranks with the part of the step in which they take longer."""
+    passes, collectives = context.run.table(PASSES), context.tables.collectives
+    ahead = context.ahead.ranks
+    return with_phases(findings, passes, context.steps, collectives, on_gpus=context.on_gpus, ahead=ahead)
+
+
 def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:
     """The findings with what loses packets, by TCP's counters."""
     return with_losses(findings, context.counters, context.workers, context.run)
@@ -366,7 +374,7 @@ OF_THE_JOB = (
     Detector("regression", _regression, frozenset({Need.STEPS})),
     Detector("growing memory", _growing_memory, frozenset({Need.STEPS})),
 )
-EXPLANATIONS = (_with_crowded_hosts, _with_losses, _with_gpus)
+EXPLANATIONS = (_with_crowded_hosts, _with_phases, _with_losses, _with_gpus)
 
 
 # A job that runs: what its deep windows show, and which ranks its calls show to be late now.

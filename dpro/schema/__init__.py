@@ -235,6 +235,26 @@ STEPS = Table(
     ("rank", "step", "start_ns"),
 )
 
+PASSES = Table(
+    "passes",
+    "A backward pass in one of the steps at whose beginning clocks were read: those of gradients that the "
+    "training loop asks for.",
+    {
+        "rank": RANK,
+        "step": Column(pl.Int64, "Number of the step that it is in."),
+        "start_ns": START,
+        "duration_ns": DURATION,
+        "gpu_start_ns": Column(
+            pl.Int64, "How long after the beginning of the step its device came to it; -1 unknown."
+        ),
+        "gpu_duration_ns": Column(
+            pl.Int64, "How long it took on the device, its idle time included; -1 unknown."
+        ),
+        "recorder_ns": Column(pl.Int64, "What the recorder took at its beginning and end.", 0),
+    },
+    ("rank", "step", "start_ns"),
+)
+
 OPERATIONS = Table(
     "operations",
     "A forward or backward of one micro-batch on one model chunk of a pipeline stage, or a message of it.",
@@ -623,7 +643,8 @@ def kind_of_batch() -> pl.Expr:
 
 
 _ALL = (
-    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
+    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, PASSES, OPERATIONS, BUCKETS,
+    MODEL_CALLS,
     CODECS, SENSITIVITIES, LOSSES, CHECKPOINTS, OUT_OF_MEMORY, COUNTERS, CLOCK_SAMPLES, STARTS, START_PARTS,
     WORKERS,
     REQUESTS, ITERATIONS,

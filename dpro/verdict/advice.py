@@ -267,8 +267,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         except DproError:
             continue
         names = ", ".join(map(str, finding.ranks))
-        where = f", in {finding.place.in_words}" if finding.place else ""
-        find = f"find what makes rank {names} slower than its peers{where}, and remove it"
+        find = _to_be_found(f"rank {names}", finding)
         yield Advice(
             "heal",
             f"{finding.remedy} (rank {names}: {finding.cause or class_in_words(finding.class_)})"
@@ -299,11 +298,17 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
             shown = finding.evidence and not is_of_data  # FAULT names the batches
             do = f"{finding.remedy} ({finding.evidence[0]})" if shown else finding.remedy
         elif finding.component_kind == "rank":
-            do = f"find what makes {finding.component} slower than its peers, and remove it"
+            do = _to_be_found(finding.component, finding)
         else:
             continue
         kind = "balance-input" if is_of_data else "heal"
         yield Advice(kind, do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
+
+
+def _to_be_found(part: str, finding: Finding) -> str:
+    """What to do about a part that is slow for a reason that the finding does not know."""
+    where = f", in {finding.place.in_words}" if finding.place else ""
+    return f"find what makes {part} slower than its peers{where}, and remove it"
 
 
 def best_of(facts: JobFacts, texts: Sequence[str]) -> Prediction | None:

@@ -1,6 +1,7 @@
 """How long steps take on the device, by a timing event at each step's end on the stream that trains.
 
-In: the ends of steps. Out: a record for each step whose two events answered. The host only enqueues work, so
+In: the ends of steps, and the beginnings and ends of backward passes in them. Out: a record for each step
+whose two events answered, and one for each event of a pass in it. The host only enqueues work, so
 where it runs ahead of its device the time between two ends of steps on the host is that of enqueueing. The
 time between two events is what the device made of the step, its idle time included.
 
@@ -29,7 +30,16 @@ from ..unseen import unseen
 AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
 AT_ONCE = 8  # events that are asked for at the end of one step
 MAX_WAITING = 256  # events: a host runs ahead by what the launch queue holds, about a thousand launches
+MAX_MARKS = 16  # events of passes in one step: of more micro-batches than eight the first count
 PATIENCE = 1000  # steps without an answer, after which the events are given up
+
+
+class PassEvent(NamedTuple):
+    """An event where a backward pass begins or has ended; fields as of `StepEvent`."""
+
+    event: Any
+    stream: int
+    time_ns: int
 
 
 class StepEvent(NamedTuple):
@@ -40,6 +50,7 @@ class StepEvent(NamedTuple):
         time_ns: when the host recorded it.
         step: steps ended by then.
         is_end: whether a step lies between the event before it and this one, or several.
+        passes: events of backward passes between this one and the next.
     """
 
     event: Any
@@ -47,6 +58,7 @@ class StepEvent(NamedTuple):
     time_ns: int
     step: int
     is_end: bool
+    passes: list[PassEvent]
 
 
 class DeviceApi(NamedTuple):
@@ -120,6 +132,16 @@ class GpuSteps:
                 if not self._is_capturing():
                     self._mark(device, step, is_end=False)
 
+    def on_pass(self, time_ns: int) -> None:
+        """Mark where a backward pass begins or has ended, in a step whose beginning is marked."""
+        device = self._device
+        if device is None or self._is_gap or self._thread != get_ident() or captures.is_capturing():
+            return
+        with device.selected():
+            passes = self._waiting[-1].passes
+            if len(passes) < MAX_MARKS and not captures.is_capturing_here():
+                passes.append(PassEvent(*self._recorded(device), time_ns))
+
     def _is_capturing(self) -> bool:
         """Whether a graph is being captured on the selected device: then a gap begins."""
         is_capturing = captures.is_capturing_here()
@@ -170,11 +192,15 @@ class GpuSteps:
         if self._is_full:  # half of them have to be free again: events of single boundaries time no step
             self._is_gap = True
             return
+        waiting.append(StepEvent(*self._recorded(device), time.time_ns(), step, is_end, []))
+        self._is_gap, self._thread = False, get_ident()
+
+    def _recorded(self, device: DeviceApi) -> tuple[Any, int]:
+        """An event on the stream that this thread enqueues work on, and which stream that is."""
         stream = device.current_stream()
         event = self._free.pop() if self._free else device.event()
         event.record(stream)
-        waiting.append(StepEvent(event, stream.stream_id, time.time_ns(), step, is_end))
-        self._is_gap, self._thread = False, get_ident()
+        return event, stream.stream_id
 
     def _read(self, until: int, most: int) -> bool:
         """Ask for the oldest events, up to those of a step, and write down the time between them.
@@ -194,14 +220,23 @@ class GpuSteps:
                 writer = self._recorder.records
                 if writer is not None and elapsed_ns >= 0:
                     writer.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
-            self._free.append(first.event)
+                    self._write_passes(writer, first)
+            self._free += [first.event, *(marked.event for marked in first.passes)]
         return False
+
+    def _write_passes(self, writer: records.RecordWriter, begun: StepEvent) -> None:
+        """Write down when the device came to the events of passes of a step; it is beyond them."""
+        for event, stream, time_ns in begun.passes:
+            if stream == begun.stream:
+                elapsed_ns = round(begun.event.elapsed_time(event) * 1e6)
+                writer.write(records.PASS_ON_GPU, begun.time_ns, time_ns, elapsed_ns)
 
 
 def install(recorder: Recorder) -> None:
     """Time steps on the device."""
     steps = GpuSteps(recorder)
     recorder.listen("sample", steps.on_step)
+    recorder.listen("pass", steps.on_pass)
     recorder.listen("resume", steps.on_resume)
     recorder.listen("end", steps.on_end)
     recorder.listen("fork", steps.on_fork)

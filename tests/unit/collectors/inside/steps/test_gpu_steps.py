@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,11 +111,24 @@ class Job:
             self.probe.on_resume(self.step)
         self.written.append((records.UPDATE, 0, self.step, end_ns, self.device.now))
 
+    def backward(self, before_ns, backward_ns):
+        """Enqueue a forward and a backward pass, each of which the host has enqueued after a tenth of it."""
+        self.device.enqueue(before_ns // 10, before_ns)
+        begun = self.device.now
+        self.probe.on_pass(begun)
+        self.device.enqueue(backward_ns // 10, backward_ns)
+        self.probe.on_pass(self.device.now)
+        self.written.append((records.PASS, begun, self.device.now))
+
     def steps(self):
         """Table `steps`, as the records are converted."""
+        return self.tables()["steps"]
+
+    def tables(self):
+        """All tables, as the records are converted."""
         self.probe.on_end()
         recorded = [Record(*(*each[1:], 0, 0, 0, 0)[:4], each[0]) for each in self.written]
-        return frames_of(RecordedProcess(folder=None, facts=FACTS), recorded, 0)["steps"]
+        return frames_of(RecordedProcess(folder=None, facts=FACTS), recorded, 0)
 
 
 @pytest.fixture
@@ -360,3 +374,59 @@ def test_steps_add_up_to_the_time_from_the_first_event_to_the_last(work):
     times = [each[3] for each in job.written if each[0] == records.GPU_STEP]
     assert len(times) == len(work) - 1
     assert sum(times) == ends[-1] - ends[0]
+
+
+def passes_of(device, num_steps=40, each=1):
+    """A job whose steps are 20 ms of forward and 50 ms of backward, some times, and 10 ms of update."""
+    job = Job(device)
+    job.end_step()
+    for _ in range(num_steps):
+        for _ in range(each):
+            job.backward(20 * MS, 50 * MS)
+        device.enqueue(MS, 10 * MS)
+        device.synchronize()
+        job.end_step()
+    return job
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_backward_passes_are_timed_on_the_device_whenever_the_host_enqueued_them(device, each):
+    tables = passes_of(device, each=each).tables()
+    passes, steps = tables["passes"], tables["steps"]
+    assert passes.height == 40 * each == each * steps.height
+    assert passes["duration_ns"].to_list() == [5 * MS] * passes.height
+    assert passes["gpu_duration_ns"].to_list() == [50 * MS] * passes.height
+    first = passes.group_by("step").agg(pl.col("gpu_start_ns").min())["gpu_start_ns"].to_list()
+    assert first == [22 * MS] * 40  # the device waits for the host, which enqueues forward in 2 ms
+
+
+def test_pass_on_another_stream_or_while_a_graph_is_captured_is_not_timed_on_the_device(device, monkeypatch):
+    job = passes_of(device, 10)
+    device.stream = 8
+    monkeypatch.setattr(captures, "is_capturing", lambda: False)
+    job.backward(20 * MS, 50 * MS)
+    device.stream = 7
+    device.synchronize()
+    job.end_step()
+    monkeypatch.setattr(captures, "is_capturing", lambda: True)
+    job.backward(20 * MS, 50 * MS)
+    monkeypatch.setattr(captures, "is_capturing", lambda: False)
+    device.synchronize()
+    job.end_step()
+    passes = job.tables()["passes"]
+    assert passes["gpu_duration_ns"].to_list() == [50 * MS] * 10 + [-1, -1]
+    assert passes["duration_ns"].to_list() == [5 * MS] * 12
+
+
+def test_of_many_passes_in_one_step_no_more_events_wait_than_there_may(device):
+    job = passes_of(device, 9, each=20)
+    assert max(len(each.passes) for each in [*job.probe._waiting]) == gpu_steps.MAX_MARKS
+    passes = job.tables()["passes"]
+    assert (passes["gpu_duration_ns"] >= 0).sum() == 9 * gpu_steps.MAX_MARKS // 2
+    assert len(device.events) <= (AGE + 2) * (gpu_steps.MAX_MARKS + 1)  # they are used again
+
+
+def test_pass_before_the_first_marked_end_of_a_step_calls_no_device(device):
+    job = Job(device)
+    job.backward(20 * MS, 50 * MS)
+    assert device.events == []

@@ -1,0 +1,155 @@
+"""In which part of its step a late rank takes longer: by backward passes, recorded without deep windows.
+
+In: findings of ranks whose calls come late; tables `passes`, `steps` and `collectives`. Out: the findings
+with the phase: before the backward pass, in it, or after it. Ranks wait for each other in collectives, so a
+phase with collectives takes equally long on all of them, whoever is slow. A rank is therefore compared with
+its peers in the phases without any; what it takes longer beyond that is in the one that has them. Where
+several have (FSDP gathers parameters in both passes), what is left is not divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import polars as pl
+
+from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.observations import Observation
+
+LATE = "longer-work"  # of observations: what findings from calls say first
+MOST = 0.6  # of what a rank takes longer, that one phase accounts for
+ALL = 0.95  # and this is all of it
+MIN_STEPS = 5  # that a rank has to be compared in
+PHASES = {  # by where it is in a step: what it is called as a place in the code
+    "before": "the forward pass or what precedes it",
+    "backward": "the backward pass",
+    "after": "the optimizer update or what else follows the backward pass",
+}
+
+
+def with_phases(
+    findings: list[Finding],
+    passes: pl.DataFrame,
+    steps: pl.DataFrame,
+    collectives: pl.DataFrame,
+    *,
+    on_gpus: bool,
+    ahead: Collection[int],
+) -> list[Finding]:
+    """The findings, those of one late rank with the phase in which it takes longer.
+
+    Args:
+        passes, steps, collectives: rows of those tables, times on each host's own clock.
+        on_gpus: whether devices compute; then their times count, not those of the hosts that launch.
+        ahead: ranks whose hosts are far ahead of their devices; what is late of them is the host.
+    """
+    late = [finding for finding in findings if _lateness(finding) is not None]
+    if passes.is_empty() or not late:
+        return findings
+    meeting = phases_with_collectives(passes, steps, collectives)
+    times = {by_device: phase_times(passes, steps, by_device=by_device) for by_device in (True, False)}
+    placed = []
+    for finding in findings:
+        lateness = _lateness(finding)
+        if lateness is not None:
+            by_device = on_gpus and finding.ranks[0] not in ahead
+            finding = _in_phase(
+                finding, lateness, _excess(finding.ranks[0], lateness, times[by_device], meeting)
+            )
+        placed.append(finding)
+    return placed
+
+
+def phase_times(passes: pl.DataFrame, steps: pl.DataFrame, *, by_device: bool) -> pl.DataFrame:
+    """How long steps were in each phase.
+
+    Args:
+        by_device: by events of the device instead of the host's clock.
+
+    Returns:
+        `rank`, `step`, and `before`, `backward`, `after`: ns. Between the passes of a step it computes
+        forward again: that is `before`. Steps that were not timed whole are left out, and those that a deep
+        window slows down.
+    """
+    start, duration = ("gpu_start_ns", "gpu_duration_ns") if by_device else ("start_ns", "duration_ns")
+    begun, whole = (pl.lit(0), "gpu_step_ns") if by_device else (pl.col("begun_ns"), "took_ns")
+    end = pl.col(start) + pl.col(duration)
+    of_steps = passes.group_by("rank", "step").agg(
+        known=(pl.col(duration) >= 0).all(), backward=pl.col(duration).sum(), last=end.max()
+    )
+    undisturbed = steps.filter((pl.col("window") < 0) & (pl.col("beside") < 0))
+    return (
+        undisturbed.select("rank", "step", "gpu_step_ns", begun_ns="start_ns", took_ns="duration_ns")
+        .join(of_steps.filter("known"), on=["rank", "step"])
+        .with_columns(after=pl.col(whole) - (pl.col("last") - begun))
+        .with_columns(before=pl.col(whole) - pl.col("backward") - pl.col("after"))
+        .filter((pl.col(whole) > 0) & (pl.col("before") >= 0) & (pl.col("after") >= 0))
+        .select("rank", "step", *PHASES)
+        .sort("rank", "step")
+    )
+
+
+def phases_with_collectives(
+    passes: pl.DataFrame, steps: pl.DataFrame, collectives: pl.DataFrame
+) -> frozenset[str]:
+    """The phases in which ranks call collectives in most steps whose passes were recorded."""
+    of_steps = passes.group_by("rank", "step").agg(
+        first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns")).max()
+    )
+    begun = steps.select(
+        "rank", "step", begun_ns="start_ns", ended_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    timed = begun.join(of_steps, on=["rank", "step"]).sort("begun_ns")
+    calls = collectives.filter(pl.col("enqueued_ns") >= 0).select("rank", at="enqueued_ns").sort("at")
+    within = calls.join_asof(timed, left_on="at", right_on="begun_ns", by="rank", check_sortedness=False)
+    within = within.filter(pl.col("at") < pl.col("ended_ns"))
+    phase = (
+        pl.when(pl.col("at") < pl.col("first")).then(pl.lit("before"))
+        .when(pl.col("at") < pl.col("last")).then(pl.lit("backward"))
+        .otherwise(pl.lit("after"))
+    )  # fmt: skip
+    called = within.select("rank", "step", phase=phase).unique().group_by("phase").len()
+    usual = called.filter(pl.col("len") > timed.height / 2)
+    return frozenset(usual["phase"].to_list())
+
+
+def _lateness(finding: Finding) -> Observation | None:
+    """What a finding from calls says of one rank: by how much it is late, and in which steps; else None."""
+    late = [one for one in finding.observations if one.kind == LATE and "last_step" in one.values]
+    return late[0] if len(late) == 1 and len(finding.ranks) == 1 and finding.place is None else None
+
+
+def _excess(
+    rank: int, lateness: Observation, times: pl.DataFrame, meeting: Collection[str]
+) -> dict[str, float]:
+    """How much longer than its peers a rank is in each phase, ns per step; without phases not known."""
+    values = lateness.values
+    longer_ns, last, count = (float(values[name]) for name in ("longer_ns", "last_step", "steps"))  # type: ignore[arg-type]
+    latest = times.filter(pl.col("step").is_between(last - count + 1, last))
+    typical = latest.group_by("rank").agg(pl.len(), *(pl.col(phase).median() for phase in PHASES))
+    typical = typical.filter(pl.col("len") >= MIN_STEPS)
+    own, peers = typical.filter(pl.col("rank") == rank), typical.filter(pl.col("rank") != rank)
+    if own.is_empty() or peers.is_empty():
+        return {}
+    excess = {
+        phase: float(own[phase][0]) - float(peers[phase].median())  # type: ignore[arg-type]
+        for phase in PHASES
+        if phase not in meeting
+    }
+    if len(meeting) == 1:
+        (phase,) = meeting
+        excess[phase] = longer_ns - sum(excess.values())
+    return excess
+
+
+def _in_phase(finding: Finding, lateness: Observation, excess: dict[str, float]) -> Finding:
+    """The finding with the phase that accounts for most of the lateness; as it is where none does."""
+    longer_ns = float(lateness.values["longer_ns"])  # type: ignore[arg-type]
+    phase = max(excess, key=excess.__getitem__, default="")
+    if not phase or excess[phase] < MOST * longer_ns:
+        return finding
+    much = "{phase_ns} of it" if excess[phase] < ALL * longer_ns else "all of it"
+    located = lateness.then(f"; {much} in {{phase}}", phase_ns=excess[phase], phase=PHASES[phase])
+    observations = tuple(located if one is lateness else one for one in finding.observations)
+    return replace(finding, observations=observations, place=CodePlace(PHASES[phase]))
