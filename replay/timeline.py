@@ -304,7 +304,7 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.Da
     """`step_times` of a changed graph, counted from where the unchanged one's windows began.
 
     What a change saves before the first step is not lost to that step: so work that takes less time never
-    makes the steps longer in sum.
+    makes the steps longer in sum. A step that is alone in its window takes no less than its busiest GPU works.
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
@@ -389,7 +389,39 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
     for first, last in pairwise([0, *windows]):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
     kept = place >= 0
-    return finish[place[kept]], kept
+    return np.maximum(finish[place[kept]], _earliest_ends(baseline, graph)[kept]), kept
+
+
+def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
+    """[B] ns at which a step that is alone in its window ends at the earliest: 0 of others.
+
+    That is once its busiest stream has worked. What a change saves before such a step is taken off it, and
+    may be more than the step takes.
+
+    Args:
+        baseline: `step_ends` of the unchanged graph.
+    """
+    nodes = graph.nodes
+
+    def compute() -> tuple[Ints, Ints, Ints, Ints]:
+        steps = baseline.select("window", "step", "begin_ns").with_row_index("row")
+        alone = steps.filter(pl.len().over("window") == 1)
+        works = np.flatnonzero(is_of(nodes.kind, GPU_KINDS) & np.isin(nodes.window, alone["window"].to_numpy()))
+        where = pl.DataFrame({name: getattr(nodes, name)[works] for name in ("window", "step", "lane")})
+        rows = where.join(alone, on=["window", "step"], how="left", maintain_order="left")["row"]
+        within = rows.is_not_null().to_numpy()
+        places = np.stack([rows.drop_nulls().to_numpy().astype(np.int64), where["lane"].to_numpy()[within]])
+        streams, stream = np.unique(places, axis=1, return_inverse=True)
+        begin = np.zeros(steps.height, np.int64)
+        begin[alone["row"].to_numpy()] = alone["begin_ns"].to_numpy()
+        return works[within], stream.reshape(-1), streams[0], begin
+
+    columns = (baseline, nodes.window, nodes.step, nodes.kind, nodes.lane)
+    works, stream, row, begin = once(graph, "work of lone steps", columns, compute)
+    earliest = begin.copy()
+    busy_ns = np.bincount(stream, nodes.duration[works], row.size).astype(np.int64)
+    np.maximum.at(earliest, row, begin[row] + busy_ns)
+    return earliest
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:

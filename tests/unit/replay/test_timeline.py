@@ -62,7 +62,10 @@ def test_durations_without_a_frame_are_those_of_the_frame(case, counted):
     if counted:
         baseline = baseline.with_columns(counted=pl.col("step") > 1)
     there = step_ends(graph, *after).drop("begin_ns").join(baseline.drop("finish_ns"), on=["window", "step"])
-    expected = durations_of(there.sort("window", "step"))
+    there = there.sort("window", "step")
+    alone = pl.len().over("window") == 1
+    finish = pl.when(alone).then(pl.max_horizontal("finish_ns", "begin_ns")).otherwise("finish_ns")
+    expected = durations_of(there.with_columns(finish_ns=finish))
     assert changed_step_times(baseline, graph, after[1]).equals(expected)
     durations = expected["duration_ns"].clip(lower_bound=0)
     assert changed_durations(baseline, graph, after[1]).tolist() == durations.to_list()
@@ -74,8 +77,29 @@ def test_steps_of_a_changed_graph_end_when_its_work_does(case):
     graph, before, (_, end) = case
     baseline = step_ends(graph, *before)
     ends = changed_ends(baseline, graph, end)
-    assert ends["finish_ns"].to_list() == step_ends(graph, end, end)["finish_ns"].to_list()
+    finish = step_ends(graph, end, end)["finish_ns"]
+    alone = baseline.select(pl.len().over("window") == 1).to_series()
+    no_sooner = pl.select(pl.max_horizontal(finish, baseline["begin_ns"])).to_series()
+    assert ends["finish_ns"].to_list() == no_sooner.zip_with(alone, finish).to_list()
     assert ends.drop("finish_ns").equals(baseline.drop("finish_ns"))
+
+
+def test_step_alone_in_its_window_takes_no_less_than_its_gpu_works_whatever_is_saved_before_it():
+    kinds = [NodeKind.CPU, NodeKind.CPU, NodeKind.KERNEL, NodeKind.KERNEL]
+
+    def of(host, steps):
+        order = [(0, 1, 0), (1, 2, 0), (2, 3, 0)]
+        return tiny_graph([9 * host, host, 30, 20], order, step=steps, kind=kinds, lane=[0, 0, 1, 1])
+
+    def changed(steps):
+        before, after = (replay(of(host, steps)) for host in (100, 1))
+        baseline = step_ends(before.graph, before.start, before.end)
+        expected = changed_step_times(baseline, after.graph, after.end)["duration_ns"].to_list()
+        assert changed_durations(baseline, after.graph, after.end).tolist() == [max(ns, 0) for ns in expected]
+        return expected
+
+    assert changed([-1, 0, 0, 0]) == [50]  # it would end 840 before it began
+    assert sum(changed([-1, 0, 0, 1])) == 60 - 900  # with others, what all of them take counts
 
 
 @given(graphs_with_steps())
