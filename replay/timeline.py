@@ -304,7 +304,7 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.Da
     """`step_times` of a changed graph, counted from where the unchanged one's windows began.
 
     What a change saves before the first step is not lost to that step: so work that takes less time never
-    makes the steps longer in sum. A step that is alone in its window takes no less than its busiest GPU works.
+    makes the steps longer in sum. A step that is alone in its window takes no less than its GPU works in it.
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
@@ -406,7 +406,8 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
     def compute() -> tuple[Ints, Ints, Ints, Ints]:
         steps = baseline.select("window", "step", "begin_ns").with_row_index("row")
         alone = steps.filter(pl.len().over("window") == 1)
-        works = np.flatnonzero(is_of(nodes.kind, GPU_KINDS) & np.isin(nodes.window, alone["window"].to_numpy()))
+        windows = alone["window"].to_numpy()
+        works = np.flatnonzero(is_of(nodes.kind, GPU_KINDS) & np.isin(nodes.window, windows))
         where = pl.DataFrame({name: getattr(nodes, name)[works] for name in ("window", "step", "lane")})
         rows = where.join(alone, on=["window", "step"], how="left", maintain_order="left")["row"]
         within = rows.is_not_null().to_numpy()

@@ -127,8 +127,9 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     """Predictions as a table, in their order.
 
     Returns:
-        `edit`, `what`, `predicted_ms`, `low_ms`, `high_ms`, `speedup`, `how`, `block` (proven, unproven or
-        bound), `effect` (faster, slower, or unclear where the interval holds the step as it is).
+        `edit`, `what`, `predicted_ms`, `low_ms` and `high_ms` (the step at both ends of the gain), `speedup`,
+        `how`, `block` (proven, unproven or bound), `effect` (faster, slower, or unclear where the interval
+        holds the step as it is).
     """
     names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how", "block", "effect")
     return pl.DataFrame(
@@ -136,8 +137,8 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
             "edit": ["\n".join(map(str, prediction.edits)) for prediction in predictions],
             "what": [prediction.what() for prediction in predictions],
             "predicted_ms": [ms(prediction.predicted_ns) for prediction in predictions],
-            "low_ms": [ms(prediction.low_ns) for prediction in predictions],
-            "high_ms": [ms(prediction.high_ns) for prediction in predictions],
+            "low_ms": [ms(prediction.between_ns[0]) for prediction in predictions],
+            "high_ms": [ms(prediction.between_ns[1]) for prediction in predictions],
             "speedup": [prediction.speedup for prediction in predictions],
             "how": [prediction.how() for prediction in predictions],
             "block": [prediction.block for prediction in predictions],

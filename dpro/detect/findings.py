@@ -13,6 +13,7 @@ from dpro.documents import DocumentPart, finite
 from dpro.units import ms
 from dpro.words import short_name, shortened
 
+HIDDEN = "hidden-by-queue"  # an observation: queued work of GPUs hides a slow host in most steps
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 _CLASS_WORDS = {  # of a hang its meaning says the rest
     "hang.host": "hang",
@@ -103,6 +104,11 @@ class Finding:
     remedy: str = ""
     waited_ns: int = 0
     part_ranks: tuple[int, ...] = ()
+
+    @property
+    def costs_pauses(self) -> bool:
+        """Whether what it costs is lost in some steps only: it is of the mean step, not of the usual one."""
+        return any(one.kind == HIDDEN for one in self.observations)
 
     @property
     def evidence(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.facts import facts_of as run_facts
 from dpro.replay.whatif.job import ReplayedJob
-from dpro.replay.whatif.predict import Prediction, predict, slowdowns_of
+from dpro.replay.whatif.predict import Prediction, changed_steps_ns, predict, slowdowns_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
@@ -50,11 +50,13 @@ from dpro.verdict.limits import (
     SLOW_LAUNCH_NS,
     Counterfactual,
     FasterKernels,
+    Free,
     counterfactuals,
     gains_of,
     host_before_launches,
     lengths_of,
     typical,
+    work_of_devices,
 )
 from dpro.words import counted, shortened
 
@@ -236,6 +238,13 @@ class JobFacts:
     def counterfactuals(self) -> list[Counterfactual]:
         """What limits the step, by what it would give if it cost nothing, the most first."""
         return counterfactuals(self.job, self.ends, self.analysis.trust)
+
+    @cached_property
+    def gain_of_devices(self) -> float:
+        """How many times as long the step takes now as if what devices compute took no time."""
+        free = self.job.with_change(Free(work_of_devices))
+        left_ns = float(changed_steps_ns(self.ends, self.job, free, slowdowns_of(self.analysis.trust)).mean())
+        return self.step_ns / left_ns if left_ns > 0 else float("inf")
 
     @cached_property
     def findings(self) -> list[Finding]:

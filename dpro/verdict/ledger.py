@@ -100,7 +100,7 @@ class Cause(NamedTuple):
         ranks: that it is of, where it is of some.
         change: makes a job in which it takes none.
         evidence: what says that it is there.
-        cost_ns: what it costs, where a finding has said so.
+        cost_ns: what of the usual step it costs, where a finding has said so.
     """
 
     cause: str
@@ -127,7 +127,8 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
     for cause in ORDER:
         for finding in (finding for of, finding in by_findings if of == cause):
             healed = partial(_healed, finding.ranks) if cause == RANK else _unchanged
-            yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", finding.cost_ns)
+            cost_ns = 0.0 if finding.costs_pauses else finding.cost_ns
+            yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", cost_ns)
         for change in (change for of, change in general if of == cause):
             if not of_operations or cause in OF_OPERATIONS:
                 yield Cause(cause, (), change, "replayed without it")
@@ -182,6 +183,9 @@ def limit_of_entries(
 ) -> str:
     """What limits a job: what takes most of its step but compute, if that is much, else compute.
 
+    Where devices and hosts work side by side, little may be left for the host once the devices have what they
+    work. If their work could be free and the step were as long, it is the host all the same.
+
     Args:
         gains: whether a limit's removal gains anything; without that it is none.
 
@@ -195,4 +199,5 @@ def limit_of_entries(
         return ""
     others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}
     most = next(filter(gains, sorted(others, key=others.__getitem__, reverse=True)), COMPUTE)
-    return most if others.get(most, 0.0) >= (0.0 if of_operations else LARGE) else COMPUTE
+    is_large = others.get(most, 0.0) >= (0.0 if of_operations else LARGE)
+    return most if is_large or not gains(COMPUTE) else COMPUTE

@@ -31,6 +31,7 @@ from dpro.analysis.summary import (
     health_info,
     interval_doubts,
     run_info,
+    step_in_words,
     trust_info,
     what_helps,
 )
@@ -293,7 +294,7 @@ def gain_cells(gain: Prediction) -> tuple[str, str, str, str]:
     """Speed-up, step, interval and proof."""
     return (
         f"x{gain.speedup:.2f}",
-        f"{ms(gain.predicted_ns):.2f} ms",
+        step_in_words(gain),
         f"{ms(gain.low_ns):.2f} to {ms(gain.high_ns):.2f} ms",
         PROOFS.get(gain.block, "none: unproven"),
     )

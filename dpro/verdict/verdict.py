@@ -403,11 +403,17 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
     words = [
-        name_part(one) + (f" {cost_verb(one)} {format_duration(one.cost_ns)} a step" if one.cost_ns else "")
+        name_part(one) + (f" {cost_verb(one)} {_cost_of_step(one)}" if one.cost_ns else "")
         for one in findings[:2]
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _cost_of_step(finding: Finding) -> str:
+    """What a finding costs, and where that is not in the usual step."""
+    cost = f"{format_duration(finding.cost_ns)} a step"
+    return f"{cost} on average, all of it in pauses" if finding.costs_pauses else cost
 
 
 def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Limit | None:
@@ -426,6 +432,8 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
         return None
 
     def gain_of(kind: str) -> float:
+        if kind == COMPUTE:
+            return facts.gain_of_devices
         # A finding may show what no replay of the limit does, and a part costs no more than all of its kind.
         causes = [(one, cause_of_finding(one)) for one in facts.findings]
         costs = [one.severity for one, cause in causes if LIMIT_OF.get(cause, cause) == kind]

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
-from dpro.detect.findings import Finding, costliest_first, ranks_of
+from dpro.detect.findings import HIDDEN, Finding, costliest_first, ranks_of
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain_counted
 from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_COST, PERSISTENT
@@ -66,7 +66,7 @@ IS_HOST = observe(
     "its host is slow, not its GPU: the host finishes most steps before the GPU does, so it does not "
     "wait for it",
 )
-QUEUED = observe("hidden-by-queue", "queued GPU work hides this")
+QUEUED = observe(HIDDEN, "queued GPU work hides this")
 OF_ONE = ("longer-work", "waited-for", QUEUED.kind, NEARLY_AS_LATE.kind)  # not said of ranks late together
 
 
