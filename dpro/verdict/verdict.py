@@ -302,7 +302,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
     series = step_time_document(analysis.steps)
     steps = (
-        f"{counted(series.steps, 'step')} of {format_duration(series.typical_ms * NS_PER_MS)}"
+        f"typical step {format_duration(series.typical_ms * NS_PER_MS)} ({counted(series.steps, 'step')})"
         if series
         else "no steps"
     )
@@ -355,14 +355,14 @@ def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSerie
     """
     took = format_duration(step_ns)
     if others is None:
-        return f"{counted(num_deep, 'step')} of {took}"
+        return f"usual step {took} ({counted(num_deep, 'step')})"
     series = others[1]
     num_others, typical_ns = series.times.size, series.typical_ns
     if abs(typical_ns / step_ns - 1) <= SIMILAR:
-        return f"{num_deep + num_others} steps of {took}, {num_deep} in depth"
+        return f"usual step {took} ({num_deep + num_others} steps, {num_deep} in depth)"
     return (
-        f"{counted(num_deep, 'step')} in depth of {took}, "
-        f"{counted(num_others, 'other')} of {format_duration(typical_ns)}"
+        f"usual step {took} ({num_deep} in depth; {counted(num_others, 'other')}: "
+        f"typical step {format_duration(typical_ns)})"
     )
 
 

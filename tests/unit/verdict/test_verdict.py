@@ -1051,10 +1051,10 @@ def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
 @pytest.mark.parametrize(
     ("num_deep", "others_ms", "words"),
     [
-        (3, 0.0, "3 steps of 10 ms"),
-        (3, 10.5, "9 steps of 10 ms, 3 in depth"),
-        (3, 16.0, "3 steps in depth of 10 ms, 6 others of 16 ms"),
-        (1, 16.0, "1 step in depth of 10 ms, 6 others of 16 ms"),
+        (3, 0.0, "usual step 10 ms (3 steps)"),
+        (3, 10.5, "usual step 10 ms (9 steps, 3 in depth)"),
+        (3, 16.0, "usual step 10 ms (3 in depth; 6 others: typical step 16 ms)"),
+        (1, 16.0, "usual step 10 ms (1 in depth; 6 others: typical step 16 ms)"),
     ],
 )
 def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(num_deep, others_ms, words):
