@@ -223,7 +223,7 @@ _NO_SHAPES_OF_XLA = "profiles of XLA do not say what a step computes on"
 
 
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
-    """The utilisation, or why it is not known: in the typical step, as rates are, else as recorded in depth."""
+    """The utilisation, or why it is not known: in the typical step, else in deep windows."""
     gpus = analysis.run.manifest.gpus
     if analysis.spans.filter(IS_GPU).is_empty():
         return None, "no GPU work"

@@ -419,6 +419,17 @@ def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     ]
 
 
+def test_what_a_profiler_takes_to_stop_on_one_rank_is_no_part_of_the_step(tmp_path):
+    run = TinyRun()
+    for rank in range(2):
+        run.call(0, 10, 1, rank)
+        run.kernel("gemm", 12, 1000, 1, rank)
+        run.call(14, 1010 + 500 * rank, 2, rank, name="cudaDeviceSynchronize")
+    analysis = Analysis(run.write(tmp_path))
+    assert analysis.breakdown["duration_ns"].to_list() == [1_000_000, 1_000_000]
+    assert explain(analysis).account.step_ms == pytest.approx(1.0, rel=0.01)
+
+
 def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, monkeypatch):
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     crowd = Finding("slow.host", "host", "a", (0,), 0.5, 1.0, 0.5 * facts.step_ns, (), CROWDED)
