@@ -90,7 +90,7 @@ OFTEN = 0.5  # times a step and rank, from which on it is done in each
 WARM = 3.0  # times as long as all steps that count, from which on those that warm up are most of a recording
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
-_ROUGH = "a change of this kind elsewhere; not measured on this job"
+_ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
 
 
 class Advice(DocumentPart, frozen=True):

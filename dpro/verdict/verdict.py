@@ -268,7 +268,7 @@ class Untold(NamedTuple):
 def _why_untold(analysis: Analysis) -> Untold | None:
     """Why what was recorded is not the job: traces are cut, or windows slow its steps down; None else."""
     if cut := cut_in_words(analysis.run.manifest):
-        return Untold(cut[0], "copy the traces that are cut again, or record them again")
+        return Untold(cut[0], "copy the traces that were cut short once more, or record again")
     if slowed_by_windows(analysis) >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return Untold(WINDOWS_ONLY, do)
@@ -443,7 +443,7 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     """What has a large share of the time and gives nothing."""
     whole = float(facts.kernels["total_ns"].sum())
-    if not whole or limit is None or limit.kind == COMMUNICATION:
+    if not whole or limit is None or limit.kind == COMMUNICATION or not facts.analysis.trust.answerable:
         return []
     moving = float(facts.communication_kernels["total_ns"].sum())
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
@@ -536,4 +536,4 @@ def _launching(facts: JobFacts) -> str:
         return "its code outside operators"
     if not launches:
         return ""
-    return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"
+    return f"{counted(round(launches), 'launch', 'launches')} a rank for {format_duration(gpu_ns)} of kernels"

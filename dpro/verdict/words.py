@@ -125,7 +125,8 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
 
 
 def _from_to(step_ms: float, gain: float) -> str:
-    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} (about {_factor(gain)})"
+    factor = f"more than x{MUCH:g}" if gain > MUCH else f"about {_factor(gain)}"
+    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({factor})"
 
 
 def limit_of_run(analysis: Analysis) -> str:

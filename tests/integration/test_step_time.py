@@ -90,6 +90,11 @@ def test_each_command_names_the_usual_step_before_any_other():
     assert "typical step of 47 and 47 steps outside deep windows" in changed
 
 
+def test_a_diagnosis_without_a_fault_says_where_to_go_on():
+    said = dpro("diagnose", ROOT / "sample_traces" / "healthy").stdout
+    assert said.startswith("No slow rank or component found. `dpro RUN` says what would help.")
+
+
 @pytest.mark.few(1)
 def test_the_mean_step_of_a_rank_is_the_same_in_report_and_breakdown(said):
     document = said.of("report")

@@ -682,6 +682,13 @@ def hidden_transfers(host_us: float) -> TinyRun:
     return run
 
 
+def test_nothing_is_said_to_give_nothing_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    analysis = Analysis(hidden_transfers(host_us=900).write(tmp_path))
+    trust = dataclasses.replace(analysis.trust, answerable=False, reasons=("no fit",))
+    monkeypatch.setattr(Analysis, "trust", trust)
+    assert explain(analysis).tempting == []
+
+
 def test_what_gains_only_once_the_limit_is_gone_comes_after_it(tmp_path):
     verdict = explained(hidden_transfers(host_us=900), tmp_path)
     assert verdict.limit.kind == HOST
