@@ -63,6 +63,7 @@ from dpro.verdict.limits import (
     COMPUTE,
     HOST,
 )
+from dpro.verdict.together import Together, best_together
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
@@ -113,6 +114,7 @@ class Explanation(AccountedDocument, frozen=True, kw_only=True):
         fault: which ranks or parts are at fault, in words.
         faulty_ranks: ranks that findings name.
         advice: what to do, the best first.
+        together: which two of these gain clearly more when both are done; null where no two do.
         then: what is worth doing only once the limit is gone, and what it gains then; null where nothing is.
         tempting: what looks like a remedy and is none, a line each.
         unsure: what limits the verdict, a line each.
@@ -130,6 +132,7 @@ class Explanation(AccountedDocument, frozen=True, kw_only=True):
     fault: str
     faulty_ranks: list[int]
     advice: list[Advice] = field(default_factory=list)
+    together: Together | None = None
     then: Advice | None = None
     tempting: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -181,6 +184,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
+    together = best_together(facts, advice) if analysis.trust.answerable else None
     steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
@@ -201,6 +205,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         fault=fault,
         faulty_ranks=_ranks_of(facts.findings),
         advice=advice,
+        together=together,
         then=then,
         tempting=_tempting(facts, limit),
         unsure=[*_why_no_limit(facts, limit, untold), *_unsure(facts, usual)],
