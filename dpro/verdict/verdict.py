@@ -367,7 +367,7 @@ def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSerie
         return f"usual step {took} ({num_deep + num_others} steps, {num_deep} in depth)"
     return (
         f"usual step {took} ({num_deep} in depth; {counted(num_others, 'other')}: "
-        f"typical step {format_duration(typical_ns)})"
+        f"typical {format_duration(typical_ns)})"
     )
 
 
@@ -481,6 +481,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
+        (another := _another_length(facts)): bool(another) and not unlike,
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
@@ -502,10 +503,19 @@ def unlike_the_others(analysis: Analysis) -> str:
     deep_ns, usual_ns = both[0] / analysis.trust.taken_out, both[1].typical_ns
     if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
         return ""
-    return (
-        f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(usual_ns)}: "
-        "what limits those is not known"
-    )
+    return f"{_deep_and_others(deep_ns, usual_ns)}: what limits those is not known"
+
+
+def _deep_and_others(deep_ns: float, others_ns: float) -> str:
+    return f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(others_ns)}"
+
+
+def _another_length(facts: JobFacts) -> str:
+    """That figures are of steps of somewhat another length than the others; empty where they are not."""
+    both = deep_and_usual(facts.analysis.steps)
+    if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
+        return ""
+    return f"{_deep_and_others(facts.step_ns, both[1].typical_ns)}: these figures are of the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
