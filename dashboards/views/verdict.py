@@ -152,9 +152,11 @@ def _picture(loaded: Loaded, link: Link) -> Any:
     ]
     hangs = any(finding.of_hang for finding in loaded.hangs)
     hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
+    selected = [html.P("Of the whole run: the selection applies to the step time alone.", className="note")]
     return [
         *hung,
         html.P(explanation.job, className="job"),
+        *(selected if link.steps or link.ranks else []),
         *said,
         *_steps_taken_apart(loaded, link),
         html.Div(buttons, className="choices"),
