@@ -33,21 +33,24 @@ if TYPE_CHECKING:
 def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> Run:
     """Open a run; import what is not one. What to know of it is in its manifest.
 
-    A recording that is still being finished is waited for; one whose recorder was killed is finished here.
+    A recording that is still being finished is waited for; one whose recorder was killed is finished here. Of
+    a run with damaged files the rest is opened.
 
     Args:
         path: a run directory, a folder of traces, or one trace; or the URL of one, which is copied first.
 
     Raises:
-        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+        InputError: there is no such path, it holds neither a run nor a trace, no rank of it can be read, or
+            it is still being recorded.
     """
+    from dpro.damaged import without_damaged
     from dpro.store import open_run
 
     if is_url(path):
         copy = open_path(local_copy(str(path)), watched)
         return replace(copy, source=str(path))
     source = Path(path)
-    return open_run(source) if names_a_run(source) else _open_cached(source, watched)
+    return without_damaged(open_run(source) if names_a_run(source) else _open_cached(source, watched))
 
 
 def names_a_run(path: str | os.PathLike[str]) -> bool:

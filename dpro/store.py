@@ -132,12 +132,16 @@ class Run:
     Attributes:
         source: the traces or the URL that the user named, where they were brought into a cache; else None.
         layout: how many ranks there are along each axis, as the user states it; empty where not.
+        damage: a line for each rank or table that is left out of what is read, since a file is damaged.
+        left_out: files that are not read for that.
     """
 
     path: Path
     manifest: Manifest
     source: Path | str | None = None
     layout: Mapping[str, int] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+    left_out: frozenset[Path] = frozenset()
 
     @property
     def label(self) -> str:
@@ -166,7 +170,22 @@ class Run:
 
     def parts(self, table: Table) -> list[Path]:
         """The files of a table in order of their names."""
-        return part_files(self.path, table)
+        return [part for part in part_files(self.path, table) if part not in self.left_out]
+
+    def check(self, table: Table, parts: Sequence[Path], deep: bool) -> None:
+        """Read parts of a table to see whether they can be read.
+
+        Args:
+            deep: read all of them, and hold them to the declaration; else their footers.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        if not deep:
+            _row_count(list(parts))
+        elif _read_at_once(table, list(parts)) is None:  # one may be of an older format
+            for part in parts:
+                _read_part(table, part)
 
     def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Some columns of a table, one part in memory at a time.
@@ -228,6 +247,12 @@ def part_files(run: Path, table: Table, named: str = "") -> list[Path]:
     """The files of a table in order of their names; folders, pipes and devices are not looked into."""
     paths = sorted((run / table.name).glob(f"{named}*.parquet"))
     return [path for path in paths if path.is_file() and is_utf8(path.name)]
+
+
+def rank_of(part: Path) -> int | None:
+    """The rank that a file is named after; None where it is named after none."""
+    match = re.match(r"rank(\d{5,})", part.name)
+    return int(match[1]) if match else None
 
 
 def holds_tables(folder: Path) -> bool:

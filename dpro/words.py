@@ -80,9 +80,9 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counted(number: int, what: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def counted(number: int, what: str, several: str = "") -> str:
+    """`1 step`, `2,000 steps`; `several` is the plural where that is not the word and an s."""
+    return f"{number:,} {what if number == 1 else several or f'{what}s'}"
 
 
 def short_name(name: str) -> str:

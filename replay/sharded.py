@@ -11,7 +11,6 @@ a process to another can be pickled.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -73,7 +72,7 @@ from dpro.replay.graph import (
 from dpro.replay.steps import are_stepped, lasting_steps
 from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, extents_of, replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
-from dpro.store import Run
+from dpro.store import Run, rank_of
 from dpro.table import Table
 
 MapTasks = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
@@ -160,7 +159,7 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     collectives, workers = run.table(COLLECTIVES), run.table(WORKERS)
     wanted = collectives.select("rank", "span_id").unique()
     of_rank = wanted.partition_by("rank", as_dict=True)
-    named = [(part, _rank_of(part)) for part in run.parts(SPANS)]
+    named = [(part, rank_of(part)) for part in run.parts(SPANS)]
     tasks = [(part, wanted if rank is None else of_rank.get((rank,), wanted.clear())) for part, rank in named]
     if not tasks:
         raise Unanswerable("the run holds no spans to replay")
@@ -186,12 +185,6 @@ def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame,
     return part.select("rank", "window").unique(), lanes
 
 
-def _rank_of(part: Path) -> int | None:
-    """The rank that a file is named after."""
-    match = re.match(r"rank(\d{5,})", part.name)
-    return int(match[1]) if match else None
-
-
 def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
     """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
     by_rank: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
@@ -199,7 +192,7 @@ def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, 
         named: dict[int, list[Path]] = {}
         others: list[Path] = []
         for part in run.parts(table):
-            number = _rank_of(part)
+            number = rank_of(part)
             (others if number is None else named.setdefault(number, [])).append(part)
         for rank, by_table in by_rank.items():
             by_table[table.name] = (*named.get(rank, ()), *others)

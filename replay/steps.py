@@ -480,16 +480,36 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         `[rank, window, step, start_ns, end_ns]`.
     """
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
-    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     lasting = lasting_steps(steps).with_columns(END)
     deep = lasting.filter(pl.col("window") >= 0)
     undivided = lasting.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
-    stepped = are_stepped(lasting, windows["rank"])
+    stepped = are_stepped(lasting, spans["rank"].unique())
+    lasting_spans = spans if stepped else without_last_wait(spans)
+    windows = lasting_spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     loads = pl.col("name").str.contains(LOADS)
     whole = windows.clear() if stepped else begins_of_work(windows, spans.with_columns(loads=loads))
     whole = whole.with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), whole.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
+
+
+def without_last_wait(spans: pl.DataFrame) -> pl.DataFrame:
+    """Let windows without steps end with the GPU's last work, not with the call that waits for it.
+
+    A profiler that stops waits for the device, which may take it long: on that rank the one step that the
+    window is would last longer than on its peers.
+
+    Args:
+        spans: `rank`, `window`, `kind`, `start_ns`, `duration_ns` and others.
+    """
+    ends = spans.with_columns(END)
+    last = pl.col("end_ns") == pl.col("end_ns").max().over(OF_WINDOW)
+    works_ns = pl.col("end_ns").filter(IS_GPU).max().over(OF_WINDOW)
+    others_ns = pl.col("end_ns").filter(~last).max().over(OF_WINDOW)
+    alone = last & (last.sum().over(OF_WINDOW) == 1) & (pl.col("kind") == "runtime")
+    waits = (alone & (pl.col("start_ns") < works_ns) & (works_ns < pl.col("end_ns"))).fill_null(False)
+    lasts_ns = pl.when(waits).then(others_ns - pl.col("start_ns")).otherwise("duration_ns")
+    return ends.with_columns(duration_ns=lasts_ns).drop("end_ns")
 
 
 def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -38,6 +38,7 @@ from dpro.verdict.verdict import explain
 from dpro.words import shortened
 
 NAME = "runs"
+FIRST_DATE_NS = 10**18  # of 2001: clocks that count from the start of a host or a trace are earlier
 MAX_JUDGED = 30  # of the latest runs it is said what limits them
 AXES = {"order": "in order", "date": "by date"}
 JOBS = {"all": "all jobs", "shown": "the job of the run shown"}
@@ -53,7 +54,7 @@ class Timed(NamedTuple):
     """When a run began, and how long its steps took.
 
     Attributes:
-        began_ns: when its command was started; of imported traces, when they were imported.
+        began_ns: when its command was started, or else its first step; without a date when it was written.
         command: as it was typed; empty where it is not known.
         steps: that were timed.
         typical_ns, low_ns, high_ns: the typical step, and the interval of that median; 0 without steps.
@@ -128,7 +129,9 @@ def timed_run(path: Path) -> Timed:
     run = open_run(path)
     manifest = run.manifest
     launched = run.table(STARTS, ["launched_ns"]).filter(pl.col("launched_ns") > 0)["launched_ns"].min()
-    began_ns = launched if isinstance(launched, int) else (path / MANIFEST).stat().st_mtime_ns
+    stepped = run.table(STEPS, ["start_ns"]).filter(pl.col("start_ns") > FIRST_DATE_NS)["start_ns"].min()
+    dated = next((began for began in (launched, stepped) if isinstance(began, int)), None)
+    began_ns = (path / MANIFEST).stat().st_mtime_ns if dated is None else dated
     timed = Timed(began_ns, shlex.join(manifest.command), len(manifest.ranks))
     steps = step_series(run.table(STEPS))
     if steps is None:

@@ -47,7 +47,7 @@ from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
 from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
-from dpro.verdict.words import THEN, limit_of_run, paragraphs_of
+from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
@@ -152,9 +152,11 @@ def _picture(loaded: Loaded, link: Link) -> Any:
     ]
     hangs = any(finding.of_hang for finding in loaded.hangs)
     hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
+    selected = [html.P("Of the whole run: the selection applies to the step time alone.", className="note")]
     return [
         *hung,
         html.P(explanation.job, className="job"),
+        *(selected if link.steps or link.ranks else []),
         *said,
         *_steps_taken_apart(loaded, link),
         html.Div(buttons, className="choices"),
@@ -251,7 +253,11 @@ def _advice(loaded: Loaded, link: Link) -> Any:
     poor = explanation.limit is not None and loaded.trust.grade == "poor"
     doubtful = [message("Do not rely on these: the replay fits poorly.")] if poor else []
     cards = [_card(row, scale, link) for row in rows.iter_rows(named=True)]
-    note = [html.P([html.B("NOT"), text], className="said") for text in explanation.tempting]
+    note = [
+        html.P([html.B(label), text], className="said")
+        for label, text in paragraphs_of(explanation)
+        if label in (BOTH, "NOT")
+    ]
     return [*doubtful, html.Div(cards, className="cards"), *note, csv_link(NAME, "advice", link)]
 
 

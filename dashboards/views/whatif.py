@@ -173,7 +173,7 @@ def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
     """Draw the mean step now and under the edits, with its interval."""
-    times = ms(prediction.predicted_ns), ms(prediction.low_ns), ms(prediction.high_ns)
+    times = ms(prediction.predicted_ns), *map(ms, prediction.between_ns)
     scale, unit = time_unit(max(base_ms, *times))
     now, predicted, low, high = (value / scale for value in (base_ms, *times))
     figure = go.Figure()
@@ -238,7 +238,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         [
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
-            ("interval", f"{format_duration(prediction.low_ns)} to {format_duration(prediction.high_ns)}"),
+            ("interval", " to ".join(map(format_duration, prediction.between_ns))),
             ("takes", takes_in_words(prediction)),
             *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),

@@ -54,8 +54,8 @@ def how_known(document: DifferenceDocument) -> list[str]:
     counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
     clear = "" if measured.is_clear else ", within what steps vary by"
     return [
-        f"typical of {counts} ({low:+.1%} to {high:+.1%}{clear})",
-        f"in depth, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
+        f"typical step of {counts} ({low:+.1%} to {high:+.1%}{clear})",
+        f"usual step, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
         f"({signed_ms(document.delta_ms)})",
     ]
 

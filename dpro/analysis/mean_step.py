@@ -29,7 +29,7 @@ from dpro.replay.cost.work import (
     inputs_of_calls,
     operations_of_calls,
 )
-from dpro.replay.steps import IS_GPU, recorded_steps, step_series
+from dpro.replay.steps import IS_GPU, recorded_steps, series_outside, step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, format_rate, ms
 
 # Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
@@ -80,7 +80,7 @@ class MfuDocument(DocumentPart, frozen=True):
     """Operations of matmuls per second as a share of the GPUs' peak.
 
     Attributes:
-        share: of the peak.
+        share: of the peak, in the typical step; in deep windows where there are no other steps.
         gpu: model.
         dtype: precision of the peak: the one that matmuls spend most time in.
         peak_tflops: of one GPU, dense, 1e12 operations per second.
@@ -223,7 +223,7 @@ _NO_SHAPES_OF_XLA = "profiles of XLA do not say what a step computes on"
 
 
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
-    """The utilisation, or why it is not known."""
+    """The utilisation, or why it is not known: in the typical step, else in deep windows."""
     gpus = analysis.run.manifest.gpus
     if analysis.spans.filter(IS_GPU).is_empty():
         return None, "no GPU work"
@@ -241,7 +241,9 @@ def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
     except Unanswerable as error:
         no_parameters = f"; by the model's parameters: {error}" * (not analysis.model_calls.is_empty())
     try:
-        return find_mfu(timed, recorded_steps(timed, analysis.steps), gpus, by_parameters), ""
+        mfu = find_mfu(timed, recorded_steps(timed, analysis.steps), gpus, by_parameters)
+        series = series_outside(analysis.steps)
+        return (mfu if series is None else mfu.within(series.typical_ns)), ""
     except DproError as error:
         return None, f"{error}{no_parameters}"
 

@@ -95,6 +95,16 @@ def in_words(document: StepTimeDocument) -> str:
     )
 
 
+def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:
+    """`The usual step takes 123.01 ms as the job runs (133.24 ms as recorded).`
+
+    Args:
+        step_ms: the usual step as the account has it.
+        recorded_ms: the same steps, with what recording cost them.
+    """
+    return f"The usual step takes {step_ms:.2f} ms as the job runs ({recorded_ms:.2f} ms as recorded)."
+
+
 def _by_what(document: StepTimeDocument) -> str:
     """By which clock, unless it is the host's and each step is by itself."""
     if document.clock == "device":

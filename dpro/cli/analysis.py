@@ -174,15 +174,14 @@ def with_graph(analysis: Analysis) -> Analysis:
 
 
 def open_or_import(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one, and repeat the warnings of its import.
+    """Open a run; import what is not one, and repeat the warnings of its import, and what is damaged.
 
     Raises:
         InputError: as `open_path`.
     """
     run = open_quietly(path)
-    if run.source is not None:
-        for warning in run.manifest.warnings:
-            warn(warning)
+    for warning in run.damage if run.source is None else run.manifest.warnings:
+        warn(warning)
     return run
 
 

@@ -185,7 +185,8 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
     if diagnosis.end.early:
         return "No slow rank or component found before that."
     where = "" if diagnosis.basis == REPLAY else " in its steps and calls"
-    return f"{limits}." if limits else f"No slow rank or component found{where}."
+    healthy = f"{limits}." if limits else f"No slow rank or component found{where}."
+    return f"{healthy} `dpro RUN` says what would help."
 
 
 def _print_slowdown(slowdown: Slowdown | None) -> None:

@@ -19,6 +19,7 @@ def explain(run: str, as_json: bool) -> None:
     LIMIT   what takes most of the step besides needed work, else the computing
     FAULT   ranks and components slower than their peers (all: dpro diagnose)
     TRY     changes you can make, and their gain (all: dpro whatif)
+    BOTH    two of these that gain more together
     THEN    changes that pay off only once the limit is gone
     NOT     apparent remedies that do not help
     UNSURE  what limits the confidence in these answers

@@ -189,7 +189,8 @@ def _console_class() -> type[Console]:
     class PrintableConsole(Console):
         """A console of whose own control characters all, and of those in text none, reach the terminal.
 
-        On a terminal lines of text wrap at words.
+        On a terminal lines of text wrap at words. In a pipe or a file each stays one line, as of git, uv and
+        ruff: `grep`, `diff` and `sort` see whole facts, and who reads a file has an editor that wraps.
         """
 
         def print(self, *objects: Any, **options: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,8 @@ import click
 from dpro.cli.analysis import analyse, layout_option, network_option, run_argument, steps_option
 from dpro.cli.options import MAX_STEPS
 from dpro.cli.output import console, json_option, print_end, print_json
-from dpro.units import NS_PER_US, format_duration
+from dpro.errors import DproError
+from dpro.units import NS_PER_US, format_duration, ms
 from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
 
     for line in pretended_lines(manifest, document.pretended):
         out.print(line)
+    for line in _usual_step(analysis):
+        out.print(line)
     out.print(document.trust.verdict)
     for reason in (*document.reasons, *document.assumed):
         out.print(f"  - {reason}")
@@ -102,6 +106,19 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
     _print_communication(document.communication)
     _print_clocks(document.clocks)
     _print_path(document.critical_path)
+
+
+def _usual_step(analysis: Analysis) -> Iterator[str]:
+    """The step that the account of the job speaks of: the table below is of steps as they were recorded."""
+    from dpro.analysis.step_time import usual_step_in_words
+    from dpro.replay.whatif.predict import measured_ns
+
+    if analysis.run.manifest.is_pretended or analysis.outline.of_operations:
+        return
+    with suppress(DproError):  # no step is known, or none that was not interrupted
+        recorded_ns = measured_ns(analysis.trust, analysis.baseline)
+        if recorded_ns:
+            yield usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns))
 
 
 def _print_steps(steps: Sequence[StepFit]) -> None:

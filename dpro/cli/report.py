@@ -209,7 +209,7 @@ def _print_mean_step(analysis: Analysis) -> None:
     from dpro.analysis.step_time import step_time_in_words
 
     out = console()
-    out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
+    out.print(f"Measured: {step_time_in_words(analysis.steps)}\n")
     mean = mean_step_of(analysis)
     out.print(Text(title_of(mean), "bold"))
     out.print(Text(bar_in_text(mean, BAR)))

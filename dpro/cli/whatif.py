@@ -267,6 +267,7 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Co
         searched: whether edits were searched for: then those of small gain are left out.
         advised: edits that are advised: of those the healed ranks are listed whatever else is.
     """
+    from dpro.analysis.step_time import usual_step_in_words
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
 
@@ -278,7 +279,7 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Co
     if document.of_operations:
         out.print(f"The mean step of the whole operations takes {base:.2f} ms (measured {measured:.2f} ms).")
     elif not run.manifest.is_pretended:
-        out.print(f"The usual step takes {base:.2f} ms as the job runs ({measured:.2f} ms as recorded).")
+        out.print(usual_step_in_words(base, measured))
     for line in document.recording:
         out.print(f"{capitalised(line)}.")
     worth = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]

@@ -90,7 +90,7 @@ OFTEN = 0.5  # times a step and rank, from which on it is done in each
 WARM = 3.0  # times as long as all steps that count, from which on those that warm up are most of a recording
 _SOFTMAX = r"(?i)softmax"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
-_ROUGH = "a change of this kind elsewhere; not measured on this job"
+_ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
 
 
 class Advice(DocumentPart, frozen=True):
@@ -197,9 +197,9 @@ def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | N
         ranked: `advise` of the job as it is.
         later: the same of the job without its limit.
     """
-    now = {advice.kind for advice in ranked if _middle(advice) >= WORTH_AFTER}
+    now = {advice.kind for advice in ranked if middle_of(advice) >= WORTH_AFTER}
     news = (advice for advice in later if advice.kind not in now and (advice.gain_low or 1.0) >= WORTH)
-    return next((advice for advice in news if _middle(advice) >= WORTH_AFTER), None)
+    return next((advice for advice in news if middle_of(advice) >= WORTH_AFTER), None)
 
 
 def _of_a_moment(advice: Advice) -> Advice:
@@ -215,7 +215,7 @@ def partly(gain: float, part: float) -> float:
     return 1 / (1 - part * (1 - 1 / gain))
 
 
-def _middle(advice: Advice) -> float:
+def middle_of(advice: Advice) -> float:
     """The middle of its gain; infinite where it is not known."""
     if advice.gain_low is None or advice.gain_high is None:
         return math.inf
@@ -225,7 +225,7 @@ def _middle(advice: Advice) -> float:
 def _merit(advice: Advice) -> float:
     """The middle of its gain, as a power, for its effort: twice for what names its own cause."""
     weight = WEIGHTS.get(advice.kind, 1.0) / EFFORT.get(advice.effort, 1.0)
-    return weight * math.log(_middle(advice))
+    return weight * math.log(middle_of(advice))
 
 
 # What treats each limit itself, before what merely helps.

@@ -295,7 +295,7 @@ def gain_cells(gain: Prediction) -> tuple[str, str, str, str]:
     return (
         f"x{gain.speedup:.2f}",
         step_in_words(gain),
-        f"{ms(gain.low_ns):.2f} to {ms(gain.high_ns):.2f} ms",
+        " to ".join(f"{ms(end_ns):.2f}" for end_ns in gain.between_ns) + " ms",
         PROOFS.get(gain.block, "none: unproven"),
     )
 

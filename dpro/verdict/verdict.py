@@ -63,6 +63,7 @@ from dpro.verdict.limits import (
     COMPUTE,
     HOST,
 )
+from dpro.verdict.together import Together, best_together
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
@@ -113,6 +114,7 @@ class Explanation(AccountedDocument, frozen=True, kw_only=True):
         fault: which ranks or parts are at fault, in words.
         faulty_ranks: ranks that findings name.
         advice: what to do, the best first.
+        together: which two of these gain clearly more when both are done; null where no two do.
         then: what is worth doing only once the limit is gone, and what it gains then; null where nothing is.
         tempting: what looks like a remedy and is none, a line each.
         unsure: what limits the verdict, a line each.
@@ -130,6 +132,7 @@ class Explanation(AccountedDocument, frozen=True, kw_only=True):
     fault: str
     faulty_ranks: list[int]
     advice: list[Advice] = field(default_factory=list)
+    together: Together | None = None
     then: Advice | None = None
     tempting: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -181,6 +184,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
+    together = best_together(facts, advice) if analysis.trust.answerable else None
     steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
@@ -201,6 +205,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         fault=fault,
         faulty_ranks=_ranks_of(facts.findings),
         advice=advice,
+        together=together,
         then=then,
         tempting=_tempting(facts, limit),
         unsure=[*_why_no_limit(facts, limit, untold), *_unsure(facts, usual)],
@@ -268,7 +273,7 @@ class Untold(NamedTuple):
 def _why_untold(analysis: Analysis) -> Untold | None:
     """Why what was recorded is not the job: traces are cut, or windows slow its steps down; None else."""
     if cut := cut_in_words(analysis.run.manifest):
-        return Untold(cut[0], "copy the traces that are cut again, or record them again")
+        return Untold(cut[0], "copy the traces that were cut short once more, or record again")
     if slowed_by_windows(analysis) >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return Untold(WINDOWS_ONLY, do)
@@ -302,7 +307,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
     series = step_time_document(analysis.steps)
     steps = (
-        f"{counted(series.steps, 'step')} of {format_duration(series.typical_ms * NS_PER_MS)}"
+        f"typical step {format_duration(series.typical_ms * NS_PER_MS)} ({counted(series.steps, 'step')})"
         if series
         else "no steps"
     )
@@ -355,14 +360,14 @@ def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSerie
     """
     took = format_duration(step_ns)
     if others is None:
-        return f"{counted(num_deep, 'step')} of {took}"
+        return f"usual step {took} ({counted(num_deep, 'step')})"
     series = others[1]
     num_others, typical_ns = series.times.size, series.typical_ns
     if abs(typical_ns / step_ns - 1) <= SIMILAR:
-        return f"{num_deep + num_others} steps of {took}, {num_deep} in depth"
+        return f"usual step {took} ({num_deep + num_others} steps, {num_deep} in depth)"
     return (
-        f"{counted(num_deep, 'step')} in depth of {took}, "
-        f"{counted(num_others, 'other')} of {format_duration(typical_ns)}"
+        f"usual step {took} ({num_deep} in depth; {counted(num_others, 'other')}: "
+        f"typical {format_duration(typical_ns)})"
     )
 
 
@@ -451,7 +456,7 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     """What has a large share of the time and gives nothing."""
     whole = float(facts.kernels["total_ns"].sum())
-    if not whole or limit is None or limit.kind == COMMUNICATION:
+    if not whole or limit is None or limit.kind == COMMUNICATION or not facts.analysis.trust.answerable:
         return []
     moving = float(facts.communication_kernels["total_ns"].sum())
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
@@ -484,6 +489,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
+        (another := _another_length(facts)): bool(another) and not unlike,
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
@@ -505,10 +511,19 @@ def unlike_the_others(analysis: Analysis) -> str:
     deep_ns, usual_ns = both[0] / analysis.trust.taken_out, both[1].typical_ns
     if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
         return ""
-    return (
-        f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(usual_ns)}: "
-        "what limits those is not known"
-    )
+    return f"{_deep_and_others(deep_ns, usual_ns)}: what limits those is not known"
+
+
+def _deep_and_others(deep_ns: float, others_ns: float) -> str:
+    return f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(others_ns)}"
+
+
+def _another_length(facts: JobFacts) -> str:
+    """That figures are of steps of somewhat another length than the others; empty where they are not."""
+    both = deep_and_usual(facts.analysis.steps)
+    if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
+        return ""
+    return f"{_deep_and_others(facts.step_ns, both[1].typical_ns)}: these figures are of the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
@@ -544,4 +559,4 @@ def _launching(facts: JobFacts) -> str:
         return "its code outside operators"
     if not launches:
         return ""
-    return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"
+    return f"{counted(round(launches), 'launch', 'launches')} a rank for {format_duration(gpu_ns)} of kernels"

@@ -31,7 +31,7 @@ from dpro.verdict.verdict import Explanation, Limit, explain, unlike_the_others
 from dpro.words import ranks_in_words
 
 WIDTH = 80
-TRY, THEN = "TRY", "THEN"
+TRY, BOTH, THEN = "TRY", "BOTH", "THEN"
 MARGIN = 7  # columns of the labels
 SHOWN = 0.005  # share of the step: less is not shown
 
@@ -86,6 +86,10 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
     for number, advice in enumerate(verdict.advice, 1):
         later = f" (once 1 is done {_gain(then)})" if then and then.kind == advice.kind else ""
         said.append((TRY if number == 1 else "", f"{number} {advice.do}{worth_in_words(advice)}{later}"))
+    if both := verdict.together:
+        edits = " ".join(f"--edit {edit}" for edit in both.edits)
+        gain = times(both.gain_low, both.gain_high)
+        said.append((BOTH, f"{both.places[0]} and {both.places[1]} together: {gain} ({edits})"))
     if then and then.kind not in {advice.kind for advice in verdict.advice}:
         said.append((THEN, f"{then.do}{worth_in_words(then)}"))
     rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
@@ -125,7 +129,8 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
 
 
 def _from_to(step_ms: float, gain: float) -> str:
-    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} (about {_factor(gain)})"
+    factor = f"more than x{MUCH:g}" if gain > MUCH else f"about {_factor(gain)}"
+    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({factor})"
 
 
 def limit_of_run(analysis: Analysis) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.engine import distinct
-from dpro.replay.steps import OF_WINDOW, begins_of_work
+from dpro.replay.steps import OF_WINDOW, begins_of_work, without_last_wait
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
@@ -135,6 +135,8 @@ def make_rank_view(
             `payload` and `message`.
         stepped: whether the run has steps, so that what is in none of them is in no step.
     """
+    if not stepped:
+        spans = without_last_wait(spans)
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     if not _is_sorted(*(spans[name].to_numpy() for name in ("start_ns", "end", "span_id"))):
         spans = spans.sort(["start_ns", "end", "span_id"], descending=[False, True, False])

@@ -198,6 +198,10 @@ class Mfu(NamedTuple):
     gpu: str
     basis: str = SHAPES
 
+    def within(self, step_ns: float) -> Mfu:
+        """The same operations in a step of another length, such as one that recording does not slow down."""
+        return self._replace(share=self.operations / (step_ns * self.peak_tflops * 1e3))
+
 
 def find_mfu(
     spans: pl.DataFrame, stretches: pl.DataFrame, gpus: Sequence[str], by_parameters: float = 0.0

@@ -109,6 +109,14 @@ class Prediction:
         return self.base_ns / left_ns if left_ns > 0 else np.inf
 
     @property
+    def between_ns(self) -> tuple[float, float]:
+        """The step under the edits at the ends of the gain's interval: what a step varies by is not in it."""
+        if not np.isfinite([self.base_ns, self.gain_low_ns, self.gain_high_ns]).all():
+            return self.low_ns, self.high_ns
+        low_ns, high_ns = (self.base_ns - gain_ns for gain_ns in (self.gain_high_ns, self.gain_low_ns))
+        return max(low_ns, 0.0) * self.samples, max(high_ns, 0.0) * self.samples
+
+    @property
     def effort(self) -> str:
         """What it takes at most to make the changes, as `EFFORTS`."""
         return max((edit.effort for edit in self.edits), key=list(EFFORTS).index, default=next(iter(EFFORTS)))
@@ -142,7 +150,7 @@ class Prediction:
         rows = [
             ("throughput", f"x{self.speedup:.2f} ({self.effect})"),
             ("step", format_duration(self.predicted_ns)),
-            ("interval", f"{format_duration(self.low_ns)} to {format_duration(self.high_ns)}"),
+            ("interval", " to ".join(map(format_duration, self.between_ns))),
             ("rests on", BLOCKS[self.block]),
             ("how", self.how()),
             *(("note", note) for note in self.notes),

@@ -314,9 +314,20 @@ def test_a_run_without_spans_is_one_line_that_says_what_to_record(command, witho
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_damaged_part_is_one_line_that_names_the_file(command, damaged):
+def test_a_damaged_part_costs_its_rank_one_line_that_names_the_file(command, damaged):
+    done = dpro(command, damaged)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout if command == "info" else done.stderr
+    (line,) = [line for line in said.splitlines() if "left out: rank 0: " in line]
+    assert line.endswith("rank00000.parquet: not readable as Parquet (it is damaged or cut short)")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_whose_every_rank_is_damaged_is_one_line(command, damaged):
+    for part in (damaged / SPANS.name).glob("*.parquet"):
+        part.write_bytes(b"PAR1")
     line = refused(dpro(command, damaged), exit_code=1)
-    assert line.endswith(".parquet: not readable as Parquet (it is damaged or cut short)")
+    assert "no rank is left, since 2 files of it cannot be read; copy the run again: " in line
 
 
 @pytest.mark.parametrize("command", COMMANDS)

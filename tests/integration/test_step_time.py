@@ -6,6 +6,7 @@ What each name means is in the glossary, "How long is a step".
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
     assert stated in markdown_of(said.report)
     assert stated in html_of(said.loaded, said.report)
     assert stated in str(verdict.VIEW.sections["verdict-short"](said.loaded, Link()))
+
+
+def test_each_command_names_the_usual_step_before_any_other():
+    usual_ms = Answered(SAMPLE).loaded.baseline_ns / NS_PER_MS
+    for command in ("explain", "report", "whatif", "replay"):
+        text = dpro(command, SAMPLE).stdout
+        first = re.search(r"(usual|typical|mean) step (?:takes )?([\d.]+) ms", text, re.IGNORECASE)
+        assert first is not None, command
+        assert (first[1], float(first[2])) == ("usual", pytest.approx(usual_ms, rel=0.01)), command
+    changed = dpro("diff", SAMPLE, SAMPLE).stdout
+    assert "typical step of 47 and 47 steps outside deep windows" in changed
+
+
+def test_a_diagnosis_without_a_fault_says_where_to_go_on():
+    said = dpro("diagnose", ROOT / "sample_traces" / "healthy").stdout
+    assert said.startswith("No slow rank or component found. `dpro RUN` says what would help.")
 
 
 @pytest.mark.few(1)

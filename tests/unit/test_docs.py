@@ -89,6 +89,18 @@ def test_every_page_that_code_and_text_name_exists() -> None:
     assert lost == []
 
 
+OF_ANY_PAGE = ("make demo", "dpro RUN", "srun dpro record -o /shared/RUN --", "dpro report RUN --html FILE")
+TASKS = [row for row in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+
+
+@pytest.mark.parametrize("row", TASKS, ids=lambda row: row.split("|")[1].strip())
+def test_commands_of_the_first_page_are_those_of_the_page_that_it_leads_to(row: str) -> None:
+    _, _, commands, pages, _ = row.split("|")
+    text = "".join((DOCS / page).read_text(encoding="utf-8") for page in re.findall(r"\]\(([^)#]+)", pages))
+    for command in re.findall("`([^`]+)`", commands):
+        assert (command := command.removesuffix(" …")) in text or command in OF_ANY_PAGE
+
+
 def num_words(page: Path) -> int:
     """Return how many words a page has, bars of tables included."""
     return len(page.read_text(encoding="utf-8").split())

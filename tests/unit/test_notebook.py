@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -19,6 +20,7 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS
 from dpro.selection import parse_selection
 from tests.builders import cpu_job
+from tests.missing import take_away
 from tests.traces import write_rank
 
 
@@ -169,10 +171,18 @@ def test_a_path_that_is_nothing_is_an_error(tmp_path):
 
 
 def test_without_plotly_all_but_the_figures_is_there(path, monkeypatch):
-    for module in [name for name in sys.modules if name.startswith(("dpro.dashboards", "plotly"))]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    take_away(monkeypatch, "plotly", "dpro.dashboards")
     again = dpro.open(path)
     assert isinstance(again.diagnose(), pl.DataFrame)
     with pytest.raises(MissingExtra, match=r"dpro-toolkit\[dashboard\]"):
         _ = again.plot
+
+
+def test_a_test_that_takes_plotly_away_leaves_later_ones_the_modules_they_had():
+    view = import_module("dpro.dashboards.views.verdict")
+    with pytest.MonkeyPatch.context() as patch:
+        take_away(patch, "plotly", "dpro.dashboards")
+        with pytest.raises(ImportError):
+            import_module("dpro.dashboards.views.verdict")
+    assert sys.modules["dpro.dashboards.views.verdict"] is view
+    assert sys.modules["dpro.dashboards"].views.verdict is dpro.dashboards.views.verdict is view

@@ -19,7 +19,7 @@ from dpro.units import NS_PER_S
 from dpro.words import ranks_in_words
 
 MAIN_THREAD = "main-thread"  # the kind of observations of where one is
-MIN_COMPUTING = 0.05  # of the time: a thread that waits takes none
+MIN_COMPUTING = 0.25  # of the time: a thread that waits takes none, but for what ends its process later
 MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little of what a thread does
 MAX_CALLS = 3  # of a stack that are quoted
 # Counters of a process: its main thread ran, or would have with a free core; and of its host: it was sampled.

@@ -28,7 +28,7 @@ MIN_ALONE = 0.5  # of its steps: from here on a rank that is the whole job starv
 TIMES_AS_LONG = 1.6  # as any other rank of a crowded host: what waits so much longer has a reason of its own
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
-NO_RANK = observe("no-rank-at-fault", "no rank is at fault")
+NO_RANK = observe("no-rank-at-fault", "this delays all ranks of the host")
 FEWER_THREADS = (
     "start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give the job more cores (the CPU "
     "limit of its cgroup; what else runs on the host)"

@@ -133,6 +133,7 @@ def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
 def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
     missing, size = logs.manifest.missing_ranks, logs.manifest.world_size
     silent = [f"how {len(missing)} of {size} ranks ended: {few(missing, MAX_NAMED)}"] if missing else []
+    silent += logs.cut
     if logs.num_made and not logs.inits:
         silent.append("how long NCCL's communicators took to make: NCCL says it from 2.22 on")
     if shown:

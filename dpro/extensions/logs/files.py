@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpro.ingest.reading.files import HEAD_BYTES, Source
+from dpro.ingest.reading.files import Source
 
 MAX_FILES = 20_000
 ERROR_FILE = "error.json"  # what torchrun calls that of a process whose function has `@record`
@@ -39,9 +39,8 @@ def _is_log(path: Path) -> bool:
     from dpro.ingest.formats import is_request_log, registry
 
     try:
-        with Source(str(path), path).open() as content:
-            head = content.read(HEAD_BYTES)
-    except (OSError, EOFError, ValueError):
+        head = Source(str(path), path).head()
+    except (OSError, ValueError):
         return False
     if path.name == ERROR_FILE:
         return head.lstrip()[:10] == b'{"message"'

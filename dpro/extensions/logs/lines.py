@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dpro.errors import InputError
 from dpro.ingest.reading.files import Source
 from dpro.units import NS_PER_S
-from dpro.words import from_json
+from dpro.words import counted, from_json
 
 MAX_LINE = 20_000  # characters; the rest of a longer line is left out
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -102,23 +102,29 @@ class RawLine(NamedTuple):
         return LogLine(self.source, rank, local, task, pid, marks.get("host", ""), when, text)
 
 
-def read_lines(paths: list[Path]) -> Iterator[RawLine]:
+def read_lines(paths: list[Path], cut: list[str]) -> Iterator[RawLine]:
     """Yield the lines of all files, one file after the other.
+
+    Args:
+        cut: gets a sentence for each compressed file of which only the beginning can be read.
 
     Raises:
         InputError: a file cannot be read.
     """
     for number, path in enumerate(paths):
-        stated = _stated_by_name(path)
+        stated, num_lines = _stated_by_name(path), 0
         try:
             year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
             with Source(str(path), path).open() as content:
                 text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="\n")
                 while line := text.readline(MAX_LINE):
+                    num_lines += 1
                     yield RawLine(number, line, stated, year)
-        except (OSError, EOFError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InputError(f"{path}: cannot be read ({why})") from error
+        except EOFError as error:
+            lines = counted(num_lines, "line")
+            cut.append(f"what follows in {path}: {error}, after {lines} that are read; copy it again")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 class ErrorFile(NamedTuple):

@@ -13,7 +13,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,6 +136,7 @@ class JobLogs:
         inits: of NCCL's communicators, in order of the lines.
         num_made: communicators of all ranks that NCCL says it made, with or without how long that took.
         num_lines: that were read.
+        cut: what could not be read, a sentence for each file of which only the beginning could.
     """
 
     frames: Mapping[str, pl.DataFrame]
@@ -144,6 +145,7 @@ class JobLogs:
     inits: Sequence[CommunicatorInit]
     num_made: int
     num_lines: int
+    cut: Sequence[str] = ()
 
 
 _FRAME = re.compile(r'\s*File "(.+)", line (\d+), in (.+)$')
@@ -217,9 +219,10 @@ def read_logs(paths: list[Path]) -> JobLogs:
     for error in read_error_files(kept):
         # Logs may have times of a zone: these are compared with each other alone.
         reader.take_error_file(error, -1 if logs else error.time_ns)
-    for line in read_lines(logs):
+    cut: list[str] = []
+    for line in read_lines(logs, cut):
         reader.take(line)
-    return reader.finish()
+    return replace(reader.finish(), cut=cut)
 
 
 class _Reader:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import (
@@ -17,9 +20,12 @@ from dpro.analysis.mean_step import (
     shown_parts,
 )
 from dpro.errors import Unanswerable
-from dpro.replay.steps import STEP_SCHEMA
+from dpro.extensions.goodput.command import goodput
+from dpro.replay.steps import STEP_SCHEMA, step_series
 from dpro.store import Manifest, open_run, write_manifest
+from dpro.units import NS_PER_MS
 from tests.builders import TinyRun, cpu_job
+from tests.jobs import ROOT
 
 
 def _gpu_run(folder, busy: int) -> Analysis:
@@ -128,3 +134,15 @@ def test_a_step_begins_where_the_one_before_it_ends(tmp_path):
     ends = extents["end_ms"].to_list()
     assert extents["begin_ms"].to_list() == [0.0, *ends[:-1]]
     assert ends == sorted(ends)
+
+
+def test_the_utilisation_is_of_the_typical_step_as_rates_are_and_not_of_one_that_recording_slows_down():
+    analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_gpt"))
+    mean, typical_ns = mean_step_of(analysis), step_series(analysis.steps).typical_ns
+    assert typical_ns < 0.8 * mean.duration_ms * NS_PER_MS
+    tflops = mean.mfu.tflop_per_step / (typical_ns / 1e9)
+    assert mean.mfu.share == pytest.approx(tflops / mean.mfu.peak_tflops)
+    done = CliRunner().invoke(goodput, [str(ROOT / "sample_traces" / "h200_gpt"), "--json"])
+    found = json.loads(done.stdout)["throughput"]
+    overall = found["tokens_per_s_overall"] / found["tokens_per_s"]
+    assert found["mfu_overall"] / found["mfu"] == pytest.approx(overall, rel=1e-6)

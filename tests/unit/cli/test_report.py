@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from dpro.cli import cli
 from dpro.cli.replay import replay
 from dpro.cli.report import report
 from dpro.errors import InputError, UsageError
@@ -32,13 +33,14 @@ def test_markdown_goes_to_stdout_or_into_a_file(run, tmp_path):
 
 def test_both_are_written_and_json_says_where(run, tmp_path):
     html, markdown = tmp_path / "report.html", tmp_path / "report.md"
-    done = CliRunner().invoke(report, [run, "--html", str(html), "--markdown", str(markdown), "--json"])
+    asked = ["report", run, "--html", str(html), "--markdown", str(markdown), "--json"]
+    done = CliRunner().invoke(cli, asked)  # which gives a command the options that extensions bring
     assert json.loads(done.output)["files"] == [str(html), str(markdown)]
     assert html.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_file_that_cannot_be_written_is_named(run, tmp_path):
-    error = CliRunner().invoke(report, [run, "--html", str(tmp_path / "nowhere" / "x.html")]).exception
+    error = CliRunner().invoke(cli, ["report", run, "--html", str(tmp_path / "nowhere" / "x")]).exception
     assert isinstance(error, UsageError)
     assert "nowhere" in str(error)
     error = CliRunner().invoke(report, [run, "--markdown", "--json"]).exception

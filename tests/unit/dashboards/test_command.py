@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import socket
-import sys
 from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
 
-import dpro
 from dpro.dashboards.command import dashboard
 from dpro.errors import InputError, MissingExtra, UsageError
+from tests.missing import take_away
 
 
 @pytest.mark.parametrize("library", ["dash", "plotly", "flask"])
 def test_a_missing_library_is_one_line_that_says_what_to_install(monkeypatch, library):
-    monkeypatch.setattr(dpro, "dashboards", import_module("dpro.dashboards"))  # a new import replaces it
-    for module in [name for name in sys.modules if name.startswith("dpro.dashboards")]:
-        monkeypatch.delitem(sys.modules, module)
-    for module in [name for name in sys.modules if name.partition(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, library, None)
+    take_away(monkeypatch, library, "dpro.dashboards")
     error = CliRunner().invoke(dashboard, ["nowhere"]).exception
     assert isinstance(error, MissingExtra)
     assert str(error) == f'{library} is not installed: run `pip install "dpro-toolkit[dashboard]"`'

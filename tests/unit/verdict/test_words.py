@@ -40,6 +40,8 @@ def test_a_limit_says_what_the_step_would_take_without_it():
     text = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))))
     assert line.startswith("LIMIT  the host")
     assert "40 ms -> 20 ms (about x2.0)" in " ".join(text.split())
+    most = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5))))
+    assert "40 ms -> 10 us (more than x20)" in " ".join(most.split())
 
 
 def test_lines_wrap_at_words_within_the_screen():

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 import polars as pl
 import pytest
@@ -18,8 +18,11 @@ from dpro.dashboards.runs import OfferedRun
 from dpro.dashboards.views import over_time
 from dpro.dashboards.views.over_time import VIEW, InBackground, judged_run, runs_figure, runs_info, timed_run
 from dpro.errors import InputError
+from dpro.schema import STEPS
 from dpro.store import MANIFEST, open_run, write_manifest
+from dpro.units import NS_PER_S
 from tests.builders import TinyRun, cpu_job
+from tests.jobs import ROOT
 from tests.unit.dashboards.test_app import navigate
 
 PATIENCE_S = 60
@@ -136,3 +139,11 @@ def test_a_page_of_one_run_says_how_to_see_several_and_one_of_several_links_to_t
     assert "href='?run=before'" in shown
     assert "manifest.json: not a run manifest" in shown
     assert "runs-table" in json.dumps(navigate(make_app(several), "?view=runs")["content"])
+
+
+def test_a_run_of_which_no_start_is_known_began_with_its_first_step_and_not_when_its_files_were_written():
+    run = ROOT / "sample_traces" / "slow_rank"
+    first_ns = open_run(run).table(STEPS)["start_ns"].min()
+    began = datetime.fromtimestamp(timed_run(run).began_ns / NS_PER_S, UTC)
+    assert timed_run(run).began_ns == first_ns
+    assert (began.year, began.month, began.day) == (2026, 11, 22)

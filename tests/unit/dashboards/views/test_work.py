@@ -168,8 +168,8 @@ def test_a_prediction_is_drawn_with_its_interval(loaded):
     base = ms(float(durations_of(loaded.baseline)["duration_ns"].mean()))
     (bars,) = prediction_figure(base, prediction, "dark").data  # in microseconds
     assert bars.x[1] < bars.x[0] == 1000 * base
-    assert bars.x[1] + bars.error_x.array[1] == pytest.approx(us(prediction.high_ns))
-    assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(us(prediction.low_ns))
+    assert bars.x[1] + bars.error_x.array[1] == pytest.approx(us(prediction.between_ns[1]))
+    assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(us(prediction.between_ns[0]))
 
 
 def listed_by_command(run) -> dict[str, list[str]]:

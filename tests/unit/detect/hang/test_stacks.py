@@ -177,6 +177,7 @@ def test_how_long_a_thread_ran_is_not_known_of_a_host_that_was_not_sampled_for_l
     [
         (19.0, "rank 1 computes in tokenize (job.py:6)", True),
         (0.5, "rank 1 is stuck in tokenize (job.py:6)", False),
+        (1.8, "rank 1 is stuck in tokenize (job.py:6)", False),  # it was interrupted, and ended
     ],
 )
 def test_a_thread_is_stuck_only_where_it_does_not_run(ran_s, words, goes_on):

@@ -70,6 +70,7 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
     values = {one.kind: one.values for one in finding.observations}
     assert (values["no-core"]["least_ns"], values["no-core"]["most_ns"]) == (30 * MS, 50 * MS)
     assert "no-rank-at-fault" in values
+    assert "this delays all ranks of the host" in said
     assert "OMP_NUM_THREADS" in finding.remedy
 
 

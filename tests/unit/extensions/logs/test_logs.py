@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,6 +49,22 @@ def test_the_rank_whose_script_raised_is_first_and_those_that_lost_it_follow(dia
     assert document["end"]["how"] == "failed"
     assert "KeyError: 'labels' (/code/data.py:8 main)" in document["end"]["sentence"]
     assert "start it again? do not" in said
+
+
+@pytest.mark.parametrize("kept", [0.6, 0.95])
+def test_a_compressed_log_that_is_cut_is_read_as_far_as_it_goes_and_said_to_be_cut(tmp_path, kept):
+    rng = np.random.default_rng(0)
+    noise = "".join(f"step {number} loss {loss:.6f}\n" for number, loss in enumerate(rng.random(20_000)))
+    path = tmp_path / "job.log.gz"
+    whole = gzip.compress((raised(2, "KeyError: 'labels'", "data.py", 8) + noise).encode())
+    path.write_bytes(whole[: int(kept * len(whole))])
+    done = dpro("diagnose", path, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert blamed(document) == [("dead.rank", [2])]
+    (line,) = [line for line in document["reasons"] if str(path) in line]
+    assert "gzip stream cut short, after 1" in line
+    assert line.endswith("lines that are read; copy it again")
 
 
 def error_file(error: str, seconds: int, line: int = 8) -> str:

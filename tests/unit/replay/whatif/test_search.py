@@ -367,3 +367,14 @@ def test_an_edit_that_leaves_nothing_of_the_step_is_refused_alone(job, monkeypat
     assert found.predictions
     assert kind not in {type(edit) for prediction in found.predictions for edit in prediction.edits}
     assert "nothing of the step would be left" in {refusal.reason for refusal in found.refused}
+
+
+def test_the_intervals_of_step_and_throughput_are_one_interval_in_two_units():
+    twice = Prediction((), 160.0, 1.25, 120.0, 220.0, samples=2.0, gain_low_ns=10.0, gain_high_ns=30.0)
+    assert twice.base_ns == 100.0
+    assert twice.between_ns == (140.0, 180.0)  # for twice the samples
+    assert [2 * twice.base_ns / end_ns for end_ns in reversed(twice.between_ns)] == pytest.approx(
+        [twice.speedup_at(10.0), twice.speedup_at(30.0)]
+    )
+    boundless = Prediction((), 80.0, 1.25, 60.0, 110.0)
+    assert boundless.between_ns == (60.0, 110.0)
