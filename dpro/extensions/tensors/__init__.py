@@ -1,0 +1,1 @@
+"""Per-tensor plans: how each gradient is reduced, searched, predicted and kept in a file."""
