@@ -77,7 +77,7 @@ def search_document(path: Path, plan: TensorPlan, search: Search) -> MadePlan:
         replays=search.made,
         interrupted=search.is_interrupted,
         tried=[
-            TriedEdits(list(map(str, edits)), finite(ms(of_edits.best_ns)), edits == chosen)
+            TriedEdits(list(map(str, edits)), finite(ms(of_edits.best_ns)), set(edits) <= set(chosen))
             for edits, of_edits in search.tried
         ],
     )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from math import inf
 
 import polars as pl
 
@@ -26,6 +27,7 @@ from dpro.analysis.predictions import of_steps
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.extensions.tensors.plan_file import TensorPlan
 from dpro.extensions.tensors.search import (
+    SHORTER,
     Division,
     Replays,
     planned,
@@ -103,12 +105,12 @@ class Search:
         """
         _, replays = self.best()
         sizes = uniform_divisions(replays.reductions)
-        known = [
+        replayed = [
             (replays.steps_ns[division], size)
             for division, size in sizes.items()
             if division in replays.steps_ns
         ]
-        step_ns, size = min(known, default=(float("inf"), 0.0))
+        step_ns, size = min(replayed, default=(inf, 0.0))
         return size, step_ns
 
     def under(self, edits: Sequence[Edit], left: int, seeds: Sequence[Division] = ()) -> None:
@@ -131,8 +133,11 @@ class Search:
         if self.reduce_in:
             require_reducible(replays.reductions, self.reduce_in)
         _ = replays.reductions  # refused before it counts as tried
+        before_ns = self.best()[1].best_ns if self.tried else inf
         self.tried.append((tuple(edits), replays))
-        search_division(replays, self.reduce_in, seeds)
+        same = [seed for seed in seeds if abs(replays.step_ns(seed) / before_ns - 1) < SHORTER]
+        if not same:  # where the edits change nothing, another division gains nothing either
+            search_division(replays, self.reduce_in, seeds)
 
 
 def make_plan(
