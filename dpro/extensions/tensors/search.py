@@ -58,7 +58,7 @@ EARLIEST = (
     4  # of the divisions that are best on one link for their number of buckets, those that are replayed
 )
 NEARLY = (1e-3, 3e-3, 1e-2)  # and those with the fewest buckets that end later by no more, of the pass
-MAX_DIVISIONS = 64  # of so many all are replayed
+MAX_DIVISIONS = 64  # where there are no more, all are replayed
 SHORTER = 2e-4  # of the step, by which a move has to shorten it
 AS_GOOD = 1e-3  # of the step: of divisions that differ by less, that with the fewest reductions is taken
 TO_SETTLE = 6  # replays that are left for finding it
@@ -342,8 +342,8 @@ def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[D
     moves: set[Division] = set()
     for bucket in replays.on_critical_path(division) or range(len(division)):
         for gone, come in _changes(replays.gradients, closes, ends, bucket):
-            for alike in (False, True):
-                out, into = (_alike(equal, place) if alike else place for place in (gone, come))
+            for together in (False, True):
+                out, into = (_in_all(equal, place) if together else place for place in (gone, come))
                 changed = ({*closes} - out) | into | {*replays.gradients.ends, closes[-1]}
                 moves.add(_with_closes(division, sorted(changed)))
         within = positions_in(division)[bucket]
@@ -388,7 +388,7 @@ def _with_closes(division: Division, closes: Iterable[int]) -> Division:
     )
 
 
-def _alike(equal: dict[int, set[int]], places: set[int]) -> set[int]:
+def _in_all(equal: dict[int, set[int]], places: set[int]) -> set[int]:
     """Ends at the same place of all equal blocks."""
     return {other for place in places for other in equal.get(place, {place})}
 
@@ -404,7 +404,7 @@ def _equal_ends(replays: Replays, ends: Sequence[int]) -> dict[int, set[int]]:
     for end in ends:
         if first <= end < last:
             places.setdefault((end - first) % length, set()).add(end)
-    return {end: alike for alike in places.values() for end in alike}
+    return {end: equal for equal in places.values() for end in equal}
 
 
 def repeated(kind: Ints) -> tuple[int, int, int]:

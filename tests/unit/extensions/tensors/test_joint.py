@@ -11,7 +11,7 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.errors import Unanswerable
 from dpro.extensions.tensors import joint
-from dpro.extensions.tensors.joint import Search, freeing, make_plan
+from dpro.extensions.tensors.joint import PlanSearch, freeing, make_plan
 from dpro.extensions.tensors.plan_file import read_plan
 from dpro.replay.gradient_passes import MB
 from dpro.replay.whatif.edits.gradients import Bucket
@@ -72,11 +72,11 @@ def test_the_command_says_what_was_found_and_what_to_do_next(slow_link, tmp_path
 
 
 def test_interrupted_from_the_keyboard_the_best_so_far_is_written(slow_link, tmp_path, monkeypatch):
-    def interrupt(search: Search) -> None:
+    def interrupt(search: PlanSearch) -> None:
         if search.made == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "count", interrupt)
+    monkeypatch.setattr(PlanSearch, "count", interrupt)
     plan, search = make_plan(Analysis(open_run(slow_link)))
     assert search.is_interrupted
     assert search.made == 5
