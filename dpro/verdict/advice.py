@@ -155,8 +155,10 @@ def _worth_doing(wanted: Sequence[Advice]) -> list[Advice]:
 
 def record_more(facts: JobFacts) -> list[Advice]:
     """What to record where only launches of what devices did are here, or the process had just started."""
-    if facts.lacks_device_work:
+    if facts.lacks_device_work and not facts.device_work_ns:
         do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): none of it was recorded"
+    elif facts.lacks_device_work:
+        do = f"record later steps: here the devices worked for {format_duration(facts.device_work_ns)} in all"
     elif facts.first_call:
         name, took_ns = facts.first_call
         do = (

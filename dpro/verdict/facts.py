@@ -66,6 +66,7 @@ USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
 FEW = 4  # calls of a name, from which on it is known how long one usually takes
 COMES_AGAIN = 0.5  # of the launches of a kernel: fewer slow ones may be pauses, where no steps are known
+NO_WORK = 1e-3  # of the recorded time: devices that worked for less did not train
 MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
 PLACED = 0.2  # of some calls: a place in the code that has more of them is named
@@ -358,13 +359,25 @@ class JobFacts:
         )
         return calls.join(work, on=["rank", "correlation"])
 
+    @cached_property
+    def device_work_ns(self) -> int:
+        """What the busiest rank's devices computed, copied and filled, as recorded."""
+        work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+        of_ranks = work.group_by("rank").agg(pl.col("duration_ns").sum())["duration_ns"]
+        return max(of_ranks.to_list(), default=0)
+
     @property
     def lacks_device_work(self) -> bool:
-        """Whether no work was recorded: none of devices that hosts launch it on, or else no operator."""
-        kinds = self.analysis.spans["kind"]
-        launches = self.analysis.spans["correlation"].to_numpy()[(kinds == "runtime").to_numpy()] >= 0
-        on_devices = bool(launches.any()) or not (kinds == "cpu_op").any()
-        return on_devices and not kinds.is_in(GPU_WORK_KINDS).any()
+        """Whether no work was recorded: of devices that hosts launch it on next to none, or else no operator.
+
+        What a process fills and copies as it starts is no work.
+        """
+        spans = self.analysis.spans
+        launches = spans.filter(pl.col("kind") == "runtime")["correlation"].to_numpy() >= 0
+        on_devices = bool(launches.any()) or not (spans["kind"] == "cpu_op").any()
+        start, end = spans["start_ns"].to_numpy(), (spans["start_ns"] + spans["duration_ns"]).to_numpy()
+        recorded_ns = int(end.max() - start.min()) if spans.height else 0
+        return on_devices and self.device_work_ns <= NO_WORK * recorded_ns
 
     @cached_property
     def gpu(self) -> str:

@@ -284,7 +284,9 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -
     """Why no limit is named, in a line; none where one is."""
     if limit is not None:
         return []
-    lacking = "no work of devices was recorded, only what the host does"
+    little = f"next to no work of devices was recorded: {format_duration(facts.device_work_ns)} in all"
+    none = "no work of devices was recorded, only what the host does"
+    lacking = little if facts.device_work_ns else none
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
 
 

@@ -129,11 +129,11 @@ def _excess(
     latest = times.filter(pl.col("step").is_between(last - count + 1, last))
     typical = latest.group_by("rank").agg(pl.len(), *(pl.col(phase).median() for phase in PHASES))
     typical = typical.filter(pl.col("len") >= MIN_STEPS)
-    own, peers = typical.filter(pl.col("rank") == rank), typical.filter(pl.col("rank") != rank)
-    if own.is_empty() or peers.is_empty():
+    late, peers = typical.filter(pl.col("rank") == rank), typical.filter(pl.col("rank") != rank)
+    if late.is_empty() or peers.is_empty():
         return {}
     excess = {
-        phase: float(own[phase][0]) - float(peers[phase].median())  # type: ignore[arg-type]
+        phase: float(late[phase][0]) - float(peers[phase].median())  # type: ignore[arg-type]
         for phase in PHASES
         if phase not in meeting
     }

@@ -238,16 +238,15 @@ def _throughput(throughput: ThroughputDocument) -> list[str]:
     """MFU and tokens per second, in steps and over all the time; or why they are not known."""
     lines = [f"MFU: not known: {throughput.mfu_unknown}"]
     if throughput.mfu is not None and throughput.mfu_overall is not None:
-        lines = [f"MFU: {throughput.mfu:.1%} in steps, {throughput.mfu_overall:.1%} over all the time"]
-    rate, overall, what = throughput.tokens_per_s, throughput.tokens_per_s_overall, "tokens"
+        overall = f"{throughput.mfu_overall:.1%} over all the time"
+        lines = [f"MFU: {throughput.mfu:.1%} in a typical step, {overall}"]
+    rate, over_all, what = throughput.tokens_per_s, throughput.tokens_per_s_overall, "tokens"
     if rate is None:
-        rate, overall, what = throughput.samples_per_s, throughput.samples_per_s_overall, "samples"
-    if rate is None or overall is None:
+        rate, over_all, what = throughput.samples_per_s, throughput.samples_per_s_overall, "samples"
+    if rate is None or over_all is None:
         return [*lines, f"tokens per second: not known: {throughput.rate_unknown}"]
-    return [
-        *lines,
-        f"{what} per second: {format_rate(rate)} in steps, {format_rate(overall)} over all the time",
-    ]
+    overall = f"{format_rate(over_all)} over all the time"
+    return [*lines, f"{what} per second: {format_rate(rate)} in a typical step, {overall}"]
 
 
 def _progress(attempt: AttemptDocument) -> str:

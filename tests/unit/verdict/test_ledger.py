@@ -20,6 +20,7 @@ from dpro.verdict.ledger import (
     shares_of_limits,
 )
 from dpro.verdict.limits import BUBBLE, COMMUNICATION, COMPUTE, HOST, IMBALANCE, INPUT
+from dpro.verdict.verdict import limit_of
 from tests.builders import TinyRun, cpu_job
 from tests.unit.verdict.test_verdict import facts_of
 
@@ -58,6 +59,35 @@ def test_a_step_is_taken_apart_into_what_was_put_into_it(tmp_path):
     assert shares[HOST] == pytest.approx(0.5, abs=0.06)
     assert shares[COMPUTE] == pytest.approx(0.3, abs=0.03)
     assert limit_of_entries(entries_of(facts_of(two_parts(), tmp_path / "again")), False) == HOST
+
+
+def side_by_side(gpu_us: int) -> TinyRun:
+    """A host that launches a kernel each 10 us and waits for none, and a GPU that works on each."""
+    run, free = TinyRun(), 0
+    for number in range(40):
+        at = 10 * number
+        run.op("aten::op", at, at + 9)
+        run.call(at + 6, at + 9, number)
+        free = max(free, at + 10) + gpu_us
+        run.kernel("k", free - gpu_us, free, number)
+    for step in range(4):
+        run.step(step, 100 * step, 100 * (step + 1))
+    return run
+
+
+def test_host_is_the_limit_where_free_devices_save_nothing_though_they_work_most_of_the_step(tmp_path):
+    facts = facts_of(side_by_side(gpu_us=6), tmp_path / "host")
+    assert facts.gain_of_devices < 1.02
+    shares = shares_of_limits(entries_of(facts))
+    assert shares[HOST] < LARGE < shares[COMPUTE]
+    assert limit_of(facts).kind == HOST
+    assert limit_of(facts_of(side_by_side(gpu_us=11), tmp_path / "devices")).kind == COMPUTE
+
+
+def test_compute_that_gains_nothing_when_free_is_no_limit_beside_something_that_does():
+    parts = entries(host=0.1, compute=0.9)
+    assert limit_of_entries(parts, False, lambda limit: limit != COMPUTE) == HOST
+    assert limit_of_entries(parts, False, lambda _: True) == COMPUTE
 
 
 def what_hosts_do() -> TinyRun:

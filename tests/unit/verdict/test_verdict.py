@@ -203,8 +203,9 @@ def test_a_launch_that_loads_code_limits_nothing_and_predictions_from_it_are_not
     run = TinyRun()
     for number in range(10):
         at = 100 * number
-        run.call(at, at + 10, number)
+        run.call(10 * number, 10 * number + 8, number)
         run.kernel("add", at + 15, at + 110, number)
+    run.call(110, 1112, 999, name="cudaDeviceSynchronize")
     run.call(1120, 1720, 10)
     run.kernel("reduce", 1725, 1730, 10)
     run.step(0, 0, 1740)
@@ -884,6 +885,19 @@ def test_calls_that_launch_work_which_was_not_recorded_name_no_limit_and_say_wha
     assert verdict.limit is None
     assert kinds(verdict) == ["record-more"]
     assert "no work of devices was recorded" in verdict.unsure[0]
+
+
+def test_of_devices_that_only_filled_memory_as_the_process_started_no_limit_is_named(tmp_path):
+    run = TinyRun()
+    run.call(0, 900, 1, name="cudaMemsetAsync")
+    run.kernel("Memset", 902, 903, 1, kind="memset")
+    run.call(1000, 11_000, 2, name="cuModuleLoadData")
+    verdict = explained(run, tmp_path)
+    assert verdict.limit is None
+    assert [advice.do for advice in verdict.advice] == [
+        "record later steps: here the devices worked for 1 us in all"
+    ]
+    assert verdict.unsure[0] == "next to no work of devices was recorded: 1 us in all"
 
 
 def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):
