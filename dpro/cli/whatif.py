@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -33,6 +33,22 @@ if TYPE_CHECKING:
 ROWS = 12  # of each block that are listed where all are asked for
 _INDENT = 9 * " "  # of edits
 MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
+
+
+class Proposal(NamedTuple):
+    """What options of an extension ask for, in place of a search for all that would help.
+
+    Attributes:
+        edits: to predict together, as `--edit` accepts them.
+        lines: what to print behind the prediction.
+        document: from the document of the prediction to that of `--json`.
+        trial: the command that tries them; empty for that of any edits.
+    """
+
+    edits: Sequence[str]
+    lines: Sequence[str]
+    document: Callable[[WhatIfDocument], WhatIfDocument]
+    trial: str = ""
 
 
 class _WithEdits(click.Command):
@@ -113,6 +129,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
 @click.pass_context
 def whatif(
     ctx: click.Context,
+    /,
     run: str,
     edits: tuple[str, ...],
     with_curves: bool,
@@ -126,6 +143,7 @@ def whatif(
     steps: Ranges,
     ranks: RankChoice,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Predict how a change would affect throughput and mean step time, with intervals.
 
@@ -159,6 +177,10 @@ def whatif(
         )
     if selection and (with_curves or with_memory):
         raise UsageError("--sensitivity and --pareto use all steps: omit --steps")
+    unused = next((option for option, value in options.items() if value), "")
+    if (with_curves or with_memory) and unused:
+        option = f"--{unused.replace('_', '-')}"
+        raise UsageError(f"{option}: --sensitivity and --pareto have their own edits: omit one of them")
     if with_curves:
         if parsed:
             raise UsageError("--sensitivity uses the unchanged run: omit --edit")
@@ -178,11 +200,16 @@ def whatif(
     from dpro.verdict.words import lines_of
 
     analysis = analyse(run, network_table, device_tables)
+    proposal = _proposal(analysis, ctx.params)
+    if proposal is not None:
+        parsed = [*map(parse_edit, proposal.edits), *parsed]
+        budget = None
     with progress("Trying edits") as report:
         answer = what_if(analysis, parsed, budget, progress=report, selection=selection)
     refused_alone = parsed and answer.document.refused and not answer.predictions
     if as_json:
-        print_json(with_account(answer.document, analysis))
+        document = answer.document if proposal is None else proposal.document(answer.document)
+        print_json(with_account(document, analysis))
     elif refused_alone:
         for line in refused_in_words(answer.document.refused):
             console().print(line)
@@ -200,9 +227,16 @@ def whatif(
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
         advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
-        _print(answer, analysis.run, listed, searched=not parsed, advised=advised)
+        trial = "" if proposal is None else proposal.trial
+        _print(answer, analysis.run, listed, searched=not parsed, advised=advised, trial=trial)
+        print_lines(() if proposal is None else proposal.lines)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
+
+
+def _proposal(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | None:
+    """What options of an extension ask for; None where none was given."""
+    return next(filter(None, (ask(analysis, given) for ask in hooks_of("whatif"))), None)
 
 
 def _sensitivity(analysis: Analysis, as_json: bool) -> None:
@@ -260,12 +294,15 @@ class Listed(NamedTuple):
     refused: bool
 
 
-def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str]) -> None:
+def _print(
+    answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str], trial: str
+) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
         searched: whether edits were searched for: then those of small gain are left out.
         advised: edits that are advised: of those the healed ranks are listed whatever else is.
+        trial: as of `Proposal`.
     """
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
@@ -293,7 +330,7 @@ def _print(answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Co
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
     first = shown[0] if shown and shown[0] in mended else None
-    _print_how(changes, run, first)
+    _print_how(changes, run, first, trial)
     _print_rest(len(worth) - len(shown), len(document.refused), listed)
     for pair in document.interactions if listed.changes else ():
         more = "more" if pair.together_ms > pair.apart_ms else "less"
@@ -355,11 +392,14 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 
 
-def _print_how(shown: Sequence[Prediction], run: Run, mended: Prediction | None = None) -> None:
+def _print_how(
+    shown: Sequence[Prediction], run: Run, mended: Prediction | None = None, trial: str = ""
+) -> None:
     """What was found for the first prediction, how to make it real, and how to try it.
 
     Args:
         mended: what takes a finding away, where that is listed before them.
+        trial: as of `Proposal`.
     """
     out, named = console(), "the first change"
     if mended is not None:
@@ -369,6 +409,6 @@ def _print_how(shown: Sequence[Prediction], run: Run, mended: Prediction | None 
         out.print(f"  - {note}")
     if shown:
         out.print(f"How to make {named}: {shown[0].how()}")
-    trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
+    trial = trial or next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
     if trial:
         out.print(f"To measure it: {trial}")

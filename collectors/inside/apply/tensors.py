@@ -1,6 +1,6 @@
 """A tensor plan: which gradients DDP reduces together, in which order, in how many pieces and in which type.
 
-In: `reductions` in the order in which they are called, reduction with the names of its `gradients`, its `pieces`,
+In: `reductions` in the order in which they are called, each with the names of its `gradients`, its `pieces`
 and `reduce_in`, which is empty for the type of the gradients. Out: DDP modules that reduce so. Their buckets
 are chosen when DDP is constructed; pieces and types are those of a communication hook.
 """
@@ -46,7 +46,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 def assigned(
     module: Any, parameters: list[Any], sparse: list[bool], planned: list[dict[str, Any]]
 ) -> Buckets:
-    """The indices of the parameters of reduction planned reduction.
+    """The indices of the parameters of each planned reduction.
 
     Args:
         module: a DDP module.

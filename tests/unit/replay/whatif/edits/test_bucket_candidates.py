@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.gradients import (
+from dpro.replay.whatif.graph_ops.divisions import (
     MAX_SIZES,
     SIZES_MB,
     ReadyGradients,

@@ -1,0 +1,234 @@
+"""Edit `tensors`: gradients are reduced as a tensor plan says.
+
+In: a graph that reduces gradients in buckets, and a `TensorPlan`. Out: the graph with the reductions of the
+plan, in the order of the plan: each is called once its last gradient is ready and all before it were called,
+as DDP calls its buckets. Which plan is worth making is `dpro.extensions.tensors.search`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from dpro.errors import Unanswerable
+from dpro.extensions.tensors.plan_file import UNNAMED, PlannedReduction, TensorPlan, read_plan
+from dpro.replay.gradient_buckets import framework_of
+from dpro.replay.gradient_passes import Pass
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.choices import Codec, compressed
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.gradients import ReductionEdit, require_buckets, require_bytes
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
+from dpro.replay.whatif.graph_ops.reductions import (
+    GradientReductions,
+    Reduction,
+    dtypes_of,
+    reduced,
+    with_reductions,
+)
+from dpro.schema import BUCKETS
+
+PREFIX = "module."  # of names, by DDP
+
+
+@dataclass(frozen=True)
+class Tensors(ReductionEdit):
+    """Each gradient is reduced as a plan says: with which others, when, in how many pieces, in which type."""
+
+    name = "tensors"
+    of_torch = True
+    summary = "reduce each gradient as a plan says"
+    example = "tensors:plan=plan.json"
+    needs = "the needs of edit bucket; every pass must reduce the same gradients"
+    assumes = (
+        "gradients become ready in the recorded order, the cost per byte stays unchanged, and each piece "
+        "costs one call"
+    )
+    source = (
+        "per-tensor fusion and partition as in dPRO (Hu et al., MLSys 2022); reductions are called in the "
+        "order of the plan, as DDP calls its buckets; half precision as in edit compress"
+    )
+    effort = "code"
+    plan: Path = key("file that `--make-plan` wrote")
+    doubt: float = 0.15
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return []  # `--make-plan` searches for one
+
+    def changed(self, reductions: GradientReductions) -> Graph:
+        """Reduce the gradients of each pass as the plan says."""
+        return with_plan(reductions, self.read)
+
+    @cached_property
+    def read(self) -> TensorPlan:
+        """The plan in the file."""
+        return read_plan(self.plan)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Where the plan differs from what the job does; what is inferred."""
+        return difference(reduced(graph), self.read), *super().notes(graph)
+
+    def describe(self) -> str:
+        return f"gradients reduced as {self.plan} says"
+
+    def how(self) -> str:
+        return (
+            "give DDP's reducer the buckets of the plan, as `dpro try` does: bucket_cap_mb can only set "
+            "one size for all"
+        )
+
+
+def with_plan(reductions: GradientReductions, plan: TensorPlan) -> Graph:
+    """The graph with the reductions of a plan, or as it is where it has them already.
+
+    Raises:
+        Unanswerable: the run lacks what that needs, or has other gradients; the message names the first.
+    """
+    positions = positions_of(reductions, plan)
+    is_plain = all(reduction.pieces == 1 and not reduction.reduce_in for reduction in plan.reductions)
+    if is_plain and _is_recorded(reductions, positions):
+        return reductions.graph
+    wanted = [_planned(reductions, backward, plan, positions) for backward in reductions.passes]
+    return with_reductions(reductions, wanted)
+
+
+def _is_recorded(reductions: GradientReductions, positions: Sequence[Sequence[int]]) -> bool:
+    """Whether every pass reduces these gradients together as it is."""
+    return all(
+        list(map(sorted, positions))
+        == [list(range(begin + 1, end + 1)) for begin, end in pairwise([-1, *backward.closes.tolist()])]
+        for backward in reductions.passes
+    )
+
+
+def require_equal_passes(reductions: GradientReductions) -> None:
+    """Refuse a run of which a plan cannot say how it reduces its gradients.
+
+    Raises:
+        Unanswerable: gradients are in no buckets, have no known bytes, or differ from pass to pass.
+    """
+    require_buckets(reductions.graph)
+    require_bytes(reductions)
+    counts = sorted({backward.parameters.num_bytes.size for backward in reductions.passes})
+    if len(counts) > 1:
+        raise Unanswerable(
+            f"passes reduce different numbers of gradients ({counts[0]} to {counts[-1]}): a plan is for one "
+            "model on all ranks"
+        )
+
+
+def gradient_names(reductions: GradientReductions) -> tuple[str, ...]:
+    """[P] names of gradients in the order in which they are ready; `#0`, `#1`, ... where none are known."""
+    count, run = reductions.passes[0].parameters.num_bytes.size, reductions.graph.run
+    unnamed = tuple(f"{UNNAMED}{number}" for number in range(count))
+    if run is None or not reductions.is_recorded or framework_of(run):
+        return unnamed
+    buckets = run.table(BUCKETS)
+    first = buckets.filter(buckets["rank"] == buckets["rank"].min()).sort("bucket")
+    names = tuple(name.removeprefix(PREFIX) for listed in first["names"].to_list() for name in listed or [])
+    return names if len(names) == count and len(set(names)) == count else unnamed
+
+
+def positions_of(reductions: GradientReductions, plan: TensorPlan) -> list[list[int]]:
+    """For each reduction of a plan its gradients, by the order in which they are ready.
+
+    Raises:
+        Unanswerable: the run has other gradients, or a reduction is of two types; or as of
+            `require_equal_passes`.
+    """
+    require_equal_passes(reductions)
+    names = gradient_names(reductions)
+    place = {name: number for number, name in enumerate(names)}
+    place |= {f"{UNNAMED}{number}": number for number in range(len(names))}
+    for name in plan.gradients:
+        if name not in place:
+            raise Unanswerable(f"the plan reduces {name}, which is no gradient of this run: {_MAKE_ANOTHER}")
+    positions = [[place[name] for name in reduction.gradients] for reduction in plan.reductions]
+    planned = {number for listed in positions for number in listed}
+    for number, name in enumerate(names):
+        if number not in planned:
+            raise Unanswerable(f"the plan does not reduce {name}, a gradient of this run: {_MAKE_ANOTHER}")
+    dtypes = dtypes_of(reductions, reductions.passes[0])
+    for listed in positions:
+        other = next((number for number in listed if dtypes[number] != dtypes[listed[0]]), None)
+        if other is not None:
+            raise Unanswerable(
+                f"the plan reduces {names[listed[0]]} ({dtypes[listed[0]]}) together with {names[other]} "
+                f"({dtypes[other]}): one reduction is of one type"
+            )
+    return positions
+
+
+_MAKE_ANOTHER = "make a plan from this run with --make-plan"
+
+
+def _planned(
+    reductions: GradientReductions, backward: Pass, plan: TensorPlan, positions: Sequence[Sequence[int]]
+) -> list[Reduction]:
+    """The reductions of a pass, in the order of their calls."""
+    dtypes, shapes = dtypes_of(reductions, backward), backward.parameters.shapes
+    wanted: list[Reduction] = []
+    called_after = 0
+    for planned, listed in zip(plan.reductions, positions):
+        called_after = max(called_after, *listed)
+        size = round(reductions.ratio * int(backward.parameters.num_bytes[list(listed)].sum()))
+        whole = Reduction(
+            *(min(listed), max(listed), size, float(reductions.line.moving_ns(np.float64(size)))),
+            *(reductions.line.latency_ns, reductions.call_ns, called_after),
+            dtype=dtypes[listed[0]],
+            shapes=tuple(shapes[number] for number in listed) if shapes else (),
+        )
+        wanted += in_pieces(reductions, whole, planned)
+    return wanted
+
+
+def in_pieces(reductions: GradientReductions, whole: Reduction, planned: PlannedReduction) -> list[Reduction]:
+    """A reduction in the type and in the pieces that are planned: each costs a call and the latency."""
+    if planned.reduce_in:
+        whole = compressed(reductions, whole, Codec(planned.reduce_in))
+    count = planned.pieces
+    if count == 1:
+        return [whole]
+    copying_ns = whole.call_ns - reductions.call_ns, whole.fixed_ns - reductions.line.latency_ns
+    size = max(whole.num_bytes // count, 1)
+    piece = replace(
+        whole,
+        num_bytes=size,
+        moving_ns=float(reductions.line.moving_ns(np.float64(size))),
+        call_ns=reductions.call_ns + copying_ns[0] / count,
+        fixed_ns=reductions.line.latency_ns + copying_ns[1] / count,
+    )
+    return [piece] * count
+
+
+def difference(reductions: GradientReductions, plan: TensorPlan) -> str:
+    """Where a plan differs from what the job does, in a line.
+
+    Raises:
+        Unanswerable: as of `positions_of`.
+    """
+    positions = positions_of(reductions, plan)
+    names, closes = gradient_names(reductions), reductions.passes[0].closes
+    if _is_recorded(reductions, positions):
+        return f"the plan has the job's own {closes.size} buckets"
+    of_plan = {number: bucket for bucket, listed in enumerate(positions) for number in listed}
+    own = np.searchsorted(closes, np.arange(len(names)))
+    apart = [
+        names[number]
+        for number in range(1, len(names))
+        if (of_plan[number] == of_plan[number - 1]) != (own[number] == own[number - 1])
+    ]
+    line = f"the plan has {len(positions)} buckets, the job {closes.size}"
+    if apart:
+        line += f"; they begin or end elsewhere at {', '.join(apart[:3])}" + ", …" * (len(apart) > 3)
+    cut = sum(reduction.pieces > 1 for reduction in plan.reductions)
+    half = sum(bool(reduction.reduce_in) for reduction in plan.reductions)
+    line += f"; {cut} in pieces" * bool(cut) + f"; {half} in half precision" * bool(half)
+    return line
