@@ -16,7 +16,7 @@ from .reduction import install as install_hook
 from .reduction import refuse_sharded
 
 OF_FSDP = (
-    "FSDP2 reduces the gradients of reduction module that fully_shard() got together: a plan needs DDP; "
+    "FSDP2 reduces together what fully_shard() was called on, and a plan needs DDP: "
     "with FSDP2 call fully_shard() on other modules"
 )
 
