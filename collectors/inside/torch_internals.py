@@ -274,7 +274,8 @@ def choose_buckets(choose: Choice, refuse: Callable[[Exception], None]) -> bool:
     def made(module: Any, parameters: list[Any], sparse: list[bool], *more: Any, **others: Any) -> None:
         original = torch.distributed.Reducer
         try:
-            if module._use_python_reducer:
+            compiler = sys.modules.get("torch._dynamo.config")
+            if getattr(compiler, "optimize_ddp", "") == "python_reducer":
                 raise ValueError("compiled autograd reduces gradients itself (python_reducer), without DDP")
             buckets = choose(module, parameters, sparse)
             torch.distributed.Reducer = functools.partial(_reducer, original, buckets, refuse)

@@ -237,6 +237,15 @@ def test_what_the_reducer_of_ddp_refuses_leaves_the_job_as_it_is(job, monkeypatc
     assert len(recorded(module)) > 1
 
 
+def test_compiled_autograd_reduces_without_a_plan(job, monkeypatch):
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", "python_reducer")
+    planned(job, *MIXED)
+    DistributedDataParallel(Model())
+    assert "compiled autograd reduces gradients itself" in job.refused()
+
+
 def test_a_job_without_ddp_is_not_changed_and_says_so(job):
     planned(job, *MIXED)
     assert "wraps no module" in job.refused()
