@@ -42,13 +42,13 @@ class Proposal(NamedTuple):
         edits: to predict together, as `--edit` accepts them.
         lines: what to print behind the prediction.
         document: from the document of the prediction to that of `--json`.
-        trial: the command that tries them; empty for that of any edits.
+        trial: the command that tries them; empty where nothing can, None for that of any edits.
     """
 
     edits: Sequence[str]
     lines: Sequence[str]
     document: Callable[[WhatIfDocument], WhatIfDocument]
-    trial: str = ""
+    trial: str | None = None
 
 
 class _WithEdits(click.Command):
@@ -227,7 +227,7 @@ def whatif(
         everything = in_full or bool(parsed)
         listed = Listed(everything, everything or bounds, everything or why_not)
         advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
-        trial = "" if proposal is None else proposal.trial
+        trial = None if proposal is None else proposal.trial
         _print(answer, analysis.run, listed, searched=not parsed, advised=advised, trial=trial)
         print_lines(() if proposal is None else proposal.lines)
     if answer.document.refused and not answer.predictions:
@@ -295,7 +295,7 @@ class Listed(NamedTuple):
 
 
 def _print(
-    answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str], trial: str
+    answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str], trial: str | None
 ) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
@@ -393,7 +393,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
 
 
 def _print_how(
-    shown: Sequence[Prediction], run: Run, mended: Prediction | None = None, trial: str = ""
+    shown: Sequence[Prediction], run: Run, mended: Prediction | None = None, trial: str | None = None
 ) -> None:
     """What was found for the first prediction, how to make it real, and how to try it.
 
@@ -409,6 +409,7 @@ def _print_how(
         out.print(f"  - {note}")
     if shown:
         out.print(f"How to make {named}: {shown[0].how()}")
-    trial = trial or next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
+    if trial is None:
+        trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
     if trial:
         out.print(f"To measure it: {trial}")

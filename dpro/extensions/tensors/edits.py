@@ -92,16 +92,29 @@ def with_plan(reductions: GradientReductions, plan: TensorPlan) -> Graph:
         Unanswerable: the run lacks what that needs, or has other gradients; the message names the first.
     """
     positions = positions_of(reductions, plan)
-    is_plain = all(reduction.pieces == 1 and not reduction.reduce_in for reduction in plan.reductions)
-    if is_plain and _is_recorded(reductions, positions):
+    if is_recorded(reductions, plan.reductions, positions):
         return reductions.graph
+    return with_planned(reductions, plan.reductions, positions)
+
+
+def with_planned(
+    reductions: GradientReductions, plan: Sequence[PlannedReduction], positions: Sequence[Sequence[int]]
+) -> Graph:
+    """The graph with planned reductions.
+
+    Args:
+        positions: of each its gradients, by the order in which they are ready.
+    """
     wanted = [_planned(reductions, backward, plan, positions) for backward in reductions.passes]
     return with_reductions(reductions, wanted)
 
 
-def _is_recorded(reductions: GradientReductions, positions: Sequence[Sequence[int]]) -> bool:
-    """Whether every pass reduces these gradients together as it is."""
-    return all(
+def is_recorded(
+    reductions: GradientReductions, plan: Sequence[PlannedReduction], positions: Sequence[Sequence[int]]
+) -> bool:
+    """Whether every pass does what is planned as it is; arguments as of `with_planned`."""
+    is_plain = all(reduction.pieces == 1 and not reduction.reduce_in for reduction in plan)
+    return is_plain and all(
         list(map(sorted, positions))
         == [list(range(begin + 1, end + 1)) for begin, end in pairwise([-1, *backward.closes.tolist()])]
         for backward in reductions.passes
@@ -170,13 +183,16 @@ _MAKE_ANOTHER = "make a plan from this run with --make-plan"
 
 
 def _planned(
-    reductions: GradientReductions, backward: Pass, plan: TensorPlan, positions: Sequence[Sequence[int]]
+    reductions: GradientReductions,
+    backward: Pass,
+    plan: Sequence[PlannedReduction],
+    positions: Sequence[Sequence[int]],
 ) -> list[Reduction]:
     """The reductions of a pass, in the order of their calls."""
     dtypes, shapes = dtypes_of(reductions, backward), backward.parameters.shapes
     wanted: list[Reduction] = []
     called_after = 0
-    for planned, listed in zip(plan.reductions, positions):
+    for planned, listed in zip(plan, positions):
         called_after = max(called_after, *listed)
         size = round(reductions.ratio * int(backward.parameters.num_bytes[list(listed)].sum()))
         whole = Reduction(
@@ -216,7 +232,7 @@ def difference(reductions: GradientReductions, plan: TensorPlan) -> str:
     """
     positions = positions_of(reductions, plan)
     names, closes = gradient_names(reductions), reductions.passes[0].closes
-    if _is_recorded(reductions, positions):
+    if is_recorded(reductions, plan.reductions, positions):
         return f"the plan has the job's own {closes.size} buckets"
     of_plan = {number: bucket for bucket, listed in enumerate(positions) for number in listed}
     own = np.searchsorted(closes, np.arange(len(names)))

@@ -75,10 +75,14 @@ class ReadyGradients:
         Args:
             ends: of the reductions before it.
         """
+        moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
+        return self.moved_ns(ends, last, moving)
+
+    def moved_ns(self, ends: Sequence[float], last: int, moving_ns: float) -> float:
+        """As `end_ns`, of a bucket whose bytes take `moving_ns`."""
         free = ends[-self.workers] if len(ends) >= self.workers else 0.0
         ready = float(self.ready[last]) + self.call_ns * len(ends)
-        moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
-        return max(max(free, ready) + self.line.latency_ns, ends[-1] if ends else 0.0) + moving
+        return max(max(free, ready) + self.line.latency_ns, ends[-1] if ends else 0.0) + moving_ns
 
 
 def sizes_worth_replaying(reductions: GradientReductions) -> list[float]:
@@ -136,10 +140,10 @@ def _ready_ns(reductions: GradientReductions, backward: Pass, around: Surroundin
 def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[float]:
     """When the reduction of each bucket ends, ns since backward began."""
     ends: list[float] = []
-    first = 0
-    for last in closes:
-        ends.append(gradients.end_ns(ends, first, last))
-        first = last + 1
+    before = np.cumsum(gradients.num_bytes)[list(closes)]
+    moving = gradients.line.moving_ns(np.diff(before, prepend=0.0)).tolist()
+    for last, moving_ns in zip(closes, moving):
+        ends.append(gradients.moved_ns(ends, last, moving_ns))
     return ends
 
 
@@ -179,21 +183,21 @@ def best_divisions(
     """
     last = gradients.ready.size - 1
     allowed = np.array(sorted({*(range(last) if closes is None else closes), *gradients.ends, last}))
-    before = np.append(0.0, np.cumsum(gradients.num_bytes))
-    # The first gradient that a bucket may begin with, by the one it closes behind.
-    begins = np.append(0, np.array(gradients.ends, np.int64) + 1)
-    first = begins[np.searchsorted(begins, allowed, side="right") - 1]
+    begins = np.append(0, allowed + 1)  # where buckets may begin: by the number of the end before it
+    before = np.append(0.0, np.cumsum(gradients.num_bytes))[begins]
+    moving = gradients.line.moving_ns(np.maximum(before[1:, None] - before[:-1], 0.0))
+    of_type = np.append(0, np.searchsorted(allowed, gradients.ends) + 1)
     states, layers, found = _States.none(), list[_States](), []
     for number in range(min(most, allowed.size)):
         following = [
-            _extended(gradients, states, number, int(allowed[position]), int(first[position]), before)
-            for position in range(number, allowed.size)
+            _extended(gradients, states, number, end, int(allowed[end - 1]), moving[end - 1], of_type)
+            for end in range(number + 1, begins.size)
         ]
         states = _States(*(np.concatenate(columns) for columns in zip(*following)))
         layers.append(states)
-        whole = np.flatnonzero(states.closed == last)
+        whole = np.flatnonzero(states.closed == allowed.size)
         if whole.size:
-            found.append(_traced(layers, int(whole[np.argmin(states.end[whole])])))
+            found.append(_traced(layers, allowed, int(whole[np.argmin(states.end[whole])])))
     return found
 
 
@@ -201,7 +205,7 @@ class _States(NamedTuple):
     """Ways to reduce the first gradients in one number of buckets, [S] each.
 
     Attributes:
-        closed: the last gradient of them.
+        closed: at which of the places where buckets may end the last one does, from 1 on; 0 for no bucket.
         free: ns, when the worker whose turn it is next is free.
         end: ns, when the last reduction ends.
         before: which way of one bucket less it goes on from.
@@ -215,40 +219,44 @@ class _States(NamedTuple):
     @classmethod
     def none(cls) -> _States:
         """No gradient is reduced yet."""
-        return cls(np.array([-1]), np.zeros(1), np.zeros(1), np.array([-1]))
+        return cls(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), np.array([-1]))
 
 
 def _extended(
     gradients: ReadyGradients,
     states: _States,
     number: int,
+    place: int,
     last: int,
-    first: int,
-    before: Floats,
+    moving: Floats,
+    of_type: Ints,
 ) -> _States:
-    """Ways with one bucket more, which closes behind a gradient: those that no other of them beats.
+    """Ways with one bucket more, which ends at a place: those that no other of them beats.
 
     Args:
         number: of buckets so far.
-        first: the earliest gradient that may be in one bucket with `last`.
-        before: [P + 1] bytes before each gradient.
+        place: where it ends, as in `_States`.
+        last: its last gradient.
+        moving: ns that its bytes take, by the place where the bucket before it ends.
+        of_type: places at which gradients of another type begin, the first one included.
     """
-    chosen = np.flatnonzero((states.closed < last) & (states.closed >= first - 1))
-    closed, free, end = states.closed[chosen], states.free[chosen], states.end[chosen]
-    moving = gradients.line.moving_ns(before[last + 1] - before[closed + 1])
+    least = of_type[np.searchsorted(of_type, place, side="left") - 1]
+    chosen = np.flatnonzero((states.closed < place) & (states.closed >= least))
+    free, end = states.free[chosen], states.end[chosen]
     ready = gradients.ready[last] + gradients.call_ns * number
-    ends = np.maximum(np.maximum(free, ready) + gradients.line.latency_ns, end) + moving
+    begin = np.maximum(np.maximum(free, ready) + gradients.line.latency_ns, end)
+    ends = begin + moving[states.closed[chosen]]
     frees = ends if gradients.workers == 1 else end
     order = np.lexsort((frees, ends))
     lowest = np.minimum.accumulate(frees[order])
     kept = order[np.append(True, frees[order][1:] < lowest[:-1])[: order.size]][:MAX_FRONT]
-    return _States(np.full(kept.size, last), frees[kept], ends[kept], chosen[kept])
+    return _States(np.full(kept.size, place), frees[kept], ends[kept], chosen[kept])
 
 
-def _traced(layers: Sequence[_States], state: int) -> tuple[int, ...]:
+def _traced(layers: Sequence[_States], allowed: Ints, state: int) -> tuple[int, ...]:
     """The division that a state of the last layer ends."""
     closes = []
     for states in reversed(layers):
-        closes.append(int(states.closed[state]))
+        closes.append(int(allowed[states.closed[state] - 1]))
         state = int(states.before[state])
     return tuple(reversed(closes))

@@ -1,0 +1,391 @@
+"""Search for the division of gradients into buckets with the shortest step, by replays.
+
+In: a job as the account has it, perhaps under other edits, and how it reduces gradients. Out: the best
+division that was found, by the mean step that `dpro whatif` would predict for it.
+
+Replayed are the job's own buckets, all uniform sizes that edit `bucket` knows, and of the divisions that are
+best on one link (`dpro.replay.whatif.graph_ops.divisions.best_divisions`) those that end earliest. From the
+best of all, a local search moves an end of a bucket that is on the critical path, cuts that bucket or joins
+it with a neighbour, in the order of what the model of one link says, and goes on from the first move that
+makes the replayed step shorter. Ends in blocks of the model that repeat each other are also moved together.
+Where there are so few divisions that all can be replayed, all are: then the answer is the best of all. Else
+it is never worse than any that was replayed, and may miss a better one.
+
+Buckets hold neighbours in the order in which gradients become ready: when that loses nothing, `divisions`
+says. Nothing is random, and no clock is asked: the same run gives the same plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.extensions.tensors.edits import gradient_names, is_recorded, require_equal_passes, with_planned
+from dpro.extensions.tensors.plan_file import PlannedReduction
+from dpro.replay.gradient_passes import MB
+from dpro.replay.graph import NodeKind
+from dpro.replay.timeline import Timeline, path_of_steps
+from dpro.replay.whatif.choices import Codec, compressed
+from dpro.replay.whatif.edits.gradients import closing_of
+from dpro.replay.whatif.graph_ops.divisions import (
+    SIZES_MB,
+    ReadyGradients,
+    best_divisions,
+    gradients_of,
+    reductions_end,
+)
+from dpro.replay.whatif.graph_ops.reductions import (
+    GradientReductions,
+    closing,
+    plain_reductions,
+    reduced,
+)
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
+from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.predict import steps_under
+
+MAX_ENDS = 128  # where buckets may end; of more gradients, small neighbours stay together
+MODELLED = 6  # divisions that are best on one link, of as many numbers of buckets, that are replayed
+MAX_DIVISIONS = 64  # of so many all are replayed
+SHORTER = 2e-4  # of the step: what is shorter by less is as good
+MOVES = 16  # of one division that are replayed, the most promising ones
+SHIFTS = (1, 2, 4)  # places by which the end of a bucket moves
+MAX_PIECES = 8
+
+
+class Part(NamedTuple):
+    """One bucket: all gradients behind the last one of the bucket before it.
+
+    Attributes:
+        last: its last gradient, by the order in which they are ready.
+        pieces, reduce_in: as of `PlannedReduction`.
+    """
+
+    last: int
+    pieces: int = 1
+    reduce_in: str = ""
+
+
+Division = tuple[Part, ...]
+
+
+def closes_of(division: Division) -> tuple[int, ...]:
+    """The last gradient of each bucket."""
+    return tuple(part.last for part in division)
+
+
+def positions_in(division: Division) -> list[range]:
+    """The gradients of each bucket."""
+    return [range(begin + 1, end + 1) for begin, end in pairwise((-1, *closes_of(division)))]
+
+
+def planned(division: Division, names: Sequence[str]) -> tuple[PlannedReduction, ...]:
+    """A division as a plan has it."""
+    return tuple(
+        PlannedReduction(tuple(names[number] for number in within), part.pieces, part.reduce_in)
+        for part, within in zip(division, positions_in(division))
+    )
+
+
+@dataclass
+class Replays:
+    """Divisions of the gradients of a job, each replayed once.
+
+    Attributes:
+        before: the job as it is, with which steps are compared.
+        job: the job that is divided: as it is, or under other edits.
+        baseline: `baseline_steps` of the job as it is.
+        slowdowns: as of `dpro.replay.whatif.predict.slowdowns_of`.
+        samples: how many times as many samples a step of `job` works on.
+        left: how many more may be replayed.
+        count: is called for each.
+        steps_ns: mean step for as many samples as now, of each that was replayed.
+        best: the shortest of them, the one with the fewest buckets of equals.
+    """
+
+    before: ReplayedJob
+    job: ReplayedJob
+    baseline: pl.DataFrame
+    slowdowns: Sequence[float]
+    samples: float
+    left: int
+    count: Callable[[], None]
+    steps_ns: dict[Division, float] = field(default_factory=dict)
+    best: Division = ()
+
+    @cached_property
+    def reductions(self) -> GradientReductions:
+        """How the job reduces its gradients.
+
+        Raises:
+            Unanswerable: the run lacks what a plan needs.
+        """
+        reductions = reduced(self.job.graph)
+        require_equal_passes(reductions)
+        return reductions
+
+    @cached_property
+    def gradients(self) -> ReadyGradients:
+        """What the model of one link asks of them."""
+        return gradients_of(self.reductions)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the gradients."""
+        return gradient_names(self.reductions)
+
+    @property
+    def best_ns(self) -> float:
+        """The shortest step; infinite before any was replayed."""
+        return self.steps_ns.get(self.best, float("inf"))
+
+    def step_ns(self, division: Division) -> float:
+        """The mean step with a division; infinite where none is left to replay."""
+        if division in self.steps_ns:
+            return self.steps_ns[division]
+        if self.left <= 0:
+            return float("inf")
+        self.left -= 1
+        after, timeline = self._replayed(division, as_it_is=True)
+        step_ns = float(steps_under(self.baseline, self.before, after, timeline).mean()) / self.samples
+        self.steps_ns[division] = step_ns
+        if (step_ns, len(division)) < (self.best_ns, len(self.best)):
+            self.best = division
+        self.count()
+        return step_ns
+
+    def _replayed(self, division: Division, as_it_is: bool) -> tuple[ReplayedJob, Timeline]:
+        """The job with a division, and its replay.
+
+        Args:
+            as_it_is: whether buckets that the job has already are left as they are recorded.
+        """
+        plan, positions = planned(division, self.names), positions_in(division)
+        after = self.job
+        if not (as_it_is and is_recorded(self.reductions, plan, positions)):
+            changed = with_planned(self.reductions, plan, positions)
+            shared = with_shared_links(self.job.graph, changed)
+            after = dataclasses.replace(self.job, graph=shared, made={})
+        return after, next(self.before.replays(after, self.slowdowns[:1]))
+
+    def on_critical_path(self, division: Division) -> list[int]:
+        """The buckets whose reductions decide when steps end, those that do for longest first."""
+        _, timeline = self._replayed(division, as_it_is=False)
+        nodes, path = timeline.graph.nodes, path_of_steps(timeline, sorted(set(self.baseline["window"])))
+        first = int(self.reductions.graph.nodes.collective.max(initial=-1)) + 1
+        moves = path[(nodes.kind[path] == NodeKind.TRANSFER) & (nodes.collective[path] >= first)]
+        bucket_of = np.repeat(np.arange(len(division)), [part.pieces for part in division])
+        # New collectives are numbered pass by pass, and in each in the order of its reductions.
+        bucket = bucket_of[(nodes.collective[moves] - first) % bucket_of.size]
+        spent = np.bincount(bucket, nodes.duration[moves] + 1, minlength=len(division))
+        order = np.lexsort((np.arange(spent.size), -spent))
+        return [int(number) for number in order if spent[number]]
+
+    def modelled_ns(self, division: Division) -> float:
+        """When the last reduction ends on one link."""
+        return reductions_end(self.gradients, closes_of(division))[-1]
+
+
+def uniform_divisions(reductions: GradientReductions) -> dict[Division, float]:
+    """The divisions that one size for all buckets makes, with the smallest size that does, in 2**20 bytes."""
+    backward = reductions.passes[0]
+    divisions: dict[Division, float] = {}
+    for size in SIZES_MB:
+        closes = closing_of(reductions, backward, round(size * MB), round(size * MB))
+        divisions.setdefault(tuple(map(Part, closes.tolist())), size)
+    return divisions
+
+
+def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Division] = ()) -> None:
+    """Replay what may be best, and leave the best in `replays`.
+
+    Args:
+        reduce_in: half precision that reductions may be in.
+        seeds: divisions to begin with, beside those of the job.
+
+    Raises:
+        Unanswerable: the run lacks what a plan needs.
+    """
+    reductions = replays.reductions
+    ends = ends_of(replays.gradients)
+    own = {tuple(map(Part, backward.closes.tolist())) for backward in reductions.passes}
+    starts = [*seeds, *sorted(own), *uniform_divisions(reductions), *_modelled(replays, ends)]
+    if reduce_in:
+        starts += [in_half(division, reduce_in) for division in starts]
+    elif _count_divisions(replays.gradients, ends) <= min(MAX_DIVISIONS, replays.left - len(starts)):
+        starts += all_divisions(replays.gradients, ends)
+    for division in dict.fromkeys(starts):
+        replays.step_ns(division)
+    improve(replays, ends)
+    if reduce_in:
+        critical = set(replays.on_critical_path(replays.best))
+        kept = tuple(
+            part if number in critical else part._replace(reduce_in="")
+            for number, part in enumerate(replays.best)
+        )
+        if replays.step_ns(kept) <= replays.best_ns * (1 + SHORTER):
+            replays.best = kept  # what hides behind backward loses no precision for nothing
+
+
+def require_reducible(reductions: GradientReductions, reduce_in: str) -> None:
+    """Refuse half precision for gradients that have few bits already, or whose type is not known.
+
+    Raises:
+        Unanswerable: some have.
+    """
+    backward = reductions.passes[0]
+    for bucket in plain_reductions(reductions, backward, backward.closes):
+        compressed(reductions, bucket, Codec(reduce_in))
+
+
+def in_half(division: Division, reduce_in: str) -> Division:
+    """A division whose buckets are all reduced in half precision."""
+    return tuple(part._replace(reduce_in=reduce_in) for part in division)
+
+
+def ends_of(gradients: ReadyGradients) -> list[int]:
+    """Gradients behind which a bucket may end: all, or of many those that bytes divide evenly."""
+    count = gradients.ready.size
+    if count <= MAX_ENDS:
+        return list(range(count))
+    sizes = np.rint(gradients.num_bytes).astype(np.int64)
+    cap = max(int(sizes.sum()) // MAX_ENDS, 1)
+    return sorted({*closing(sizes, cap, cap).tolist(), *gradients.ends})
+
+
+def _modelled(replays: Replays, ends: Sequence[int]) -> list[Division]:
+    """Of the divisions that are best on one link for their number of buckets those that end earliest."""
+    divisions = [tuple(map(Part, closes)) for closes in best_divisions(replays.gradients, closes=ends)]
+    divisions.sort(key=lambda division: (replays.modelled_ns(division), len(division)))
+    return divisions[:MODELLED]
+
+
+def _count_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> int:
+    free = len(ends) - 1 - len(gradients.ends)
+    return 1 << min(free, 62)
+
+
+def all_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> Iterator[Division]:
+    """Every division whose buckets end behind some gradients, fewer buckets first."""
+    last = gradients.ready.size - 1
+    free = [end for end in ends if end not in gradients.ends and end != last]
+    for count in range(len(free) + 1):
+        for chosen in combinations(free, count):
+            yield tuple(map(Part, sorted({*chosen, *gradients.ends, last})))
+
+
+# Local search.
+
+
+def improve(replays: Replays, ends: Sequence[int]) -> None:
+    """Go on from the best division as long as a move makes the step shorter."""
+    while replays.left > 0:
+        best_ns, division = replays.best_ns, replays.best
+        moves = [move for move in moves_of(replays, division, ends) if move not in replays.steps_ns]
+        moves.sort(key=lambda move: (replays.modelled_ns(move), len(move), move))
+        for move in moves[:MOVES]:
+            if replays.step_ns(move) < best_ns * (1 - SHORTER):
+                break
+        else:
+            return
+
+
+def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[Division]:
+    """Divisions with an end changed of a bucket on the critical path, or the same end of equal blocks."""
+    closes = closes_of(division)
+    equal = _equal_ends(replays, ends)
+    moves: set[Division] = set()
+    for bucket in replays.on_critical_path(division) or range(len(division)):
+        for gone, come in _changes(replays.gradients, closes, ends, bucket):
+            for alike in (False, True):
+                out, into = (_alike(equal, place) if alike else place for place in (gone, come))
+                changed = ({*closes} - out) | into | {*replays.gradients.ends, closes[-1]}
+                moves.add(_with_closes(division, sorted(changed)))
+        within = positions_in(division)[bucket]
+        if len(within) == 1 and division[bucket].pieces < MAX_PIECES:
+            part = division[bucket]
+            cut = part._replace(pieces=2 * part.pieces)
+            moves.add((*division[:bucket], cut, *division[bucket + 1 :]))
+    return moves
+
+
+def _changes(
+    gradients: ReadyGradients, closes: Sequence[int], ends: Sequence[int], bucket: int
+) -> Iterator[tuple[set[int], set[int]]]:
+    """Ends that go, and ends that come instead: moved, joined with a neighbour, cut."""
+    bounds = (-1, *closes)
+    for number in (bucket, bucket + 1):  # the end before the bucket, and its own
+        if not 0 < number < len(bounds) - 1:
+            continue
+        end, lowest, highest = bounds[number], bounds[number - 1], bounds[number + 1]
+        yield {end}, set()
+        place = int(np.searchsorted(ends, end))
+        for shift in (*SHIFTS, *(-shift for shift in SHIFTS)):
+            other = place + shift
+            if 0 <= other < len(ends) and lowest < ends[other] < highest:
+                yield {end}, {ends[other]}
+    first, last = bounds[bucket] + 1, bounds[bucket + 1]
+    inside = [end for end in ends if first <= end < last]
+    before = np.cumsum(gradients.num_bytes[first : last + 1])
+    for share in (0.25, 0.5, 0.75) if inside else ():
+        middle = first + int(np.searchsorted(before, share * before[-1]))
+        yield set(), {min(inside, key=lambda end: (abs(end - middle), end))}
+
+
+def _with_closes(division: Division, closes: Iterable[int]) -> Division:
+    """A division with other ends: each bucket is reduced as the one was that held its last gradient."""
+    old = closes_of(division)
+    return tuple(
+        division[int(np.searchsorted(old, close))]._replace(last=close, pieces=1)
+        if close not in old
+        else division[old.index(close)]
+        for close in closes
+    )
+
+
+def _alike(equal: dict[int, set[int]], places: set[int]) -> set[int]:
+    """Ends at the same place of all equal blocks."""
+    return {other for place in places for other in equal.get(place, {place})}
+
+
+def _equal_ends(replays: Replays, ends: Sequence[int]) -> dict[int, set[int]]:
+    """For each end in a block that repeats another one, the ends at the same place of all of them."""
+    parameters = replays.reductions.passes[0].parameters
+    kinds: dict[object, int] = {}
+    looks = parameters.shapes or parameters.num_bytes.tolist()
+    kind = np.array([kinds.setdefault(look, len(kinds)) for look in looks])
+    first, last, length = repeated(kind)
+    places: dict[int, set[int]] = {}
+    for end in ends:
+        if first <= end < last:
+            places.setdefault((end - first) % length, set()).add(end)
+    return {end: alike for alike in places.values() for end in alike}
+
+
+def repeated(kind: Ints) -> tuple[int, int, int]:
+    """The longest stretch in which blocks of gradients repeat each other.
+
+    Args:
+        kind: [P] which gradients look the same.
+
+    Returns:
+        Its first gradient, the one behind its last, and the length of a block; 0, 0, 1 where nothing repeats.
+    """
+    best = (0, 0, 1)
+    for length in range(1, kind.size // 2 + 1):
+        same = np.append(kind[length:] == kind[:-length], False)
+        breaks = np.flatnonzero(~same)
+        begins = np.append(0, breaks[:-1] + 1)
+        longest = int(np.argmax(breaks - begins))
+        begin, end = int(begins[longest]), int(breaks[longest]) + length
+        if end - begin >= 2 * length and end - begin > best[1] - best[0]:
+            best = (begin, end, length)
+    return best
