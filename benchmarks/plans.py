@@ -30,10 +30,11 @@ from benchmarks.accuracy.bars import GAIN_HELD, spread_pct
 from benchmarks.accuracy.pairs import Job, Pair
 from benchmarks.accuracy.whatif import answer, compare, measured, place, record
 from dpro.cli.analysis import analyse
+from dpro.errors import DproError, Unanswerable
 from dpro.extensions.tensors.answer import search_document
 from dpro.extensions.tensors.edits import Tensors
 from dpro.extensions.tensors.joint import make_plan
-from dpro.extensions.tensors.plan_file import write_plan
+from dpro.extensions.tensors.plan_file import TensorPlan, write_plan
 from dpro.replay.whatif.graph_ops.divisions import SIZES_MB
 from dpro.selection import ALL
 from dpro.stages import ignore
@@ -77,15 +78,21 @@ def searched(runs: Path, name: str, job: Job) -> Row:
     """Search for a plan from a job's first recording, and keep what was found beside it.
 
     Returns:
-        `edits` of the plan, the plan itself last; the best `uniform` size in MB; `seconds` that it took; how
-        many `reductions` the plan has; by how many per cent of the step it is `ahead` of the best size.
+        Why it was `refused`; or else `edits` of the plan, the plan itself last; the best `uniform` size in
+        MB; `seconds` that it took; how many `reductions` the plan has; by how many per cent of the step it is
+        ahead of the best size (`ahead_pct`).
     """
     stem = "".join(letter if letter.isalnum() else "-" for letter in name)
     kept, file = runs / f"{stem}.found.json", runs / f"{stem}.json"
     if not kept.exists():
         analysis = analyse(str(place(runs, job, 0)))
         begun = time.perf_counter()
-        plan, search = make_plan(analysis, "", None, None, ALL, ignore)
+        try:
+            plan, search = make_plan(analysis, "", None, None, ALL, ignore)
+            ensure_names(plan)
+        except DproError as error:
+            kept.write_text(json.dumps({"refused": str(error)}))
+            return searched(runs, name, job)
         seconds = time.perf_counter() - begun
         write_plan(plan, file)
         made = search_document(file, plan, search)
@@ -102,6 +109,16 @@ def searched(runs: Path, name: str, job: Job) -> Row:
     return dict(json.loads(kept.read_text()))
 
 
+def ensure_names(plan: TensorPlan) -> None:
+    """Refuse a plan that cannot be made to a job.
+
+    Raises:
+        Unanswerable: its gradients have no names.
+    """
+    if not plan.has_names:
+        raise Unanswerable("its gradients have no names")
+
+
 def neighbours(size: float) -> list[float]:
     """The two sizes next to one among those that `dpro whatif` knows, by their ratio to it."""
     return sorted(set(SIZES_MB) - {size}, key=lambda other: abs(math.log(other / size)))[:2]
@@ -113,9 +130,8 @@ def times_of(runs: Path, job: Job) -> list[float]:
     return [measured(each) for each in takewhile(lambda folder: (folder / "manifest.json").exists(), folders)]
 
 
-def ways_of(runs: Path, name: str, job: Job) -> tuple[Job, Job, list[Job]]:
-    """A job with the plan, with the best uniform size, and with the sizes next to that."""
-    found = searched(runs, name, job)
+def ways_of(job: Job, found: Row) -> tuple[Job, Job, list[Job]]:
+    """A job with the plan that was found, with the best uniform size, and with the sizes next to that."""
     sizes = (found["uniform"], *neighbours(found["uniform"]))
     best, *others = (job.changed(f"bucket:mb={size:g}") for size in sizes)
     return job.changed(shlex.join(found["edits"])), best, others
@@ -124,28 +140,31 @@ def ways_of(runs: Path, name: str, job: Job) -> tuple[Job, Job, list[Job]]:
 def record_all(runs: Path, name: str, job: Job, rounds: int) -> None:
     """Record a job in all ways, in turns."""
     record(place(runs, job, 0), job)
-    planned, best, others = ways_of(runs, name, job)
+    found = searched(runs, name, job)
+    if "refused" in found:
+        return
+    planned, best, others = ways_of(job, found)
     for number in range(rounds):
         ways = [job, planned, best, *others] if number == 0 else [job, planned, best][:: (-1) ** number]
         for way in ways:
             record(place(runs, way, number), way)
 
 
-def is_recorded(runs: Path, name: str, job: Job) -> bool:
-    """Whether each way of a job was recorded once."""
-    if not (place(runs, job, 0) / "manifest.json").exists():
-        return False
-    planned, best, others = ways_of(runs, name, job)
-    return all((place(runs, way, 0) / "manifest.json").exists() for way in (planned, best, *others))
-
-
-def judge(runs: Path, name: str, job: Job) -> Row:
-    """Compare what was recorded of a job."""
+def judge(runs: Path, name: str, job: Job) -> Row | None:
+    """Compare what was recorded of a job; None where some way of it was not."""
+    if not times_of(runs, job):
+        return None
     found = searched(runs, name, job)
-    planned, best, others = ways_of(runs, name, job)
-    compared = compare(runs, Pair(name, job, planned, tuple(found["edits"])))
+    if "refused" in found:
+        return {"job": name, **found}
+    planned, best, others = ways_of(job, found)
     base = place(runs, job, 0)
     times = {way.change: times_of(runs, way) for way in (job, planned, best, *others)}
+    if not all(times.values()):
+        return None
+    compared = compare(runs, Pair(name, job, planned, tuple(found["edits"])))
+    if "refused" in compared:
+        return {"job": name, "refused": compared["refused"]}
     uniform = {way.change: statistics.median(times[way.change]) for way in (best, *others)}
     fastest = min(uniform, key=lambda change: uniform[change])
     own, plan = statistics.median(times[job.change]), statistics.median(times[planned.change])
@@ -156,10 +175,9 @@ def judge(runs: Path, name: str, job: Job) -> Row:
         "uniform_ms": uniform,
         "fastest": fastest,
         "exposed": answer(base, []).predicted / answer(base, ["no-comm"]).predicted > EXPOSED,
-        "predicted_ms": compared.get("predicted_ms"),
-        "error_pct": compared.get("error_pct"),
-        "gain_held": compared.get("gain_held"),
-        "refused": compared.get("refused", ""),
+        "predicted_ms": compared["predicted_ms"],
+        "error_pct": compared["error_pct"],
+        "gain_held": compared["gain_held"],
         "same_job_pct": [spread for each in times.values() if (spread := spread_pct(each)) is not None],
         "over_own_pct": 100 * (1 - plan / own),
         "over_fastest_pct": 100 * (1 - plan / uniform[fastest]),
@@ -168,30 +186,30 @@ def judge(runs: Path, name: str, job: Job) -> Row:
 
 def checks(rows: Sequence[Row]) -> dict[str, Check]:
     """The bars, and whether they hold."""
-    spreads = [spread for row in rows for spread in row["same_job_pct"]]
+    planned = [row for row in rows if "refused" not in row]
+    refused = {row["job"]: row["refused"] for row in rows if "refused" in row}
+    spreads = [spread for row in planned for spread in row["same_job_pct"]]
     noise = max(SAME_PCT, statistics.median(spreads)) if spreads else SAME_PCT
-    slower = {row["job"]: row["over_fastest_pct"] for row in rows if row["over_fastest_pct"] < -noise}
-    exposed = [row for row in rows if row["exposed"]]
+    slower = {row["job"]: row["over_fastest_pct"] for row in planned if row["over_fastest_pct"] < -noise}
+    exposed = [row for row in planned if row["exposed"]]
     better = [row["job"] for row in exposed if row["over_fastest_pct"] >= BETTER_PCT]
-    judgeable = [row for row in rows if not row["refused"]]
-    held = statistics.fmean(row["gain_held"] for row in judgeable) if judgeable else 0.0
-    missed = {row["job"]: row["error_pct"] for row in judgeable if row["gain_held"] < 1}
-    refused = {row["job"]: row["refused"] for row in rows if row["refused"]}
-    slowest = max((row["seconds"] for row in rows), default=0.0)
+    held = sum(row["gain_held"] for row in planned) / max(len(rows), 1)
+    missed = {row["job"]: row["error_pct"] for row in planned if row["gain_held"] < 1}
+    slowest = max((row["seconds"] for row in planned), default=0.0)
     return {
         "gains": _check(
-            len(judgeable), {"held": held, "missed": missed, "refused": refused}, {"held": GAIN_HELD},
-            held >= GAIN_HELD and not refused,
+            len(rows), {"held": held, "missed": missed, "refused": refused}, {"held": GAIN_HELD},
+            held >= GAIN_HELD,
         ),
         "no slower than the fastest size": _check(
-            len(rows), {"noise_pct": noise, "slower": slower}, {"slower": 0}, bool(rows) and not slower
+            len(planned), {"noise_pct": noise, "slower": slower}, {"slower": 0}, bool(planned) and not slower
         ),
         "faster where exposed": _check(
             len(exposed), {"share": len(better) / max(len(exposed), 1), "better": better},
             {"share": SHARE, "by_pct": BETTER_PCT}, len(better) >= SHARE * len(exposed),
         ),
         "search": _check(
-            len(rows), {"slowest_s": slowest}, {"slowest_s": SEARCH_S}, 0 < slowest <= SEARCH_S
+            len(planned), {"slowest_s": slowest}, {"slowest_s": SEARCH_S}, 0 < slowest <= SEARCH_S
         ),
     }  # fmt: skip
 
@@ -205,12 +223,13 @@ def table(rows: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
     yield "| job | as it is ms | plan ms | predicted | held | fastest size ms | plan over it | search |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
-        fastest = row["fastest"]
-        predicted = f"{row['predicted_ms']:.1f}" if row["predicted_ms"] else row["refused"]
-        held = f"{row['gain_held']:.0%}" if row["gain_held"] is not None else ""
+        if "refused" in row:
+            yield f"| {row['job']} | | | refused: {row['refused']} | | | | |"
+            continue
+        size = row["fastest"]
         yield (
             f"| {row['job']}{' (exposed)' * row['exposed']} | {row['own_ms']:.1f} | {row['plan_ms']:.1f} "
-            f"| {predicted} | {held} | {row['uniform_ms'][fastest]:.1f} ({fastest}) "
+            f"| {row['predicted_ms']:.1f} | {row['gain_held']:.0%} | {row['uniform_ms'][size]:.1f} ({size}) "
             f"| {row['over_fastest_pct']:+.1f}% | {row['seconds']:.1f} s |"
         )
     for name, check in found.items():
@@ -240,7 +259,8 @@ def main() -> None:
         for name, job in able.items() if options.rounds else ():
             record_all(runs, name, job, options.rounds)
             print(f"recorded: {name}", file=sys.stderr)
-        rows = [judge(runs, name, job) for name, job in able.items() if is_recorded(runs, name, job)]
+        judged = (judge(runs, name, job) for name, job in able.items())
+        rows = [row for row in judged if row is not None]
     found = checks(rows)
     print(json.dumps(found | {"jobs": rows}, indent=1) if options.json else "\n".join(table(rows, found)))
 

@@ -209,7 +209,7 @@ def test_an_edit_is_proven_only_where_a_pair_is_measured():
 def planned_job(name: str, over_fastest_pct: float, **more: object) -> dict:
     """What `plans` says of a job, by how much its plan is faster than the fastest size for all buckets."""
     found = {"job": name, "over_fastest_pct": over_fastest_pct, "exposed": True, "gain_held": 1.0}
-    return found | {"error_pct": 1.0, "refused": "", "same_job_pct": [0.5], "seconds": 4.0} | more
+    return found | {"error_pct": 1.0, "same_job_pct": [0.5], "seconds": 4.0} | more
 
 
 def test_plans_are_held_to_the_fastest_size_that_was_really_recorded():
@@ -227,8 +227,10 @@ def test_plans_are_held_to_the_fastest_size_that_was_really_recorded():
     assert not any(check["holds"] for check in slower.values())
     noisy = plans.checks([*rows, planned_job("d", -1.1, same_job_pct=[3.0, 3.0, 3.0, 3.0])])
     assert noisy["no slower than the fastest size"]["holds"]
-    refused = plans.checks([*rows, planned_job("d", 9.0, refused="no spans", gain_held=None)])
-    assert (refused["gains"]["n"], refused["gains"]["holds"]) == (3, False)
+    refused = plans.checks([*rows, {"job": "d", "refused": "no spans"}])
+    assert (refused["gains"]["figures"]["held"], refused["gains"]["holds"]) == (0.75, False)
+    assert refused["search"]["n"] == 3
+    assert len(list(plans.table([{"job": "d", "refused": "no spans"}], refused))) == 3 + len(refused)
 
 
 def test_the_graph_of_the_engine_benchmark_replays_as_the_event_driven_twin_does():
