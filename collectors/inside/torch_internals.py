@@ -278,7 +278,8 @@ def choose_buckets(choose: Choice, refuse: Callable[[Exception], None]) -> bool:
             if getattr(compiler, "optimize_ddp", "") == "python_reducer":
                 raise ValueError("compiled autograd reduces gradients itself (python_reducer), without DDP")
             buckets = choose(module, parameters, sparse)
-            torch.distributed.Reducer = functools.partial(_reducer, original, buckets, refuse)
+            planned = functools.partial(_reducer, original, parameters, buckets, refuse)
+            torch.distributed.Reducer = planned
         except Exception as error:
             refuse(error)
         try:
@@ -291,10 +292,12 @@ def choose_buckets(choose: Choice, refuse: Callable[[Exception], None]) -> bool:
 
 
 def _reducer(
-    original: Any, buckets: Buckets, refuse: Callable[[Exception], None],
+    original: Any, of_module: list[Any], buckets: Buckets, refuse: Callable[[Exception], None],
     parameters: list[Any], usual: Buckets, limits: list[int], *more: Any, **others: Any,
 ) -> Any:  # fmt: skip
     """What reduces a module's gradients in the given buckets, or in the usual ones where it cannot."""
+    if parameters is not of_module:  # of a module that another thread wraps at the same time
+        return original(parameters, usual, limits, *more, **others)
 
     class Planned(original):  # type: ignore[misc]
         def _rebuild_buckets(self) -> bool:

@@ -237,6 +237,22 @@ def test_what_the_reducer_of_ddp_refuses_leaves_the_job_as_it_is(job, monkeypatc
     assert len(recorded(module)) > 1
 
 
+def test_a_module_that_is_wrapped_meanwhile_has_its_own_buckets(job, monkeypatch):
+    inner, logger = [], dist.Logger
+
+    def wrap_another(reducer):
+        monkeypatch.setattr(dist, "Logger", logger)
+        inner.append(DistributedDataParallel(torch.nn.Linear(4, 4)))
+        return logger(reducer)
+
+    planned(job, *MIXED)
+    monkeypatch.setattr(dist, "Logger", wrap_another)
+    assert recorded(DistributedDataParallel(Model())) == MIXED
+    assert [len(names) for names in recorded(inner[0])] == [2]
+    assert job.refused().startswith("DDP of Linear has no gradient head.weight")
+    assert ";" not in job.refused()
+
+
 def test_compiled_autograd_reduces_without_a_plan(job, monkeypatch):
     import torch._dynamo
 
