@@ -37,6 +37,7 @@ from dpro.extensions.query.document import QueryDocument, TablesDocument
 from dpro.extensions.scrub.scrub import ScrubDocument
 from dpro.extensions.serving.answers import ServerDiagnosis, ServerReport
 from dpro.extensions.serving.document import ServingDocument
+from dpro.extensions.tensors.answer import MadePlanDocument
 from dpro.extensions.trial.documents import LedgerDocument, TryDocument
 from dpro.extensions.trial.probes import ProbeDocument
 from dpro.ingest.shards import ShardDocument
@@ -60,6 +61,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro whatif RUN": WhatIfDocument,
     "dpro whatif RUN --sensitivity": SensitivityDocument,
     "dpro whatif RUN --pareto": ParetoDocument,
+    "dpro whatif RUN --make-plan FILE": MadePlanDocument,
     "dpro plan --model CONFIG --gpus N": PlanDocument,
     "dpro topology FILE | RUN": TopologyDocument,
     "dpro diagnose RUN": ServerDiagnosis,

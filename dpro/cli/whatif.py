@@ -165,36 +165,15 @@ def whatif(
     from dpro.replay.whatif.registry import parse_edit
     from dpro.selection import Selection
 
-    if ctx.args:
-        given = " ".join(f"--edit {text}" for text in ctx.args)
-        raise UsageError(f"{ctx.args[0]}: put edits after --edit: dpro whatif {run} {given}")
     parsed = [parse_edit(text) for text in edits]
     selection = Selection(steps)
-    if ranks:
-        raise UsageError(
-            "--ranks: ranks wait for each other, so a predicted step covers the whole job; "
-            "to change the work of one rank, use an edit such as --edit heal:rank=1"
-        )
-    if selection and (with_curves or with_memory):
-        raise UsageError("--sensitivity and --pareto use all steps: omit --steps")
-    unused = next((option for option, value in options.items() if value), "")
-    if (with_curves or with_memory) and unused:
-        option = f"--{unused.replace('_', '-')}"
-        raise UsageError(f"{option}: --sensitivity and --pareto have their own edits: omit one of them")
+    _refuse_misuse(ctx, options)
     if with_curves:
-        if parsed:
-            raise UsageError("--sensitivity uses the unchanged run: omit --edit")
-        if budget is not None:
-            raise UsageError("--budget limits the search, and --sensitivity does no search: omit --budget")
         _sensitivity(analyse(run, network_table, device_tables), as_json)
         return
     if with_memory:
-        if parsed or budget is not None:
-            raise UsageError("--pareto has its own edits: omit --edit and --budget")
         _pareto(analyse(run, network_table, device_tables), as_json)
         return
-    if parsed and budget is not None:
-        raise UsageError("--budget limits the search, which --edit turns off: omit one of them")
     from dpro.analysis.answers.whatif import what_if
     from dpro.verdict.verdict import explain, with_account
     from dpro.verdict.words import lines_of
@@ -229,9 +208,46 @@ def whatif(
         advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
         trial = None if proposal is None else proposal.trial
         _print(answer, analysis.run, listed, searched=not parsed, advised=advised, trial=trial)
-        print_lines(() if proposal is None else proposal.lines)
+        for line in () if proposal is None else proposal.lines:
+            console().print(line)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
+
+
+def _refuse_misuse(ctx: click.Context, options: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Args:
+        options: those of extensions.
+
+    Raises:
+        UsageError: some do not.
+    """
+    given, run = ctx.params, ctx.params["run"]
+    if ctx.args:
+        meant = " ".join(f"--edit {text}" for text in ctx.args)
+        raise UsageError(f"{ctx.args[0]}: put edits after --edit: dpro whatif {run} {meant}")
+    if given["ranks"]:
+        raise UsageError(
+            "--ranks: ranks wait for each other, so a predicted step covers the whole job; "
+            "to change the work of one rank, use an edit such as --edit heal:rank=1"
+        )
+    with_curves, with_memory = given["with_curves"], given["with_memory"]
+    if given["steps"] and (with_curves or with_memory):
+        raise UsageError("--sensitivity and --pareto use all steps: omit --steps")
+    unused = next((option for option, value in options.items() if value), "")
+    if (with_curves or with_memory) and unused:
+        option = f"--{unused.replace('_', '-')}"
+        raise UsageError(f"{option}: --sensitivity and --pareto have their own edits: omit one of them")
+    has_edits, has_budget = bool(given["edits"]), given["budget"] is not None
+    if with_curves and has_edits:
+        raise UsageError("--sensitivity uses the unchanged run: omit --edit")
+    if with_curves and has_budget:
+        raise UsageError("--budget limits the search, and --sensitivity does no search: omit --budget")
+    if with_memory and (has_edits or has_budget):
+        raise UsageError("--pareto has its own edits: omit --edit and --budget")
+    if has_edits and has_budget:
+        raise UsageError("--budget limits the search, which --edit turns off: omit one of them")
 
 
 def _proposal(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | None:

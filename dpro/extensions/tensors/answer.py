@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpro.analysis.answers.whatif import WhatIfDocument
 from dpro.documents import DocumentPart, finite
-from dpro.extensions.tensors.joint import Search
+from dpro.extensions.tensors.joint import PlanSearch
 from dpro.extensions.tensors.plan_file import TensorPlan
 from dpro.units import ms
 
@@ -60,7 +60,7 @@ class MadePlanDocument(WhatIfDocument, frozen=True, kw_only=True):
     made_plan: MadePlan
 
 
-def search_document(path: Path, plan: TensorPlan, search: Search) -> MadePlan:
+def search_document(path: Path, plan: TensorPlan, search: PlanSearch) -> MadePlan:
     """What a search found.
 
     Args:
@@ -77,7 +77,7 @@ def search_document(path: Path, plan: TensorPlan, search: Search) -> MadePlan:
         replays=search.made,
         interrupted=search.is_interrupted,
         tried=[
-            TriedEdits(list(map(str, edits)), finite(ms(of_edits.best_ns)), edits == chosen)
+            TriedEdits(list(map(str, edits)), finite(ms(of_edits.best_ns)), set(edits) <= set(chosen))
             for edits, of_edits in search.tried
         ],
     )

@@ -33,6 +33,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     with_reductions,
 )
 from dpro.schema import BUCKETS
+from dpro.words import counted
 
 PREFIX = "module."  # of names, by DDP
 
@@ -240,15 +241,15 @@ def difference(reductions: GradientReductions, plan: TensorPlan) -> str:
     positions = positions_of(reductions, plan)
     names, closes = gradient_names(reductions), reductions.passes[0].closes
     if is_recorded(reductions, plan.reductions, positions):
-        return f"the plan has the job's own {closes.size} buckets"
+        return f"the plan has the buckets of the job ({closes.size})"
     of_plan = {number: bucket for bucket, listed in enumerate(positions) for number in listed}
-    own = np.searchsorted(closes, np.arange(len(names)))
+    in_job = np.searchsorted(closes, np.arange(len(names)))
     apart = [
         names[number]
         for number in range(1, len(names))
-        if (of_plan[number] == of_plan[number - 1]) != (own[number] == own[number - 1])
+        if (of_plan[number] == of_plan[number - 1]) != (in_job[number] == in_job[number - 1])
     ]
-    line = f"the plan has {len(positions)} buckets, the job {closes.size}"
+    line = f"the plan has {counted(len(positions), 'bucket')}, the job {closes.size}"
     if apart:
         line += f"; they begin or end elsewhere at {', '.join(apart[:3])}" + ", …" * (len(apart) > 3)
     cut = sum(reduction.pieces > 1 for reduction in plan.reductions)

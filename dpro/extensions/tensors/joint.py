@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from math import inf
 
 import polars as pl
 
@@ -26,6 +27,7 @@ from dpro.analysis.predictions import of_steps
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.extensions.tensors.plan_file import TensorPlan
 from dpro.extensions.tensors.search import (
+    SHORTER,
     Division,
     Replays,
     planned,
@@ -55,7 +57,7 @@ MIN_GAIN = 0.002  # of the step: a fusion that gains less is not worth its effor
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """A search for a plan: what was found so far is there if it is interrupted.
 
     Attributes:
@@ -103,12 +105,12 @@ class Search:
         """
         _, replays = self.best()
         sizes = uniform_divisions(replays.reductions)
-        known = [
+        replayed = [
             (replays.steps_ns[division], size)
             for division, size in sizes.items()
             if division in replays.steps_ns
         ]
-        step_ns, size = min(known, default=(float("inf"), 0.0))
+        step_ns, size = min(replayed, default=(inf, 0.0))
         return size, step_ns
 
     def under(self, edits: Sequence[Edit], left: int, seeds: Sequence[Division] = ()) -> None:
@@ -131,8 +133,11 @@ class Search:
         if self.reduce_in:
             require_reducible(replays.reductions, self.reduce_in)
         _ = replays.reductions  # refused before it counts as tried
+        before_ns = self.best()[1].best_ns if self.tried else inf
         self.tried.append((tuple(edits), replays))
-        search_division(replays, self.reduce_in, seeds)
+        same = [seed for seed in seeds if abs(replays.step_ns(seed) / before_ns - 1) < SHORTER]
+        if not same:  # where the edits change nothing, another division gains nothing either
+            search_division(replays, self.reduce_in, seeds)
 
 
 def make_plan(
@@ -142,7 +147,7 @@ def make_plan(
     budget: int | None = None,
     selection: Selection = ALL,
     report: Progress = ignore,
-) -> tuple[TensorPlan, Search]:
+) -> tuple[TensorPlan, PlanSearch]:
     """Search for the best plan; interrupted by the keyboard, the best so far.
 
     Args:
@@ -162,7 +167,7 @@ def make_plan(
     graph = analysis.built.predictive
     if budget is None:
         budget = max(min(MAX_REPLAYS, REPLAYED_NODES // max(graph.num_nodes, 1)), MIN_REPLAYS)
-    search = Search(graph, baseline, slowdowns_of(trust), reduce_in, report, budget)
+    search = PlanSearch(graph, baseline, slowdowns_of(trust), reduce_in, report, budget)
     try:
         _search(search, freeing(graph, memory_gb))
         _, replays = search.best()
@@ -178,7 +183,7 @@ def make_plan(
     return TensorPlan(planned(replays.best, replays.names), tuple(map(str, edits)), made_from), search
 
 
-def _search(search: Search, bases: Sequence[tuple[Edit, ...]]) -> None:
+def _search(search: PlanSearch, bases: Sequence[tuple[Edit, ...]]) -> None:
     """Search under each way to free memory, and with each fusion on top of the best.
 
     Raises:
@@ -201,7 +206,7 @@ def _search(search: Search, bases: Sequence[tuple[Edit, ...]]) -> None:
                 search.under((*edits, fusion), max(search.budget // shares, 1), [replays.best])
 
 
-def _candidates(search: Search, name: str) -> Sequence[Edit]:
+def _candidates(search: PlanSearch, name: str) -> Sequence[Edit]:
     """Fusions of one kind that the run proposes."""
     with suppress(Unanswerable, GraphError, NothingToChange):
         return kind_named(name).candidates(facts_of(search.graph, search.baseline))
@@ -209,10 +214,10 @@ def _candidates(search: Search, name: str) -> Sequence[Edit]:
 
 
 def freeing(graph: Graph, memory_gb: float | None) -> list[tuple[Edit, ...]]:
-    """Edits that make a job fit into memory, in several ways; none of them where it fits, or nobody asked.
+    """Edits that make a job fit into memory, in several ways; a way without edits where it fits as it is.
 
     Args:
-        memory_gb: of the device, 1e9 bytes; None where it is not asked.
+        memory_gb: of the device, 1e9 bytes; None for that of the run.
 
     Raises:
         Unanswerable: the run does not say how much it takes, or nothing frees enough.

@@ -9,7 +9,8 @@ best of all, a local search moves an end of a bucket that is on the critical pat
 it with a neighbour, in the order of what the model of one link says, and goes on from the first move that
 makes the replayed step shorter. Ends in blocks of the model that repeat each other are also moved together.
 Where there are so few divisions that all can be replayed, all are: then the answer is the best of all. Else
-it is never worse than any that was replayed, and may miss a better one.
+it may miss a better one. Of divisions whose steps differ by less than `AS_GOOD` the one with the fewest
+reductions is taken, so that none that was replayed is better by more: uniform sizes are among them.
 
 Buckets hold neighbours in the order in which gradients become ready: when that loses nothing, `divisions`
 says. Nothing is random, and no clock is asked: the same run gives the same plan.
@@ -53,9 +54,14 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import steps_under
 
 MAX_ENDS = 128  # where buckets may end; of more gradients, small neighbours stay together
-MODELLED = 6  # divisions that are best on one link, of as many numbers of buckets, that are replayed
-MAX_DIVISIONS = 64  # of so many all are replayed
-SHORTER = 2e-4  # of the step: what is shorter by less is as good
+EARLIEST = (
+    4  # of the divisions that are best on one link for their number of buckets, those that are replayed
+)
+NEARLY = (1e-3, 3e-3, 1e-2)  # and those with the fewest buckets that end later by no more, of the pass
+MAX_DIVISIONS = 64  # where there are no more, all are replayed
+SHORTER = 2e-4  # of the step, by which a move has to shorten it
+AS_GOOD = 1e-3  # of the step: of divisions that differ by less, that with the fewest reductions is taken
+TO_SETTLE = 6  # replays that are left for finding it
 MOVES = 16  # of one division that are replayed, the most promising ones
 SHIFTS = (1, 2, 4)  # places by which the end of a bucket moves
 MAX_PIECES = 8
@@ -108,7 +114,7 @@ class Replays:
         left: how many more may be replayed.
         count: is called for each.
         steps_ns: mean step for as many samples as now, of each that was replayed.
-        best: the shortest of them, the one with the fewest buckets of equals.
+        best: that with the shortest, of equals one with fewest buckets.
     """
 
     before: ReplayedJob
@@ -157,7 +163,9 @@ class Replays:
         after, timeline = self._replayed(division, as_it_is=True)
         step_ns = float(steps_under(self.baseline, self.before, after, timeline).mean()) / self.samples
         self.steps_ns[division] = step_ns
-        if (step_ns, len(division)) < (self.best_ns, len(self.best)):
+        in_pieces = any(part.pieces > 1 for part in division)  # which has to gain more than is rounded
+        best_ns = self.best_ns * (1 - SHORTER * in_pieces)
+        if (step_ns, len(division)) < (best_ns, len(self.best)):
             self.best = division
         self.count()
         return step_ns
@@ -216,8 +224,8 @@ def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Divis
     """
     reductions = replays.reductions
     ends = ends_of(replays.gradients)
-    own = {tuple(map(Part, backward.closes.tolist())) for backward in reductions.passes}
-    starts = [*seeds, *sorted(own), *uniform_divisions(reductions), *_modelled(replays, ends)]
+    recorded = {tuple(map(Part, backward.closes.tolist())) for backward in reductions.passes}
+    starts = [*seeds, *sorted(recorded), *uniform_divisions(reductions), *_modelled(replays, ends)]
     if reduce_in:
         starts += [in_half(division, reduce_in) for division in starts]
     elif _count_divisions(replays.gradients, ends) <= min(MAX_DIVISIONS, replays.left - len(starts)):
@@ -225,13 +233,14 @@ def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Divis
     for division in dict.fromkeys(starts):
         replays.step_ns(division)
     improve(replays, ends)
+    settle(replays)
     if reduce_in:
         critical = set(replays.on_critical_path(replays.best))
         kept = tuple(
             part if number in critical else part._replace(reduce_in="")
             for number, part in enumerate(replays.best)
         )
-        if replays.step_ns(kept) <= replays.best_ns * (1 + SHORTER):
+        if replays.step_ns(kept) <= replays.best_ns * (1 + AS_GOOD):
             replays.best = kept  # what hides behind backward loses no precision for nothing
 
 
@@ -262,10 +271,12 @@ def ends_of(gradients: ReadyGradients) -> list[int]:
 
 
 def _modelled(replays: Replays, ends: Sequence[int]) -> list[Division]:
-    """Of the divisions that are best on one link for their number of buckets those that end earliest."""
+    """Of the divisions that are best on one link those that end first, and such of few buckets soon after."""
     divisions = [tuple(map(Part, closes)) for closes in best_divisions(replays.gradients, closes=ends)]
-    divisions.sort(key=lambda division: (replays.modelled_ns(division), len(division)))
-    return divisions[:MODELLED]
+    end_ns = np.array(list(map(replays.modelled_ns, divisions)))
+    chosen = np.argsort(end_ns, kind="stable")[:EARLIEST].tolist()
+    chosen += [int(np.argmax(end_ns <= end_ns.min() * (1 + later))) for later in NEARLY]
+    return [divisions[number] for number in chosen]
 
 
 def _count_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> int:
@@ -287,15 +298,41 @@ def all_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> Iterator[Di
 
 def improve(replays: Replays, ends: Sequence[int]) -> None:
     """Go on from the best division as long as a move makes the step shorter."""
-    while replays.left > 0:
+    while replays.left > TO_SETTLE:
         best_ns, division = replays.best_ns, replays.best
         moves = [move for move in moves_of(replays, division, ends) if move not in replays.steps_ns]
         moves.sort(key=lambda move: (replays.modelled_ns(move), len(move), move))
-        for move in moves[:MOVES]:
+        for move in moves[: min(MOVES, replays.left - TO_SETTLE)]:
             if replays.step_ns(move) < best_ns * (1 - SHORTER):
                 break
         else:
             return
+
+
+def settle(replays: Replays) -> None:
+    """Take of divisions that are as good as the best that with the fewest reductions, and join what can be.
+
+    A reduction costs what a run of few sizes may not show: latency that is not known is taken to be 0.
+    """
+    limit_ns = replays.best_ns * (1 + AS_GOOD)
+
+    def order(division: Division) -> tuple[int, float]:
+        return sum(part.pieces for part in division), replays.steps_ns[division]
+
+    as_good = [division for division, step_ns in replays.steps_ns.items() if step_ns <= limit_ns]
+    replays.best = min(as_good, key=order)
+    forced = {*replays.gradients.ends, replays.best[-1].last}
+    while replays.left > 0:
+        closes = closes_of(replays.best)
+        joined = [
+            _with_closes(replays.best, sorted({*closes} - {end})) for end in closes if end not in forced
+        ]
+        joined = [division for division in joined if division not in replays.steps_ns]
+        joined.sort(key=lambda division: (replays.modelled_ns(division), division))
+        fewer = next((division for division in joined if replays.step_ns(division) <= limit_ns), None)
+        if fewer is None:
+            return
+        replays.best = fewer
 
 
 def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[Division]:
@@ -305,8 +342,8 @@ def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[D
     moves: set[Division] = set()
     for bucket in replays.on_critical_path(division) or range(len(division)):
         for gone, come in _changes(replays.gradients, closes, ends, bucket):
-            for alike in (False, True):
-                out, into = (_alike(equal, place) if alike else place for place in (gone, come))
+            for together in (False, True):
+                out, into = (_in_all(equal, place) if together else place for place in (gone, come))
                 changed = ({*closes} - out) | into | {*replays.gradients.ends, closes[-1]}
                 moves.add(_with_closes(division, sorted(changed)))
         within = positions_in(division)[bucket]
@@ -351,7 +388,7 @@ def _with_closes(division: Division, closes: Iterable[int]) -> Division:
     )
 
 
-def _alike(equal: dict[int, set[int]], places: set[int]) -> set[int]:
+def _in_all(equal: dict[int, set[int]], places: set[int]) -> set[int]:
     """Ends at the same place of all equal blocks."""
     return {other for place in places for other in equal.get(place, {place})}
 
@@ -367,7 +404,7 @@ def _equal_ends(replays: Replays, ends: Sequence[int]) -> dict[int, set[int]]:
     for end in ends:
         if first <= end < last:
             places.setdefault((end - first) % length, set()).add(end)
-    return {end: alike for alike in places.values() for end in alike}
+    return {end: equal for equal in places.values() for end in equal}
 
 
 def repeated(kind: Ints) -> tuple[int, int, int]:

@@ -187,7 +187,7 @@ def best_divisions(
     before = np.append(0.0, np.cumsum(gradients.num_bytes))[begins]
     moving = gradients.line.moving_ns(np.maximum(before[1:, None] - before[:-1], 0.0))
     of_type = np.append(0, np.searchsorted(allowed, gradients.ends) + 1)
-    states, layers, found = _States.none(), list[_States](), []
+    states, layers, best = _States.none(), list[_States](), list[tuple[int, ...]]()
     for number in range(min(most, allowed.size)):
         following = [
             _extended(gradients, states, number, end, int(allowed[end - 1]), moving[end - 1], of_type)
@@ -197,8 +197,8 @@ def best_divisions(
         layers.append(states)
         whole = np.flatnonzero(states.closed == allowed.size)
         if whole.size:
-            found.append(_traced(layers, allowed, int(whole[np.argmin(states.end[whole])])))
-    return found
+            best.append(_traced(layers, allowed, int(whole[np.argmin(states.end[whole])])))
+    return best
 
 
 class _States(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,8 @@ from tests.unit.replay.whatif.edits.test_communication import four_ranks
 from tests.unit.replay.whatif.edits.test_host import collecting, loading
 from tests.unit.replay.whatif.edits.test_synchronisation import accumulated, fsdp_job
 
+# A plan that reduces the gradients of job `ddp` here one by one.
+PLAN = f"tensors:plan={Path(__file__).with_name('tensor_plan.json')}"
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [
     *("scale:factor=1", "scale:name=*,factor=1", "slow:rank=0,factor=1", "slow:rank=1,ms=0", "cpu:factor=1"),
@@ -66,6 +69,7 @@ ONCE = [
     *("remove:kind=kernel", "replace:name=aten::mm,us=30", "drop:rank=1", "no-launch"),
     *("cuda-graph", "free-host", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
     "reduce-last",
+    PLAN,
 ]
 NEITHER = {
     "coalesce": "of a series that is one collective no other is left",
@@ -102,6 +106,7 @@ LESS = [
         "spray:headroom=0",
         "place",
     ),
+    PLAN,
 ]
 # Edits that add some.
 MORE = [
@@ -135,6 +140,7 @@ APART = [
     ("algorithm:to=halving", "scale:kind=cpu,factor=0.5"),
     ("prefetch:ahead=1", "scale:name=work,factor=2"),
     ("bucket:mb=1", "scale:name=LinearForward,factor=2"),
+    (PLAN, "scale:name=LinearForward,factor=2"),
     ("compress:to=bf16", "scale:name=LinearForward,factor=2"),
     ("local-updates:every=4", "scale:name=LinearForward,factor=2"),
     ("reduce-last", "scale:name=LinearForward,factor=2"),
@@ -159,8 +165,9 @@ TABLES = {
     "direction": [*LESS, *MORE],
     "order": [text for pair in APART for text in pair],
 }
-# Jobs here have no modules that are numbered side by side, nor commands that name a number of layers.
-UNSOUGHT = {"beside", "recompute", "stages"}
+# Jobs here have no modules that are numbered side by side, nor commands that name a number of layers; plans
+# are searched for by `--make-plan`.
+UNSOUGHT = {"beside", "recompute", "stages", "tensors"}
 EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 
