@@ -4,10 +4,10 @@ python -m benchmarks.plans [--only NAME …] [--rounds 2] [--runs FOLDER] [--jso
 
 Each job is recorded as it is. From that run `dpro whatif --make-plan` searches for a plan; then the job is
 recorded with the plan, with the uniform bucket size that the search found best, and with its neighbours
-among the sizes that `dpro whatif` knows, in turns; with the neighbours in the first round only. Layers also
-sleep, and ranks run before all other programs, as in the controlled class of `accuracy/pairs.py`. What FOLDER
-has already is not recorded again, and all rounds in it count: `--rounds 0` judges what is there. Without
-root, only jobs without a limited link are recorded.
+among the sizes that `dpro whatif` knows, in turns. Layers also sleep, and ranks run before all other
+programs, as in the controlled class of `accuracy/pairs.py`. What FOLDER has already is not recorded again,
+and all rounds in it count: `--rounds 0` judges what is there. Without root, only jobs without a limited link
+are recorded.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def record_all(runs: Path, name: str, job: Job, rounds: int) -> None:
         return
     planned, best, others = ways_of(job, found)
     for number in range(rounds):
-        ways = [job, planned, best, *others] if number == 0 else [job, planned, best][:: (-1) ** number]
-        for way in ways:
+        for way in [job, planned, best, *others][:: (-1) ** number]:
             record(place(runs, way, number), way)
 
 
