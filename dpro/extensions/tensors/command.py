@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.options import NumberRange
 from dpro.cli.output import ensure_writable, progress
 from dpro.errors import UsageError
 from dpro.extensions.tensors.plan_file import REDUCE_IN, TensorPlan, read_plan, write_plan
@@ -39,7 +40,7 @@ OPTIONS = [
     ),
     click.Option(
         ["--memory-gb"],
-        type=click.FloatRange(min=0, min_open=True),
+        type=NumberRange(0.001, 1e6),
         metavar="N",
         help="With --make-plan: fit the job into N x 1e9 bytes (needs `dpro record --memory`).",
     ),
