@@ -8,6 +8,7 @@ cores are no limit; in the noisy class they compute. To real models changes are 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 
 from benchmarks.recording import cable
@@ -24,7 +25,7 @@ class Job:
         program: of `benchmarks/recording`, and its first words.
         delay_us: of its link, each way.
         ranks: how many there are.
-        change: what `dpro try` changes in it; nothing where empty.
+        change: what `dpro try` changes in it, as in its command line; nothing where empty.
         shapes: whether shapes of operators are recorded, which other layouts need.
     """
 
@@ -42,9 +43,9 @@ class Job:
         return cable(self.link, self.delay_us, self.ranks)
 
     @property
-    def made(self) -> Change | None:
+    def made(self) -> tuple[Change, ...]:
         """What is changed in it."""
-        return parse_change(self.change) if self.change else None
+        return tuple(map(parse_change, shlex.split(self.change)))
 
     @property
     def title(self) -> str:

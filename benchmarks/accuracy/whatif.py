@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -60,17 +61,18 @@ def record(folder: Path, job: Job) -> None:
     if (folder / "manifest.json").exists():
         return
     made = job.made
-    steps = round((SKIP + WINDOW_STEPS + AFTERWARDS) * (made.samples if made else 1))
+    samples = math.prod(change.samples for change in made)
+    steps = round((SKIP + WINDOW_STEPS + AFTERWARDS) * samples)
     program, *words = job.program.split()
     arguments = [*words, *job.arguments.split(), "--steps", str(steps)]
     command = command_of(program, arguments, job.ranks, job.cable if job.link else ())
     options = ["--modules", "--memory"] if program == "model_job.py" else []
     options += ["--shapes"] if job.shapes else []
     if made:
-        options += ["--apply", json.dumps([made.document()])]
+        options += ["--apply", json.dumps([change.document() for change in made])]
     record_window(folder, command, SKIP, WINDOW_STEPS, options)
     ensure_finished(folder)
-    ensure_applied(folder, [made] if made else [])
+    ensure_applied(folder, made)
 
 
 SPEED = """

@@ -62,7 +62,8 @@ def model_of(options: argparse.Namespace, rank: int) -> nn.Module:
     paces = [Pace(options.block_ms, late_ms * (at == 0)) for at in range(options.blocks)]
     if options.model == "dlrm":
         return recommendation(paces, options.width, data_parallel(options.bucket_mb))
-    model = {"gpt": Gpt, "resnet": ResNet}[options.model](paces, options.width)
+    outputs = [options.outputs] if options.outputs else []
+    model = {"gpt": Gpt, "resnet": ResNet}[options.model](paces, options.width, *outputs)
     return PARALLEL[options.parallelism](model, options)
 
 
@@ -162,7 +163,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps in its first block, forward")
     parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--input-ms", type=float, default=0.0, help="to read a batch of the usual size")
-    parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--bucket-mb", type=float, default=25.0, help="0 for DDP's own")
+    parser.add_argument("--outputs", type=int, default=0, help="tokens of a GPT, classes of a ResNet")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
     parser.add_argument("--objects", type=int, default=0, help="Python objects that each step makes anew")
     parser.add_argument("--first", action="store_true", help="run before all other programs, as root")

@@ -68,12 +68,12 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A GPT: tokens to the next token's logits."""
 
-    def __init__(self, paces: list[Pace], width: int) -> None:
-        """One block for each pace."""
+    def __init__(self, paces: list[Pace], width: int, vocabulary: int = VOCABULARY) -> None:
+        """One block for each pace; samples have the first `VOCABULARY` tokens only."""
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(LENGTH, width)
         self.blocks = nn.Sequential(*(Block(width, 4, pace) for pace in paces))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] to [B, V, T]."""
@@ -102,13 +102,13 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Images of 3 x 16 x 16 to classes."""
 
-    def __init__(self, paces: list[Pace], width: int) -> None:
+    def __init__(self, paces: list[Pace], width: int, classes: int = CLASSES) -> None:
         """One block for each pace; the last has `width` channels, each before it half of the next."""
         super().__init__()
         channels = [max(width >> at, 16) for at in range(len(paces), -1, -1)]
         self.stem = nn.Conv2d(3, channels[0], 3, padding=1)
         self.blocks = nn.Sequential(*map(Residual, channels, channels[1:], paces))
-        self.head = nn.Linear(width, CLASSES)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, 16, 16] to [B, C]."""
@@ -207,5 +207,5 @@ def loss_of(model: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def data_parallel(bucket_mb: float) -> Callable[[nn.Module], nn.Module]:
-    """DDP with buckets of a size."""
-    return lambda module: DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    """DDP with buckets of a size; 0 for DDP's own, of which the first is smaller."""
+    return lambda module: DistributedDataParallel(module, bucket_cap_mb=bucket_mb or None)

@@ -7,6 +7,7 @@ lost without each, and in which versions they are; no other module of this packa
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -53,6 +54,9 @@ INTERNALS = (
     Internal("torch.distributed.ProcessGroup._end_coalescing", "fewer calls are counted between dumps"),
     Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", "the documented size is taken"),
     Internal("torch.distributed._compute_bucket_assignment_by_size", "some buckets have no parameters"),
+    Internal("torch.nn.parallel.DistributedDataParallel._ddp_init_helper", "no tensor plan is applied"),
+    Internal("torch.distributed.Reducer._rebuild_buckets", "no tensor plan is applied"),
+    Internal("torch.distributed.Reducer._check_reducer_finalized", "no tensor plan is applied"),
     Internal("torch._C._cuda_hasPrimaryContext", "only the current GPU is asked", build="cuda"),
     Internal("torch._C._cuda_attach_out_of_memory_observer", "only where it ends the job", build="cuda"),
     Internal("torch.cuda._lazy_call", "as `_cuda_attach_out_of_memory_observer`"),
@@ -243,6 +247,77 @@ def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
     """
     assign = internal("torch.distributed._compute_bucket_assignment_by_size")
     return [list(members) for members in assign(parameters, limits)[0]] if assign is not None else []
+
+
+Buckets = list[list[int]]
+Choice = Callable[[Any, list[Any], list[bool]], Buckets]
+
+
+def choose_buckets(choose: Choice, refuse: Callable[[Exception], None]) -> bool:
+    """Have DDP modules reduce in buckets of our choice, which DDP does not rebuild after the first step.
+
+    Args:
+        choose: gets the DDP module, its parameters, and which have sparse gradients. It returns the indices
+            of the parameters of each bucket, in the order in which buckets are reduced, or raises.
+        refuse: gets what was raised; the module has the buckets of DDP then.
+
+    Returns:
+        Whether this PyTorch lets us.
+    """
+    ddp, reducer = "torch.nn.parallel.DistributedDataParallel", "torch.distributed.Reducer"
+    make = internal(f"{ddp}._ddp_init_helper")
+    needed = [internal(f"{reducer}.{name}") for name in ("_rebuild_buckets", "_check_reducer_finalized")]
+    if make is None or None in needed:
+        return False
+
+    @functools.wraps(make)
+    def made(module: Any, parameters: list[Any], sparse: list[bool], *more: Any, **others: Any) -> None:
+        original = torch.distributed.Reducer
+        try:
+            compiler = sys.modules.get("torch._dynamo.config")
+            if getattr(compiler, "optimize_ddp", "") == "python_reducer":
+                raise ValueError("compiled autograd reduces gradients itself (python_reducer), without DDP")
+            buckets = choose(module, parameters, sparse)
+            planned = functools.partial(_reducer, original, parameters, buckets, refuse)
+            torch.distributed.Reducer = planned
+        except Exception as error:
+            refuse(error)
+        try:
+            make(module, parameters, sparse, *more, **others)
+        finally:
+            torch.distributed.Reducer = original
+
+    internal(ddp)._ddp_init_helper = made
+    return True
+
+
+def _reducer(
+    original: Any, of_module: list[Any], buckets: Buckets, refuse: Callable[[Exception], None],
+    parameters: list[Any], usual: Buckets, limits: list[int], *more: Any, **others: Any,
+) -> Any:  # fmt: skip
+    """What reduces a module's gradients in the given buckets, or in the usual ones where it cannot."""
+    if parameters is not of_module:  # of a module that another thread wraps at the same time
+        return original(parameters, usual, limits, *more, **others)
+
+    class Planned(original):  # type: ignore[misc]
+        def _rebuild_buckets(self) -> bool:
+            # Without a rebuild the reducer goes on noting the order in which gradients are ready: 24 bytes
+            # each in every step. What it would complain of before a rebuild, it complains of here.
+            self._check_reducer_finalized()
+            return False
+
+    try:
+        reducer = Planned(parameters, buckets, [max(limits)] * len(buckets), *more, **others)
+        reducer.planned = buckets
+        return reducer
+    except Exception as error:
+        refuse(error)
+        return original(parameters, usual, limits, *more, **others)
+
+
+def planned_buckets(module: Any) -> Buckets:
+    """Return the buckets of a DDP module that `choose_buckets` chose; none where DDP has its own."""
+    return list(getattr(vars(module).get("reducer"), "planned", ()))
 
 
 def fsdp_states() -> dict[Any, Any]:

@@ -193,7 +193,7 @@ def text_of(thing: Any) -> str:
         if not isinstance(declared, Key):
             parts.append(text_of(value))
         elif value is not None and value != "":
-            parts.append(f"{name}={_quoted(number(value) if declared.type is float else value)}")
+            parts.append(f"{name}={quoted(number(value) if declared.type is float else value)}")
     return ",".join(filter(None, parts))
 
 
@@ -207,7 +207,7 @@ def _plain(bound: float) -> str:
     return f"{bound:,.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:,g}"
 
 
-def _quoted(value: str | int | Path) -> str:
+def quoted(value: str | int | Path) -> str:
     """A value as `--edit` reads it: in quotes where it holds what ends a value."""
     text = str(value).replace('"', "?")
     return f'"{text}"' if any(mark in text for mark in ", =") else text

@@ -13,6 +13,7 @@ import sys
 import polars as pl
 import pytest
 
+from benchmarks import plans
 from benchmarks.accuracy import bars
 from benchmarks.accuracy import pairs as all_pairs
 from benchmarks.accuracy.pairs import pairs
@@ -44,6 +45,7 @@ TINY = {
     "goodput": ["--campaigns", "2", "--minutes", "0.5", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
     "gpu_pairs": ["--pairs", "pairs.json", "--json"],
+    "plans": ["--only", "dlrm, loopback", "--rounds", "1", "--json"],
     "questions": ["--traces", "none", "--verdicts", "none.json", "--json"],
     "serving": ["--data", ".", "--json"],
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
@@ -72,6 +74,7 @@ CHECKS = {
     "diagnosis.operations",
     "goodput",
     "gpu_pairs",
+    "plans",
     "serving",
 }  # of truth: with a bar that holds or not
 PARTS = (
@@ -198,8 +201,36 @@ def test_an_edit_is_proven_only_where_a_pair_is_measured():
         "cuda-graph",
         "no-sync",
         "algorithm",
+        "tensors",  # `benchmarks/plans.py` has its pairs
     }
     assert not bars.checks(every[:1], whole=True)["families"]["holds"]
+
+
+def planned_job(name: str, over_fastest_pct: float, **more: object) -> dict:
+    """What `plans` says of a job, by how much its plan is faster than the fastest size for all buckets."""
+    found = {"job": name, "over_fastest_pct": over_fastest_pct, "exposed": True, "gain_held": 1.0}
+    return found | {"error_pct": 1.0, "same_job_pct": [0.5], "seconds": 4.0} | more
+
+
+def test_plans_are_held_to_the_fastest_size_that_was_really_recorded():
+    rows = [
+        planned_job("a", 7.0),
+        planned_job("b", -0.9),  # within the noise
+        planned_job("c", 6.0, exposed=False),
+    ]
+    found = plans.checks(rows)
+    assert all(check.keys() == {"n", "figures", "bar", "holds"} for check in found.values())
+    assert all(check["holds"] for check in found.values())
+    assert (found["faster where exposed"]["n"], found["faster where exposed"]["figures"]["share"]) == (2, 0.5)
+    slower = plans.checks([*rows, planned_job("d", -1.1, gain_held=0.0, seconds=11.0)])
+    assert slower["no slower than the fastest size"]["figures"]["slower"] == {"d": -1.1}
+    assert not any(check["holds"] for check in slower.values())
+    noisy = plans.checks([*rows, planned_job("d", -1.1, same_job_pct=[3.0, 3.0, 3.0, 3.0])])
+    assert noisy["no slower than the fastest size"]["holds"]
+    refused = plans.checks([*rows, {"job": "d", "refused": "no spans"}])
+    assert (refused["gains"]["figures"]["held"], refused["gains"]["holds"]) == (0.75, False)
+    assert refused["search"]["n"] == 3
+    assert len(list(plans.table([{"job": "d", "refused": "no spans"}], refused))) == 3 + len(refused)
 
 
 def test_the_graph_of_the_engine_benchmark_replays_as_the_event_driven_twin_does():

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 
 from dpro.cli import cli
 from dpro.collectors.inside.torch_internals import INTERNALS
-from dpro.schema import COLLECTIVES, COUNTERS, DEPENDENCIES, PROCESS_GROUPS, SPANS, STEPS
+from dpro.extensions.tensors.plan_file import PlannedReduction, TensorPlan, write_plan
+from dpro.extensions.trial.changes import parse_change
+from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, DEPENDENCIES, PROCESS_GROUPS, SPANS, STEPS
 from dpro.store import Run
 from tests.jobs import ROOT, TRAIN, record, script
 
@@ -53,6 +55,10 @@ print(len(profiler.events()) > 0)
 """
 
 
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TWO_RANKS = [*LAUNCHER, str(TRAIN), "--steps", str(STEPS_RUN)]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A recording of one version's job."""
@@ -78,10 +84,8 @@ def alone(folder: Path, version: str, body: str, *options: str) -> Recorded:
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def ddp(request, tmp_path_factory) -> Recorded:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(TRAIN), "--steps", str(STEPS_RUN)]
     options = ["--every", str(EVERY), "--skip", str(SKIP)]
-    return recorded(tmp_path_factory.mktemp("ddp"), request.param, command, *options)
+    return recorded(tmp_path_factory.mktemp("ddp"), request.param, TWO_RANKS, *options)
 
 
 def test_steps_and_windows_are_the_same_on_all_ranks(ddp):
@@ -107,6 +111,17 @@ def test_every_collective_call_is_there_or_its_absence_is_explained(ddp):
         assert mine.height >= 5 * STEPS_RUN  # four buckets and the loss
         assert mine["bytes_in"].min() >= 0
     assert ddp.run.table(PROCESS_GROUPS).height
+
+
+def test_ddp_reduces_as_a_plan_says(tmp_path, ddp):
+    names = ddp.run.table(BUCKETS).filter(rank=0).sort("bucket")["names"].explode().to_list()
+    plan = [names[1::2], names[::2]]
+    write_plan(TensorPlan(tuple(PlannedReduction(tuple(each), 2) for each in plan)), tmp_path / "plan.json")
+    apply = json.dumps([parse_change(f"tensors:plan={tmp_path / 'plan.json'}").document()])
+    run = recorded(tmp_path, ddp.version, TWO_RANKS, "--no-windows", "--apply", apply).run
+    assert [reason for made in run.manifest.applied for reason in made.refused] == []
+    for rank in (0, 1):
+        assert run.table(BUCKETS).filter(rank=rank).sort("bucket")["names"].to_list() == plan
 
 
 @pytest.mark.parametrize("command", ["info", "report", "replay", "whatif", "diagnose"])

@@ -40,6 +40,7 @@ FAMILIES = {  # with the function that makes them, and its module
     "accumulate": "accumulate.install",
     "ddp": "arguments.change_ddp",
     "reduction": "reduction.install",
+    "tensors": "tensors.install",
     "modules.sharded": "modules.prefetch",
     "modules.recompute": "modules.recompute",
     "modules.compiling": "modules.compile_model",

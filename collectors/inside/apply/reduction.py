@@ -1,7 +1,8 @@
 """How DDP reduces gradients: compressed, only every few steps, or not at all.
 
 In: `to` (fp16, bf16, powersgd with its `rank`, topk with a `share`, or nothing), and the `layers` whose
-gradients that is for; or `buckets`, each with its own; or `every` for local updates. Out: communication hooks
+gradients that is for; or `buckets`, each with its own, also in `pieces` where a tensor plan chose the
+buckets (`planned`); or `every` for local updates. Out: communication hooks
 on all DDP modules. They are registered when gradients are first asked for: by then the script has registered
 its own, if it has any, which wins; the change is refused then.
 """
@@ -20,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..patching import patch
 from ..recorder import Recorder
-from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states
+from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states, planned_buckets
 from . import ChangeReport
 
 # Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
@@ -45,16 +46,23 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
                 report.attempt(_register, report, module, functools.partial(register, **arguments))
 
     if arguments.get("to") == "nothing":
-        recorder.listen("step", lambda step: report.attempt(_refuse_sharded, report, step))
+        refuse_sharded(
+            report,
+            recorder,
+            "FSDP2 cannot run without its collectives, which gather parameters: this edit needs DDP",
+        )
     patch(DistributedDataParallel, "__init__", after=lambda module: waiting.append(weakref.ref(module)))
     recorder.listen("work", on_work)
 
 
-def _refuse_sharded(report: ChangeReport, step: int) -> None:
-    if step == PLAIN_STEPS and fsdp_states():
-        report.refuse(
-            "FSDP2 cannot run without its collectives, which gather parameters: this edit needs DDP"
-        )
+def refuse_sharded(report: ChangeReport, recorder: Recorder, reason: str) -> None:
+    """Refuse a change once it is seen that the job uses FSDP2."""
+
+    def look(step: int) -> None:
+        if step == PLAIN_STEPS and fsdp_states():
+            report.refuse(reason)
+
+    recorder.listen("step", lambda step: report.attempt(look, step))
 
 
 def _register(report: ChangeReport, module: Any, register: Callable[[ChangeReport, Any], None]) -> None:
@@ -68,6 +76,8 @@ def _register(report: ChangeReport, module: Any, register: Callable[[ChangeRepor
 
 def _compression(report: ChangeReport, module: Any, to: str = "", **more: Any) -> None:
     pattern = more.pop("layers", "")
+    if more.get("planned") and not planned_buckets(module):
+        return  # refused for this module
     if "buckets" in more:
         module.register_comm_hook(module.process_group, _by_bucket(report, module, **more))
     elif to == "nothing":
@@ -83,8 +93,14 @@ def _compression(report: ChangeReport, module: Any, to: str = "", **more: Any) -
         module.register_comm_hook(module.process_group, _half(to))
 
 
-def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]]) -> Hook:
-    """A hook that takes for each bucket, known by the names of its parameters, the codec chosen for it."""
+def _by_bucket(
+    report: ChangeReport, module: Any, buckets: list[dict[str, Any]], planned: bool = False
+) -> Hook:
+    """A hook that takes for each bucket, known by the names of its parameters, what was chosen for it.
+
+    Args:
+        planned: whether buckets are final from the first step on.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
@@ -98,9 +114,11 @@ def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]])
             hooks[key] = functools.partial(_with_state, powerSGD_hook.powerSGD_hook, states[key])
         elif to == "topk":
             hooks[key] = _largest(group, choice["share"])
+        elif "pieces" in choice:
+            hooks[key] = in_pieces(group, choice["pieces"], to)
         else:
             hooks[key] = _half(to) if to else default_hooks.allreduce_hook
-        report.applied(f"{to or 'as they are'}: gradients of {choice['names'][0]} to {choice['names'][-1]}")
+        report.applied(f"{_in_words(choice)}: gradients of {choice['names'][0]} to {choice['names'][-1]}")
 
     def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         key = frozenset(names.get(id(parameter), "") for parameter in bucket.parameters())
@@ -111,7 +129,13 @@ def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]])
                 state.maybe_increase_iter(bucket)  # it counts steps by the last bucket
         return hooks.get(key, default_hooks.allreduce_hook)(group, bucket)
 
-    return _after_plain_steps(group, chosen)
+    chosen.__annotations__ = {}
+    return chosen if planned else _after_plain_steps(group, chosen)
+
+
+def _in_words(choice: dict[str, Any]) -> str:
+    pieces = choice.get("pieces", 1)
+    return (choice["to"] or "as they are") + (f", in {pieces} pieces" if pieces > 1 else "")
 
 
 def _with_state(hook: Hook, state: Any, _group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -139,6 +163,33 @@ def _half(to: str) -> Hook:
 
     hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}
     return hooks[to]
+
+
+def in_pieces(group: Any, pieces: int, to: str) -> Hook:
+    """A hook that reduces a bucket in parts of equal size, all called at once.
+
+    Args:
+        group: the process group that reduces.
+        pieces: how many parts there are; a bucket of fewer gradients has one for each.
+        to: bf16 or fp16 to reduce in that type; empty for the type of the gradients, which then are divided
+            as DDP divides them.
+    """
+    num_ranks = dist.get_world_size(group)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+    def hook(_group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        sent = gradients.to(half[to]).div_(num_ranks) if to else gradients.mul_(1 / num_ranks)
+        parts = sent.tensor_split(max(min(pieces, sent.numel()), 1))
+        moved = [dist.all_reduce(part, group=group, async_op=True).get_future() for part in parts]
+
+        def finish(_futures: Any) -> torch.Tensor:
+            return gradients.copy_(sent) if to else gradients
+
+        return torch.futures.collect_all(moved).then(finish)
+
+    hook.__annotations__ = {}
+    return hook
 
 
 def _keep(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:

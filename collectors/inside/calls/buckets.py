@@ -27,6 +27,7 @@ from ..torch_internals import (
     fsdp_parameter,
     fsdp_states,
     is_fsdp_root,
+    planned_buckets,
 )
 from ..unseen import (
     attributes,
@@ -121,7 +122,10 @@ def of_ddp(module: Any) -> dict[str, Any]:
     rebuilt = _split(said.get("rebuilt_per_bucket_param_indices"))
     members = [[int(index) for index in indices.split()] for indices in rebuilt]
     members = (
-        members or _assigned(module, [parameter for _, parameter in reduced], sizes) or [[] for _ in sizes]
+        members
+        or planned_buckets(module)
+        or _assigned(module, [parameter for _, parameter in reduced], sizes)
+        or [[] for _ in sizes]
     )
     hook = str(said.get("comm_hook") or "")
     buckets = []

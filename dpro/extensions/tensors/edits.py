@@ -139,15 +139,22 @@ def require_equal_passes(reductions: GradientReductions) -> None:
 
 
 def gradient_names(reductions: GradientReductions) -> tuple[str, ...]:
-    """[P] names of gradients in the order in which they are ready; `#0`, `#1`, ... where none are known."""
-    count, run = reductions.passes[0].parameters.num_bytes.size, reductions.graph.run
-    unnamed = tuple(f"{UNNAMED}{number}" for number in range(count))
-    if run is None or not reductions.is_recorded or framework_of(run):
+    """[P] names of gradients in the order in which they are ready; `#0`, `#1`, ... where none are known.
+
+    Where the job has gradients beside those of DDP, such as of embeddings that ranks share out, which ones
+    reductions hold is inferred; the bytes of one after the other then show that they are DDP's.
+    """
+    sizes, run = reductions.passes[0].parameters.num_bytes.tolist(), reductions.graph.run
+    unnamed = tuple(f"{UNNAMED}{number}" for number in range(len(sizes)))
+    if run is None or framework_of(run):
         return unnamed
     buckets = run.table(BUCKETS)
     first = buckets.filter(buckets["rank"] == buckets["rank"].min()).sort("bucket")
+    recorded = [size for listed in first["parameter_bytes"].to_list() for size in listed or []]
+    if first["module"].n_unique() > 1 or (recorded != sizes and not reductions.is_recorded):
+        return unnamed
     names = tuple(name.removeprefix(PREFIX) for listed in first["names"].to_list() for name in listed or [])
-    return names if len(names) == count and len(set(names)) == count else unnamed
+    return names if len(names) == len(sizes) and len(set(names)) == len(sizes) else unnamed
 
 
 def positions_of(reductions: GradientReductions, plan: TensorPlan) -> list[list[int]]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpro.collectors.inside.environment import kept
-from dpro.errors import UsageError
-from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, nearest, read_values, split_edit
+from dpro.errors import DproError, UsageError
+from dpro.extensions.tensors.plan_file import read_plan
+from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, nearest, quoted, read_values, split_edit
 
 if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
@@ -164,9 +166,29 @@ def _algorithm(values: Values) -> Values:
     return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
 
 
+def _planned(values: Values) -> Values:
+    plan = read_plan(values["plan"])
+    if not plan.has_names:
+        raise UsageError(
+            f"{values['plan']}: its gradients have no names, by which a job finds them: "
+            "make it from a run that DDP's buckets were recorded of"
+        )
+    return {"reductions": [asdict(reduction) for reduction in plan.reductions]}
+
+
+def changes_of_plan(path: Path) -> tuple[str, ...]:
+    """The edits that belong to a tensor plan, and the plan itself, as the user would write them.
+
+    Raises:
+        DproError: the file is no plan.
+    """
+    return (*read_plan(path).edits, f"{TENSORS}:plan={quoted(path)}")
+
+
+TENSORS = "tensors"
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}  # as NCCL spells them
 TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused, with what to do instead
-OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
+OF_DDP = ("ddp", "reduction", TENSORS)  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
         "change the size of DDP's gradient buckets",
@@ -185,6 +207,10 @@ CHANGES: dict[str, ChangeRow] = {
             _amount(BUDGET, 1), _word("module"),
         ],
         "compress:to=bf16", _compression,
+    ),
+    TENSORS: ChangeRow(
+        "reduce gradients as a tensor plan says",
+        TENSORS, [Key("plan", Path, "", MISSING)], "tensors:plan=plan.json", _planned,
     ),
     "local-updates": ChangeRow(
         "train each rank on its own and average parameters every few steps (post-local SGD)",
@@ -320,6 +346,7 @@ def _kind(name: str, values: Values) -> str:
     words = [
         f"{key}={str(value).lower()}" if isinstance(value, str | bool) and key != "module" else key
         for key, value in values.items()
+        if not isinstance(value, Path)
     ]
     return f"{name}:{','.join(words)}" if words else name
 
@@ -338,6 +365,13 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
         raise UsageError(
             "compress, local-updates and no-comm exclude each other: DDP takes one communication hook"
         )
+    if {TENSORS, "bucket"} <= {*names}:
+        raise UsageError("tensors and bucket exclude each other: the plan chooses the buckets")
+    hooked = next((change.text for change in changes if change.family == "reduction"), "")
+    if hooked and any(map(_needs_hook, changes)):
+        raise UsageError(
+            f"{hooked} excludes a plan with pieces or reduce_in: DDP takes one communication hook"
+        )
     if "accumulate" in names and {"local-updates", "no-comm"} & {*names}:
         raise UsageError("accumulate excludes local-updates and no-comm, which reduce no gradients")
     for change in changes:
@@ -347,11 +381,17 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
                 raise UsageError(f"{change.text}: {name} is {value} here already: there is nothing to change")
 
 
+def _needs_hook(change: Change) -> bool:
+    """Whether it is a plan that changes more than which gradients are reduced together."""
+    planned = change.arguments["reductions"] if change.family == TENSORS else ()
+    return any(reduction["pieces"] > 1 or reduction["reduce_in"] for reduction in planned)
+
+
 def kind_of_edit(text: str) -> str:
     """Return the kind of a what-if edit in the ledger; empty where it cannot be tried."""
     try:
         return parse_change(text).kind
-    except UsageError:
+    except DproError:  # a plan whose file is gone, too
         return ""
 
 

@@ -100,7 +100,11 @@ class TrialPlan:
 
 
 @click.command("try", cls=_WithJob)
-@click.argument("edits", nargs=-1, required=True, metavar="EDIT...", shell_complete=changes)
+@click.argument("edits", nargs=-1, metavar="[EDIT...]", shell_complete=changes)
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    help="Apply a tensor plan, and the edits that belong to it.",
+)  # fmt: skip
 @click.option(
     "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the runs.  [default: dpro-try-YYYYmmdd-HHMMSS]",
@@ -136,8 +140,8 @@ class TrialPlan:
 @json_option
 @click.pass_context
 def try_(
-    ctx: click.Context, /, edits: tuple[str, ...], folder: Path | None, window_steps: int, every: int | None,
-    as_json: bool, repeats: int, pairs: int | None, **rest: Any,
+    ctx: click.Context, /, edits: tuple[str, ...], plan_file: Path | None, folder: Path | None,
+    window_steps: int, every: int | None, as_json: bool, repeats: int, pairs: int | None, **rest: Any,
 ) -> None:  # fmt: skip
     """Predict a change, apply it to the real job, measure it, and report the prediction error.
 
@@ -147,6 +151,7 @@ def try_(
     dpro try dataloader:workers=2,persistent_workers=true -- python train.py
     dpro try accumulate:steps=2 --pairs 10 -- torchrun --nproc-per-node 2 train.py
     dpro try compress:probe -- torchrun --nproc-per-node 2 train.py
+    dpro try --plan plan.json -- torchrun --nproc-per-node 2 train.py
 
     The script stays unmodified: the recorder applies the changes. Several EDITs are applied together. If one
     cannot be applied on some rank, the trial fails and says why. The job runs twice per repeat, so keep it
@@ -159,10 +164,13 @@ def try_(
     A probe changes nothing: it records the job once and measures the error that a change would introduce.
     An EDIT with a budget (compress:budget=0.05) probes first, and chooses a codec for each gradient bucket.
     """
-    from dpro.extensions.trial.changes import ensure_compatible, parse_change
+    from dpro.extensions.trial.changes import changes_of_plan, ensure_compatible, parse_change
     from dpro.extensions.trial.probes import ensure_probes_alone, options_of
 
     command = tuple(ctx.meta["job"])
+    edits += changes_of_plan(plan_file) if plan_file else ()
+    if not edits:
+        raise UsageError("no change given: dpro try EDIT... -- COMMAND..., or --plan FILE")
     if not command:
         raise UsageError("no command given: dpro try EDIT... -- COMMAND...")
     changes = tuple(map(parse_change, edits))

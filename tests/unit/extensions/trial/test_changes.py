@@ -3,16 +3,28 @@
 import pytest
 
 from dpro.collectors.inside import apply
-from dpro.errors import UsageError
+from dpro.errors import InputError, UsageError
+from dpro.extensions.tensors.plan_file import PlannedReduction, TensorPlan, write_plan
 from dpro.extensions.trial.changes import (
     CHANGES,
     VARIABLE_EXAMPLE,
+    changes_of_plan,
     ensure_compatible,
     kind_of_edit,
     parse_change,
 )
 from dpro.extensions.trial.probes import changes_nothing, ensure_probes_alone, probes_of
 from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, parse_edit
+
+PLAN = TensorPlan((PlannedReduction(("head.weight",)), PlannedReduction(("stem.weight", "stem.bias"))))
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    """The files that examples name."""
+    monkeypatch.chdir(tmp_path)
+    write_plan(PLAN, tmp_path / "plan.json")
+
 
 EXAMPLES = [row.example for row in CHANGES.values()] + [VARIABLE_EXAMPLE]
 
@@ -82,6 +94,7 @@ def test_what_is_wrong_is_one_line_with_what_would_be_right(text, message):
         ("compile:mode=default", "compile"),
         ("compile:mode=reduce-overhead", "compile:mode=reduce-overhead"),
         ("env:NCCL_ALGO=Tree", "env:NCCL_ALGO"),
+        ("tensors:plan=plan.json", "tensors"),
     ],
 )
 def test_changes_that_differ_in_numbers_only_are_of_one_kind(text, kind):
@@ -195,3 +208,49 @@ def test_fp8_is_refused_with_what_makes_it():
     with pytest.raises(UsageError, match="pip install torchao") as refused:
         parse_change("precision:dtype=fp8")
     assert "\n" not in str(refused.value)
+
+
+def test_a_plan_is_read_before_anything_is_recorded(tmp_path):
+    change = parse_change("tensors:plan=plan.json")
+    plain = {"pieces": 1, "reduce_in": ""}
+    assert change.arguments == {
+        "reductions": [
+            {"gradients": ("head.weight",), **plain},
+            {"gradients": ("stem.weight", "stem.bias"), **plain},
+        ]
+    }
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        parse_change("tensors:plan=plan.json")
+    assert kind_of_edit("tensors:plan=plan.json") == ""
+    write_plan(TensorPlan((PlannedReduction(("#0", "#1")),)), tmp_path / "plan.json")
+    with pytest.raises(UsageError, match="its gradients have no names"):
+        parse_change("tensors:plan=plan.json")
+    assert kind_of_edit("tensors:plan=plan.json") == ""
+
+
+def test_a_plan_is_tried_with_the_edits_that_belong_to_it(tmp_path):
+    file = tmp_path / "my plan.json"
+    write_plan(TensorPlan(PLAN.reductions, ("optimizer:impl=fused",)), file)
+    first, second = map(parse_change, changes_of_plan(file))
+    assert (first.kind, second.kind) == ("optimizer:impl=fused", "tensors")
+    assert second.arguments == parse_change("tensors:plan=plan.json").arguments
+
+
+@pytest.mark.parametrize(
+    ("reduction", "other", "message"),
+    [
+        (PLAN.reductions[0], "bucket:mb=1", "the plan chooses the buckets"),
+        (PlannedReduction(("a",), pieces=2), "compress:to=bf16", "one communication hook"),
+        (PlannedReduction(("a",), reduce_in="fp16"), "no-comm", "one communication hook"),
+        (PLAN.reductions[0], "compress:to=bf16", ""),
+    ],
+)
+def test_what_excludes_a_plan_is_refused(tmp_path, reduction, other, message):
+    write_plan(TensorPlan((reduction,)), tmp_path / "plan.json")
+    both = [parse_change("tensors:plan=plan.json"), parse_change(other)]
+    if not message:
+        ensure_compatible(both, {})
+        return
+    with pytest.raises(UsageError, match=message):
+        ensure_compatible(both, {})

@@ -69,7 +69,8 @@ def job(tmp_path, monkeypatch):
         monkeypatch.setattr(cls, "__init__", cls.__init__)
     monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
     monkeypatch.setattr(torch.amp.GradScaler, "step", torch.amp.GradScaler.step)
-    monkeypatch.setattr(DistributedDataParallel, "no_sync", DistributedDataParallel.no_sync)
+    for name in ("no_sync", "_ddp_init_helper"):
+        monkeypatch.setattr(DistributedDataParallel, name, getattr(DistributedDataParallel, name))
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     for name in ("item", "register_hook", "retain_grad"):
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
