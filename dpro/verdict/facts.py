@@ -250,11 +250,20 @@ class JobFacts:
     @cached_property
     def findings(self) -> list[Finding]:
         """What is wrong, costliest first, as far as it is likely."""
+        return [finding for finding in self._all_findings if finding.confidence >= STUDIED_CONFIDENCE]
+
+    @property
+    def doubtful_findings(self) -> list[Finding]:
+        """What may be wrong, costliest first, but is less likely than not."""
+        return [finding for finding in self._all_findings if finding.confidence < STUDIED_CONFIDENCE]
+
+    @cached_property
+    def _all_findings(self) -> list[Finding]:
         try:
             findings, _ = self.analysis.verdict
         except DproError:
             return []
-        return [finding for finding in findings if finding.confidence >= STUDIED_CONFIDENCE]
+        return findings
 
     @cached_property
     def shared_hosts(self) -> list[str]:

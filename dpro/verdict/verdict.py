@@ -25,7 +25,7 @@ from dpro.classify import OTHER
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
-from dpro.detect.words import cost_verb, name_part
+from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
@@ -190,7 +190,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
-    why_not = NOT_DIAGNOSED if blind else fits
+    why_not = NOT_DIAGNOSED if blind else fits or _perhaps(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not))
     return Explanation(
         run=analysis.run.label,
@@ -313,7 +313,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         if series
         else "no steps"
     )
-    hangs = [finding for finding in findings if finding.of_hang]
+    hangs = join_hangs([finding for finding in findings if finding.of_hang])
     if hangs:
         fault = verdicts_in_words(hangs[:2])
         do = advice_in_words(hangs[0], analysis.workers)
@@ -415,6 +415,15 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _perhaps(doubtful: Sequence[Finding]) -> str:
+    """What may be at fault where nothing is for sure, in words; empty where nothing may."""
+    costly = [finding for finding in doubtful if finding.cost_ns]
+    if not costly:
+        return ""
+    may = f"{name_part(costly[0])} may cost {_cost_of_step(costly[0])}"
+    return f"none for sure; {may} (confidence {costly[0].confidence:.2f})"
 
 
 def _cost_of_step(finding: Finding) -> str:
@@ -545,7 +554,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             of_short.setdefault(short_kernel(name), []).append(name)
         shares = {short: facts.share_of(names) for short, names in of_short.items()}
         longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
-        return ", ".join(f"{short} {shares[short]:.0%}" for short in longest)
+        several = {short: f" in {len(names)} kernels" for short, names in of_short.items() if len(names) > 1}
+        return ", ".join(f"{short} {shares[short]:.0%}{several.get(short, '')}" for short in longest)
     if limit == COMMUNICATION:
         return ", ".join(map(short_kernel, facts.communication_kernels["name"].head(1)))
     return ""

@@ -116,7 +116,8 @@ def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
     verdict = explain(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
     assert verdict.limit is None
     assert verdict.faulty_ranks == [9, 14]  # the ranks that were hit
-    assert verdict.fault.startswith("The job is stuck")
+    assert verdict.fault.startswith("The job is stuck. Ranks 9, 14: their host code has not reached the call")
+    assert verdict.advice[0].do.startswith("see what ranks 9, 14 do")
 
 
 def _dumps(folder: Path):

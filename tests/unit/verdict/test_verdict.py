@@ -390,12 +390,12 @@ def test_pointwise_kernels_on_floats_halve_only_beside_matmuls_with_more_than_16
     assert "amp" not in kinds(explained(run, tmp_path / "again"))
 
 
-def test_kernels_with_one_short_name_are_named_once(tmp_path):
+def test_kernels_with_one_short_name_are_named_once_and_counted(tmp_path):
     kernels = [f"multi_tensor_apply_kernel<TensorListMetadata<{depth}>>" for depth in (1, 2)]
     run = launches_of([(kernels[0], 5, 300), (kernels[1], 5, 250), ("volta_sgemm_128x64_tn", 5, 400)] * 4)
     limit = explained(run, tmp_path).limit
     assert limit is not None
-    assert limit.cause == "multi_tensor_apply_kernel 58%, volta_sgemm_128x64_tn 42%"
+    assert limit.cause == "multi_tensor_apply_kernel 58% in 2 kernels, volta_sgemm_128x64_tn 42%"
 
 
 @pytest.mark.parametrize(("unknown_us", "is_said"), [(900, True), (60, False)])
@@ -520,6 +520,18 @@ def finding(component_kind: str, component_id: str, cost_us: float, cause: str =
 )
 def test_the_costliest_two_faults_are_named_and_others_counted(findings, words):
     assert fault_in_words(findings) == words
+
+
+def test_what_may_be_at_fault_is_said_where_nothing_is_for_sure(tmp_path, monkeypatch):
+    analysis = Analysis(launches_of([("mul", 60, 10)] * 50).write(tmp_path / "run"))
+    doubtful = dataclasses.replace(finding("stage", "7", 20, "uneven stages"), confidence=0.45)
+    monkeypatch.setattr(Analysis, "verdict", ([doubtful], []))
+    verdict = explain(analysis)
+    assert verdict.fault == "none for sure; stage 7 (uneven stages) may cost 20 us a step (confidence 0.45)."
+    assert verdict.account.faulty_ranks == []
+    sure = finding("rank", "1", 30)
+    monkeypatch.setattr(Analysis, "verdict", ([sure, doubtful], []))
+    assert explain(Analysis(analysis.run)).fault == "rank 1 (slow host work) costs 30 us a step."
 
 
 def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_path, monkeypatch):
