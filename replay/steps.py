@@ -777,9 +777,10 @@ def collective_totals(
     Returns:
         `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
         first. `hosts` is how many the members that left a record are on, 1 is within a host; null where that
-        is not known. `bytes` is what one rank puts in, -1 where unknown. `matched` is how many of the `count`
-        the split into wait and transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per
-        second, null where the bytes, the transfer or the size of the group is not known.
+        is not known. `bytes` is the payload, as in the graph and the NCCL tests: of a gather and a scatter
+        the whole buffer; -1 where unknown. `matched` is how many of the `count` the split into wait and
+        transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per second, null where the bytes,
+        the transfer or the size of the group is not known.
     """
     members = matched_members(collectives, spans).with_columns(hosts=_hosts(workers))
     rows = keep(members).with_columns(
@@ -787,7 +788,8 @@ def collective_totals(
         bus_bytes=pl.when("complete").then(_bus_bytes()),
     )
     timed = pl.col("transfer_ns").filter(pl.col("bus_bytes").is_not_null())
-    totals = rows.group_by("op", pl.col("bytes_in").alias("bytes"), "hosts").agg(
+    payload = pl.max_horizontal("bytes_in", "bytes_out").alias("bytes")
+    totals = rows.group_by("op", payload, "hosts").agg(
         pl.len().cast(pl.Int64).alias("count"),
         pl.col("duration_ns").sum().alias("total_ns"),
         pl.col("complete").sum().cast(pl.Int64).alias("matched"),

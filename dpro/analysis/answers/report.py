@@ -140,7 +140,7 @@ class CollectiveTotal(DocumentPart, frozen=True):
 
     Attributes:
         op: the operation.
-        bytes: what one rank puts in; -1 unknown.
+        bytes: the payload, of a gather and a scatter the whole buffer; -1 unknown.
         hosts: how many hosts the members are on; null if unknown.
         count: how many there are.
         total_ms: their time.

@@ -336,6 +336,13 @@ def test_bus_bandwidth_follows_the_convention_of_the_nccl_tests(op, factor):
     ]
 
 
+@pytest.mark.parametrize(("op", "into", "out"), [("all_gather", 500, 1000), ("reduce_scatter", 1000, 500)])
+def test_size_of_a_gather_and_of_a_scatter_is_that_of_the_whole_buffer(op, into, out):
+    collectives, spans = _all_reduces({0: [50], 1: [50]}, [0, 1], op=op, bytes_in=into, bytes_out=out)
+    totals = collective_totals(collectives, spans, WORKERS.empty())
+    assert totals.select("bytes", "busbw_gbps").rows() == [(1000, 10.0)]  # 500 bytes in 50 ns, either way
+
+
 def test_operations_within_a_host_are_distinguished_from_those_between_hosts():
     parts = [
         _all_reduces({rank: [duration] * 4 for rank in ranks}, ranks, bytes_in=800)
