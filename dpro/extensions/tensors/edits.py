@@ -61,6 +61,7 @@ class Tensors(ReductionEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        require_equal_passes(reduced(facts.graph))
         return []  # `--make-plan` searches for one
 
     def changed(self, reductions: GradientReductions) -> Graph:

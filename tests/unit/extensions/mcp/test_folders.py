@@ -56,7 +56,7 @@ def test_all_keys_that_name_files_say_so():
     """Else they would be read wherever they lie."""
     keys = [(kind.name, key) for kind in all_kinds() for key in keys_of(kind).values()]
     named = {f"{name}:{key.name}" for name, key in keys if key.type is Path}
-    assert named == {"paths:file", "beside:run"}
+    assert named == {"paths:file", "beside:run", "tensors:plan"}
 
 
 def test_a_folder_whose_name_merely_begins_like_a_served_one_is_refused(served, tmp_path):

@@ -253,12 +253,12 @@ def test_a_module_that_is_wrapped_meanwhile_has_its_own_buckets(job, monkeypatch
     assert ";" not in job.refused()
 
 
-def test_compiled_autograd_reduces_without_a_plan(job, monkeypatch):
+def test_compiled_autograd_reduces_without_a_plan(job):
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", "python_reducer")
     planned(job, *MIXED)
-    DistributedDataParallel(Model())
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        DistributedDataParallel(Model())
     assert "compiled autograd reduces gradients itself" in job.refused()
 
 
