@@ -62,18 +62,20 @@ def refused_in(module: Any, process: Process) -> list[dict[str, Any]]:
 
 def test_what_tensors_hold_is_counted_once_by_kind_and_by_module():
     model = torch.nn.Sequential()
-    model.add_module("layers", torch.nn.ModuleList(torch.nn.Linear(7, 11, bias=False) for _ in range(2)))
+    model.add_module(
+        "of_this_test", torch.nn.ModuleList(torch.nn.Linear(7, 11, bias=False) for _ in range(2))
+    )
     model.register_buffer("mask", torch.zeros(3, dtype=torch.uint8))
-    optimizer = torch.optim.Adam(model.layers.parameters(), foreach=False)
-    for layer in model.layers:
+    optimizer = torch.optim.Adam(model.of_this_test.parameters(), foreach=False)
+    for layer in model.of_this_test:
         layer.weight.grad = torch.ones(11, 7)
     optimizer.step()
     kept = torch.empty(5, 13)
     held, known = memory.held_by_python(-1)
     size = 2 * 7 * 11 * 4
-    of_layers = {kind: held[kind, "layers.*"] for kind in (memory.PARAMETERS, memory.GRADIENTS)}
+    of_layers = {kind: held[kind, "of_this_test.*"] for kind in (memory.PARAMETERS, memory.GRADIENTS)}
     assert of_layers == {memory.PARAMETERS: size, memory.GRADIENTS: size}
-    assert held[memory.STATE, "layers.*"] == 2 * size + 2 * 4  # two moments, and the step of each
+    assert held[memory.STATE, "of_this_test.*"] == 2 * size + 2 * 4  # two moments, and the step of each
     assert held[memory.BUFFERS, "Sequential"] == 3
     assert held[memory.OTHERS, "[5, 13] float32"] == kept.nbytes
     assert kept.data_ptr() in known
