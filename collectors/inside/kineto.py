@@ -19,8 +19,15 @@ from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .files import written_whole
+from .main_thread import is_of_a_handler
 from .threads import Local, SignalsBlocked, get_ident, sleep
-from .torch_internals import experimental_config, observe_execution, range_calls, start_profiler
+from .torch_internals import (
+    experimental_config,
+    is_profiling,
+    observe_execution,
+    range_calls,
+    start_profiler,
+)
 from .unseen import modules_of, unseen
 
 TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
@@ -104,13 +111,18 @@ class Recording:
             if end is not None:
                 self._trace = execution_trace
                 self._undo.append(end)
+        _running.append(self)  # before it runs: a handler of the job's may raise once it does
         try:
             with SignalsBlocked():  # Kineto starts threads of its own
                 start_profiler(self.profiler)
-        except BaseException:
-            self._restore()
+        except BaseException as error:
+            has_failed = isinstance(error, Exception) and not is_of_a_handler(error)
+            if has_failed or not is_profiling():  # to stop what has not started could stop another's
+                _running.remove(self)
+                self._restore()
+            else:
+                self.stop(None)
             raise
-        _running.append(self)
 
     def stop(self, path: Path | None) -> None:
         """Stop, and save what was seen under names that only whole files get.
@@ -121,9 +133,11 @@ class Recording:
         # Its exit would synchronise the device: without bound, and not at all while a graph is captured.
         self.profiler.use_device = None
         try:
-            _running.remove(self)
             with SignalsBlocked():
-                self.profiler.__exit__(None, None, None)
+                try:
+                    self.profiler.__exit__(None, None, None)
+                finally:
+                    _running.remove(self)
         finally:
             self._restore()
         if self._trace is not None:
