@@ -26,7 +26,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.bars import GAIN_HELD, spread_pct
+from benchmarks.accuracy.bars import GAIN_HELD, check, spread_pct
 from benchmarks.accuracy.pairs import Job, Pair
 from benchmarks.accuracy.whatif import answer, compare, measured, place, record
 from dpro.cli.analysis import analyse
@@ -196,25 +196,21 @@ def checks(rows: Sequence[Row]) -> dict[str, Check]:
     missed = {row["job"]: row["error_pct"] for row in planned if row["gain_held"] < 1}
     slowest = max((row["seconds"] for row in planned), default=0.0)
     return {
-        "gains": _check(
+        "gains": check(
             len(rows), {"held": held, "missed": missed, "refused": refused}, {"held": GAIN_HELD},
             held >= GAIN_HELD,
         ),
-        "no slower than the fastest size": _check(
+        "no slower than the fastest size": check(
             len(planned), {"noise_pct": noise, "slower": slower}, {"slower": 0}, bool(planned) and not slower
         ),
-        "faster where exposed": _check(
+        "faster where exposed": check(
             len(exposed), {"share": len(better) / max(len(exposed), 1), "better": better},
-            {"share": SHARE, "by_pct": BETTER_PCT}, len(better) >= SHARE * len(exposed),
+            {"share": SHARE, "by_pct": BETTER_PCT}, bool(exposed) and len(better) >= SHARE * len(exposed),
         ),
-        "search": _check(
+        "search": check(
             len(planned), {"slowest_s": slowest}, {"slowest_s": SEARCH_S}, 0 < slowest <= SEARCH_S
         ),
     }  # fmt: skip
-
-
-def _check(n: int, figures: Row, bar: Row, holds: bool) -> Check:
-    return {"n": n, "figures": figures, "bar": bar, "holds": holds}
 
 
 def table(rows: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
@@ -231,9 +227,9 @@ def table(rows: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
             f"| {row['predicted_ms']:.1f} | {row['gain_held']:.0%} | {row['uniform_ms'][size]:.1f} ({size}) "
             f"| {row['over_fastest_pct']:+.1f}% | {row['seconds']:.1f} s |"
         )
-    for name, check in found.items():
-        state = "holds" if check["holds"] else "MISSED"
-        yield f"{name}: {state}; n {check['n']}; {check['figures']} (bar: {check['bar']})"
+    for name, judged in found.items():
+        state = "holds" if judged["holds"] else "MISSED"
+        yield f"{name}: {state}; n {judged['n']}; {judged['figures']} (bar: {judged['bar']})"
 
 
 def main() -> None:

@@ -60,12 +60,12 @@ def checks(results: Sequence[Row], whole: bool) -> dict[str, Check]:
     effects = [row for row in judged if row["has_effect"]]
     right = sum(bool(row["sign_right"]) for row in effects)
     wrong = [row["pair"] for row in effects if not row["sign_right"]]
-    found["signs"] = _check(
+    found["signs"] = check(
         len(effects), {"right": right, "wrong": wrong}, {"share": SIGNS}, right >= SIGNS * len(effects)
     )
     found["gains"] = _gains([row for row in judged if row["controlled"]] or judged)
     refused = {row["pair"]: row["refused"] for row in results if "refused" in row}
-    found["pairs"] = _check(
+    found["pairs"] = check(
         len(judged), {"refused": refused}, {"at_least": NUM_PAIRS}, len(judged) >= NUM_PAIRS
     )
     if whole:
@@ -73,7 +73,8 @@ def checks(results: Sequence[Row], whole: bool) -> dict[str, Check]:
     return found
 
 
-def _check(n: int, figures: Row, bar: Row, holds: bool) -> Check:
+def check(n: int, figures: Row, bar: Row, holds: bool) -> Check:
+    """The row of a check: how many were judged, its figures, its bar, and whether that holds."""
     return {"n": n, "figures": figures, "bar": bar, "holds": holds}
 
 
@@ -89,7 +90,7 @@ def _errors(mine: Sequence[Row], controlled: bool) -> Check:
     bar = {"median_error_pct": CONTROLLED_MEDIAN_PCT if controlled else NOISY_MEDIAN_PCT, "held": HELD}
     bar |= {"worst_error_pct": CONTROLLED_WORST_PCT} if controlled else {}
     holds = figures["held"] >= HELD and all(figures[name] <= bar[name] for name in bar if name != "held")
-    return _check(len(mine), figures | {"pairs": list(mine)}, bar, holds)
+    return check(len(mine), figures | {"pairs": list(mine)}, bar, holds)
 
 
 def _gains(mine: Sequence[Row]) -> Check:
@@ -97,7 +98,7 @@ def _gains(mine: Sequence[Row]) -> Check:
     held = statistics.fmean(row["gain_held"] for row in mine)
     width = statistics.median(row["gain_width"] for row in mine)
     missed = [row["pair"] for row in mine if row["gain_held"] < 1]
-    return _check(
+    return check(
         len(mine),
         {"held": held, "width": width, "missed": missed},
         {"held": GAIN_HELD, "width": GAIN_WIDTH},
@@ -112,7 +113,7 @@ def _families(judged: Sequence[Row]) -> Check:
     without = [name for name in tryable if name not in measured]
     overstated = [name for name in without if kind_named(name).proof]
     figures = {"without_pair": without, "proven_without_pair": overstated}
-    return _check(len(tryable), figures, {"proven_without_pair": 0}, not overstated)
+    return check(len(tryable), figures, {"proven_without_pair": 0}, not overstated)
 
 
 def table(results: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:

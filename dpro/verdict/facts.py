@@ -375,11 +375,11 @@ class JobFacts:
         of_ranks = work.group_by("rank").agg(pl.col("duration_ns").sum())["duration_ns"]
         return max(of_ranks.to_list(), default=0)
 
-    @property
+    @cached_property
     def lacks_device_work(self) -> bool:
         """Whether no work was recorded: of devices that hosts launch it on next to none, or else no operator.
 
-        What a process fills and copies as it starts is no work.
+        What a process fills and copies as it starts does not count.
         """
         spans = self.analysis.spans
         launches = spans.filter(pl.col("kind") == "runtime")["correlation"].to_numpy() >= 0

@@ -199,7 +199,7 @@ class Mfu(NamedTuple):
     basis: str = SHAPES
 
     def within(self, step_ns: float) -> Mfu:
-        """The same operations in a step of another length, such as one that recording does not slow down."""
+        """Return these operations for a step of another length, such as one that recording does not slow."""
         return self._replace(share=self.operations / (step_ns * self.peak_tflops * 1e3))
 
 

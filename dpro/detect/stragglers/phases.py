@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 
 import polars as pl
 
@@ -44,20 +45,16 @@ def with_phases(
         on_gpus: whether devices compute; then their times count, not those of the hosts that launch.
         ahead: ranks whose hosts are far ahead of their devices; what is late of them is the host.
     """
-    late = [finding for finding in findings if _lateness(finding) is not None]
-    if passes.is_empty() or not late:
+    lateness_of = {place: said for place, one in enumerate(findings) if (said := _lateness(one)) is not None}
+    if passes.is_empty() or not lateness_of:
         return findings
     meeting = phases_with_collectives(passes, steps, collectives)
-    times = {by_device: phase_times(passes, steps, by_device=by_device) for by_device in (True, False)}
-    placed = []
-    for finding in findings:
-        lateness = _lateness(finding)
-        if lateness is not None:
-            by_device = on_gpus and finding.ranks[0] not in ahead
-            finding = _in_phase(
-                finding, lateness, _excess(finding.ranks[0], lateness, times[by_device], meeting)
-            )
-        placed.append(finding)
+    times_of = cache(lambda by_device: phase_times(passes, steps, by_device=by_device))
+    placed = [*findings]
+    for place, lateness in lateness_of.items():
+        (rank,) = findings[place].ranks
+        times = times_of(on_gpus and rank not in ahead)
+        placed[place] = _in_phase(findings[place], lateness, _excess(rank, lateness, times, meeting))
     return placed
 
 

@@ -55,7 +55,7 @@ def ask_for_plan(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | Non
 
     Raises:
         UsageError: the options do not go together, or there is no such file.
-        InputError: the file is no plan, or cannot be written.
+        InputError: the file is not a plan, or cannot be written.
         Unanswerable: the run lacks what a plan needs.
     """
     plan, made = given["plan"], given["make_plan"]

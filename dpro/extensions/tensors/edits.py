@@ -245,14 +245,14 @@ def difference(reductions: GradientReductions, plan: TensorPlan) -> str:
         return f"the plan has the buckets of the job ({closes.size})"
     of_plan = {number: bucket for bucket, listed in enumerate(positions) for number in listed}
     in_job = np.searchsorted(closes, np.arange(len(names)))
-    apart = [
+    moved = [
         names[number]
         for number in range(1, len(names))
         if (of_plan[number] == of_plan[number - 1]) != (in_job[number] == in_job[number - 1])
     ]
     line = f"the plan has {counted(len(positions), 'bucket')}, the job {closes.size}"
-    if apart:
-        line += f"; they begin or end elsewhere at {', '.join(apart[:3])}" + ", …" * (len(apart) > 3)
+    if moved:
+        line += f"; they begin or end elsewhere at {', '.join(moved[:3])}" + ", …" * (len(moved) > 3)
     cut = sum(reduction.pieces > 1 for reduction in plan.reductions)
     half = sum(bool(reduction.reduce_in) for reduction in plan.reductions)
     line += f"; {cut} in pieces" * bool(cut) + f"; {half} in half precision" * bool(half)

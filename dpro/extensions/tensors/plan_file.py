@@ -76,7 +76,7 @@ def read_plan(path: Path) -> TensorPlan:
 
     Raises:
         UsageError: there is no such file.
-        InputError: it cannot be read, or is no tensor plan of this version.
+        InputError: it cannot be read, or is not a tensor plan of this version.
     """
     try:
         text = path.read_text(encoding="utf-8")

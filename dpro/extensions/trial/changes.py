@@ -180,7 +180,7 @@ def changes_of_plan(path: Path) -> tuple[str, ...]:
     """The edits that belong to a tensor plan, and the plan itself, as the user would write them.
 
     Raises:
-        DproError: the file is no plan.
+        DproError: the file is not a plan.
     """
     return (*read_plan(path).edits, f"{TENSORS}:plan={quoted(path)}")
 

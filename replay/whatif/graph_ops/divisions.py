@@ -9,7 +9,7 @@ is ready at p_n, its reduction ends at q_n and takes t(s_n) for its size. Apart,
 max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free
 by p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards
 it says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs
-apart from its bytes overlaps with the other. All of this is exact for one link.
+beside its bytes overlaps with the other. All of this is exact for one link.
 
 The theorem compares two neighbours, and a division of which no two neighbours are better fused need not be
 the best. `best_divisions` is: the state of the link after the first i gradients in k buckets decides when any
