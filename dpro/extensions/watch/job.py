@@ -266,7 +266,7 @@ class ProcessTail:
         return bool(new)
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
-        """Return the latest `steps`, `counters` and `clock_samples`, and the row of `workers`."""
+        """Return the latest rows of `steps`, `passes`, `counters`, `clock_samples` and `workers`."""
         return frames_of(self.process, self.recorded, None)
 
     def _take(self, record: Record) -> None:
