@@ -21,7 +21,7 @@ from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
 from dpro.detect.stragglers.own_time import calls_of
 from dpro.extensions.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PASSES, SPANS, STEPS, WORKERS
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
@@ -63,11 +63,12 @@ class Stream:
         calls = calls.filter(pl.col("enqueued_ns") >= pl.col("since_ns")).drop("since_ns")
         workers, none = self.rest[-1][WORKERS.name], CLOCK_SAMPLES.empty()
 
-        def counters(ranks: Sequence[int]) -> pl.DataFrame:
-            return self.counters().filter(pl.col("rank").is_in(ranks))
+        def tables(ranks: Sequence[int]) -> dict[str, pl.DataFrame]:
+            counters = self.counters().filter(pl.col("rank").is_in(ranks))
+            return {STEPS.name: steps, PASSES.name: PASSES.empty(), COUNTERS.name: counters}
 
         amounts = self.counters().filter(pl.col("counter") == WORKLOAD)
-        return self.watcher.look(LatestRecords(calls, steps, workers, none, amounts, self.messages, counters))
+        return self.watcher.look(LatestRecords(calls, steps, workers, none, amounts, self.messages, tables))
 
 
 def begin(job: Job, chunk: int) -> Stream:

@@ -30,7 +30,7 @@ from dpro.extensions.watch.late import LatestRecords, OwnTimes
 from dpro.members import members_text
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.match import match_collectives
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS, conform
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PASSES, SPANS, STEPS, WORKERS, conform
 from dpro.store import write_part
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -151,7 +151,7 @@ def _late(num_ranks: int) -> Callable[[], object]:
         tables.samples,
         COUNTERS.empty(),
         False,
-        lambda _: COUNTERS.empty(),
+        lambda _: {table.name: table.empty() for table in (STEPS, PASSES, COUNTERS)},
     )
     return lambda: OwnTimes().look(now)
 

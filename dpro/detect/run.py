@@ -9,7 +9,7 @@ runs is looked at with the same detectors (`diagnose_graph`, `diagnose_calls`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -44,12 +44,13 @@ from dpro.detect.stragglers.from_calls import (
     find_jitter,
     find_late_gpus,
     find_late_ranks,
+    on_gpus,
 )
 from dpro.detect.stragglers.phases import with_phases
 from dpro.detect.stragglers.replayed import find_masked
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.plugins import load, places
-from dpro.schema import CHECKPOINTS, LOSSES, PASSES, SPANS
+from dpro.schema import CHECKPOINTS, COUNTERS, LOSSES, PASSES, SPANS, STEPS
 
 
 @dataclass(frozen=True)
@@ -399,17 +400,19 @@ class LatestSteps(NamedTuple):
     Attributes:
         own_times: as `own_time` returns them, `start_ns` on each host's own clock.
         calls: as `calls_of` returns them.
+        collectives: `rank` and `enqueued_ns` of calls, on each host's own clock.
         amounts: rows of `counters` that say how much work steps had.
-        counters: returns the rows of `counters` of ranks that are late and some others.
+        tables: returns `steps`, `passes` and `counters` of ranks that are late and some others.
         messages_unseen: whether ranks may also have waited for messages, which calls do not show.
     """
 
     own_times: pl.DataFrame
     calls: pl.DataFrame
+    collectives: pl.DataFrame
     steps: pl.DataFrame
     workers: pl.DataFrame
     amounts: pl.DataFrame
-    counters: Callable[[Sequence[int]], pl.DataFrame]
+    tables: Callable[[Sequence[int]], Mapping[str, pl.DataFrame]]
     messages_unseen: bool
 
 
@@ -422,11 +425,16 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     ranks = [rank for finding in late if finding.component_kind != "job" for rank in finding.ranks]
     if not ranks:
         return late
-    counters = latest.counters(ranks)
+    tables = latest.tables(ranks)
+    counters = tables[COUNTERS.name]
     late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
     crowds = crowds_of(latest.steps, counters, latest.workers)
     kept = not_crowding(late, crowds, latest.steps, counters)
-    return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
+    placed = with_phases(
+        kept, tables[PASSES.name], tables[STEPS.name], latest.collectives,
+        on_gpus=on_gpus(latest.workers), ahead=(),
+    )  # fmt: skip
+    return placed if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *placed]
 
 
 def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:

@@ -62,6 +62,7 @@ from dpro.words import counted
 
 MAX_ADVICE = 3
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that calls and kernels show by their own times
+RECORD_MORE = "record-more"
 NO_FAULT = "warm-up"  # class of findings that are of what was recorded
 MUCH = 20.0  # times: more counts as this
 NOTHING_LEFT = 1_000.0  # times: a gain where nothing may be left of the step
@@ -71,6 +72,7 @@ NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a 
 SHOWN = 0.1  # of the time of the longest part that another one needs to be named
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 CASTING = 0.75  # of their time that pointwise kernels take at most on half the bytes: others cast meanwhile
+LARGE_COPY = 1 << 18  # bytes, from which on a copy is slow for what it moves, not for being one
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 BATCH_NORM = r"(?i)batch_?norm|\bbn_"
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
@@ -168,16 +170,21 @@ def record_more(facts: JobFacts) -> list[Advice]:
         do = "record later steps: most of this is the start of a process, or warms it up"
     else:
         return []
-    return [Advice("record-more", do, None, None, "a setting")]
+    return [Advice(RECORD_MORE, do, None, None, "a setting")]
 
 
 def record_steps(facts: JobFacts) -> list[Advice]:
-    """To record several steps, where none is marked and none repeats: what is once may never be again."""
+    """To record several steps, where none is known, or too little of one: what is once may never be again."""
     marks = "prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record"
     if is_of_xla(facts.analysis.run):
         marks = "jax.profiler.StepTraceAnnotation"
-    do = f"record several steps, and mark them ({marks})"
-    return [Advice("record-more", do, None, None, "a setting")] if facts.analysis.steps.is_empty() else []
+    if facts.analysis.steps.is_empty():
+        do = f"record several steps, and mark them ({marks})"
+    elif facts.usual.height == 1 and facts.analysis.trust.grade == "poor":
+        do = "record more steps: what the one that counts here has may never be again"
+    else:
+        return []
+    return [Advice(RECORD_MORE, do, None, None, "a setting")]
 
 
 def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advice]:
@@ -186,10 +193,23 @@ def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advi
     Args:
         last: what is shown besides, behind that, unless advice of its kind is there.
     """
+    ranked = _joined_recordings(ranked)
     last = [advice for advice in last if advice.kind not in {shown.kind for shown in ranked[:MAX_ADVICE]}]
     most = MAX_ADVICE - len(last)
     healing = [advice for advice in ranked[most:] if advice.kind == "heal"][:1]
     return [*ranked[: most - len(healing)], *healing, *last]
+
+
+def _joined_recordings(ranked: Sequence[Advice]) -> list[Advice]:
+    """The same, with all that is to be recorded in one place: it is one recording, and one thing to do."""
+    recordings = [advice for advice in ranked if advice.kind == RECORD_MORE]
+    if len(recordings) < 2:
+        return [*ranked]
+    first, *others = recordings
+    do = "; and ".join(advice.do for advice in recordings)
+    return [
+        replace(advice, do=do) if advice is first else advice for advice in ranked if advice not in others
+    ]
 
 
 def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | None:
@@ -235,7 +255,7 @@ _FIRST = {
     HOST: ("cores", "launch-one", "python", "allocator", "launch", "batch", "optimizer"),
     COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
     COMMUNICATION: (
-        "record-more",
+        RECORD_MORE,
         "link",
         "reduce-last",
         "coalesce",
@@ -827,7 +847,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     what = short_kernel(kernels["name"][0]) if kernels.height else "transfers"
     if missing and limit == COMMUNICATION:
         yield Advice(
-            "record-more",
+            RECORD_MORE,
             f"record all {manifest.world_size} ranks: from {len(manifest.ranks)} it is not known whether "
             f"{what} waits for late peers or moves data slowly",
             None,
@@ -952,9 +972,13 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     time = format_duration(total_ns / facts.rank_steps)
     moves = f"moves {format_bytes(moved / facts.rank_steps)} in" if moved else "takes"
     figures = f"{name} {moves} {time} a step and rank"
-    if "Pageable" in name and facts.spans["name"].str.contains("DataLoader").any():
-        do = f"copy from pinned memory (pin_memory=True, non_blocking=True): {figures}"
-        yield Advice("copies", do, partly(gain, 0.5), gain, "a setting", "the host has memory to pin")
+    of_loader = facts.spans["name"].str.contains("DataLoader").any()
+    if "Pageable" in name and (
+        of_loader or moved >= LARGE_COPY * copies.filter(pl.col("name") == name).height
+    ):
+        pin, effort = ("pin_memory=True", "a setting") if of_loader else ("pin_memory()", "a line of code")
+        do = f"copy from pinned memory ({pin}, non_blocking=True), beside what is computed: {figures}"
+        yield Advice("copies", do, partly(gain, 0.5), gain, effort, "the host has memory to pin")
         return
     yield Advice(
         "copies",

@@ -200,6 +200,37 @@ class FreeAside:
         return graph.with_durations(nodes.duration - held)
 
 
+class FreeCopies:
+    """Copies of devices take no time, nor do calls as long as they carry one out themselves.
+
+    From and to pageable memory the host copies, too, and returns when that is done.
+    """
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        copies = copies_of(graph)
+        left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph, copies), 0)
+        return graph.with_durations(np.where(copies, 0, left_ns))
+
+
+def _copying_ns(graph: Graph, copies: Bools) -> Ints:
+    """[N] ns that calls last beside the copies that they made."""
+    nodes, edges = graph.nodes, graph.edges
+    made = (edges.kind == EdgeKind.LAUNCH) & copies[edges.target]
+    call, copy = edges.source[made], edges.target[made]
+    place = ("rank", "window", "span")
+    rows = {name: getattr(nodes, name) for name in (*place, "measured_start", "measured_end")}
+    frame = pl.DataFrame(rows).with_columns(node=pl.int_range(pl.len()))
+    times = frame[copy].select(begun="measured_start", ended="measured_end")
+    calls = pl.concat([frame[call].select(place), times], how="horizontal").filter(pl.col("span") >= 0)
+    pieces = frame.filter(pl.Series(nodes.kind == NodeKind.RUNTIME)).join(calls, on=place)
+    both = pl.min_horizontal("measured_end", "ended") - pl.max_horizontal("measured_start", "begun")
+    beside = pieces.group_by("node").agg(both.max().clip(lower_bound=0))
+    copying_ns = np.zeros(graph.num_nodes, np.int64)
+    copying_ns[beside["node"].to_numpy()] = beside.to_series(1).to_numpy()
+    return copying_ns
+
+
 @dataclass(frozen=True)
 class FasterKernels:
     """Kernels take a share of their time, by their names."""
@@ -417,7 +448,7 @@ CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (IMBALANCE, _under(Balance(over="stages"))),
     (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
     (COMMUNICATION, _with(Free(exchanges_of))),
+    (COPIES, _with(FreeCopies())),
     (HOST, _under(FreeHost())),
     (HOST, _with(Free(host_of_operators))),
-    (COPIES, _with(Free(copies_of))),
 )

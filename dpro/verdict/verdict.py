@@ -38,6 +38,7 @@ from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
     MUCH,
+    RECORD_MORE,
     WORTH,
     Advice,
     advise,
@@ -177,10 +178,10 @@ def _by_replay(facts: JobFacts) -> Explanation:
         ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
         then = _then(facts, limit, ranked)
     if untold:
-        ranked = [Advice("record-more", untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
+        ranked = [Advice(RECORD_MORE, untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
         do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
-        ranked = [*advise_of_findings(facts), Advice("record-more", do, None, None, "a setting")]
+        ranked = [*advise_of_findings(facts), Advice(RECORD_MORE, do, None, None, "a setting")]
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))

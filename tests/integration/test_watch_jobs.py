@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dpro.detect.stragglers.phases import PHASES
 from dpro.opening import ensure_finished
 from dpro.schema import SPANS
 from tests.hang_jobs import kill_ranks
@@ -100,6 +101,8 @@ def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp
     assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "slow.host", [1])
     assert finding["cost_ms_per_step"] > 30
     assert finding["time_ns"] > int((tmp_path / "mark").read_text())
+    assert finding["place"]["name"] == PHASES["before"]
+    assert f"all of it in {PHASES['before']}" in finding["evidence"][0]
 
 
 @pytest.mark.slow

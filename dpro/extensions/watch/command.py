@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dpro.cli.options import DAY_S, MAX_STEPS, NumberRange
 from dpro.cli.output import json_option, print_json, warn
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from dpro.detect.findings_log import FindingsLog, Notice
     from dpro.extensions.goodput.document import GoodputDocument
     from dpro.extensions.goodput.running import LifeWatch
-    from dpro.extensions.watch.hook import HookRules
+    from dpro.extensions.watch.hook import Hook
     from dpro.extensions.watch.outlets import Metrics, Webhook
+    from dpro.extensions.watch.policy import Policy
     from dpro.extensions.watch.watcher import Watcher
 
 
@@ -74,6 +76,9 @@ _OUTLETS = (
         callback=_out_of_sight(ON_FINDING, "the command of --on-finding"),
         help="Run CMD when a finding names exactly one host; never if it might be another host.",
     ),
+    click.Option(["--policy"], metavar="FILE", type=click.Path(path_type=Path),
+        help="Run CMD to stop, restart or move the job, by the rules in FILE (`dpro recipe policy`).",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Only report when CMD would run."),
     click.Option(["--classes"], metavar="LIST", show_default=True,
         default="slow.compute,slow.nic,slow.link,hang.device,dead.rank",
@@ -99,14 +104,14 @@ def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
     """Have a recording watched, where an option asks for it.
 
     Raises:
-        UsageError, MissingExtra: as `check_outlets` and `hook_rules`.
+        UsageError, MissingExtra: as `check_outlets` and `policy_of`.
     """
     webhook, metrics = given["webhook"], given["metrics"]
     check_outlets(webhook, metrics)
-    rules = hook_rules(*(given[name] for name in _OF_HOOK))
-    if given["watch"] or webhook or metrics or rules:
+    policy = policy_of(*(given[name] for name in _OF_HOOK))
+    if given["watch"] or webhook or metrics or policy:
         ask = given["ask"] and request.options.windows
-        request.beside.append(partial(start_watcher, webhook, metrics, rules, ask))
+        request.beside.append(partial(start_watcher, webhook, metrics, policy, ask))
 
 
 @click.command(params=[*_OUTLETS])
@@ -148,6 +153,7 @@ def watch(
     dpro watch RUN --metrics 9464          also to Prometheus on this machine
     dpro watch RUN --metrics 0.0.0.0:9464  also to Prometheus on any machine
     dpro watch RUN --on-finding ./take-out.sh --dry-run
+    dpro watch RUN --on-finding "$(dpro recipe slurm)" --policy policy.toml
 
     Each finding is reported when it begins and when it ends, and is kept in RUN. A summary of the job's
     goodput follows each restart and every hour (`dpro goodput RUN` prints it at any time). The job must have
@@ -157,10 +163,11 @@ def watch(
     put off until the job's `--budget` pays for it. Watching adds nothing else to the job; with `--no-ask`
     not even that.
 
-    --on-finding runs CMD for a finding that names one host. CMD gets the finding as JSON on its
-    standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
-    environment. `dpro recipe` has such commands for Slurm, torchrun and Kubernetes. RUN/findings/hook.jsonl
-    logs each CMD that ran, and why others did not.
+    --on-finding runs CMD for a finding that names one host. With --policy, rules decide which findings, and
+    which ends of the job, have CMD stop it, restart it, or replace a host. CMD gets the finding as JSON on
+    its standard input, and DPRO_ACTION, DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and
+    DPRO_RUN in its environment. `dpro recipe` has such commands for Slurm, torchrun, Kubernetes and Ray.
+    RUN/findings/hook.jsonl logs each CMD that ran, and why others did not.
     """
     from dpro.detect.findings_log import OpenFindings, read_log
     from dpro.extensions.goodput.running import LifeWatch
@@ -174,13 +181,13 @@ def watch(
         _look_at_windows(run.resolve(), windows)
         return
     check_outlets(webhook, metrics)
-    rules = hook_rules(**hook_options)
+    policy = policy_of(**hook_options)
     _wait_for_recording(run)
     server = _serve(metrics)
     log = open_log(run)
     if alone and not log.is_writer:
         return
-    hook = Hook(run, rules, warn_of_hook) if rules else None  # before this process is nice
+    hook = Hook(run, policy, warn_of_hook) if policy else None  # before this process is nice
     with suppress(OSError):
         os.nice(NICE)
     findings = OpenFindings()
@@ -198,15 +205,43 @@ def watch(
             notice = _with_history(notice, hosts, run)
         report(notice)
         if hook is not None:
-            hook.offer(notice, hosts)
+            hook.offer(notice, hosts, watcher.job.attempt)
 
     say = None if as_json else _say
-    watch(watcher, look_s, pass_on, _seen(server, LifeWatch(run.resolve()), say), _complainer())
+    complain = _complainer()
+    watch(watcher, look_s, pass_on, _seen(server, LifeWatch(run.resolve()), say), complain)
+    if hook is not None and policy is not None and policy.once:
+        _offer_end(hook, watcher, complain)
     for outlet in (posts, hook):
         if outlet is not None:
             outlet.close()
     if posts is not None and posts.lost:
         warn(f"not received by --webhook: {posts.lost} of what is said above")
+
+
+def _offer_end(hook: Hook, watcher: Watcher, complain: Callable[[Exception], None]) -> None:
+    """Have a policy decide about a job that came to another end than its own."""
+    from dpro.analysis.analysis import Analysis
+    from dpro.detect.findings import Finding
+    from dpro.detect.findings_log import BEGINS, Notice
+    from dpro.detect.observations import observe
+    from dpro.extensions.watch.policy import class_of_end
+    from dpro.opening import ensure_finished
+    from dpro.store import open_run
+
+    job = watcher.job
+    try:
+        ensure_finished(job.run)
+        analysis = Analysis(open_run(job.run))
+        class_, end = class_of_end(analysis), analysis.end
+    except DproError as error:
+        complain(error)
+        return
+    if class_:
+        said = observe("end", end.sentence or "")
+        finding = Finding(class_, "job", "the job", tuple(end.ranks), 0.0, 1.0, 0.0, (said,))
+        hosts = dict(job.workers.select("rank", "host").iter_rows())
+        hook.offer(Notice(BEGINS, 0, time.time_ns(), job.step, finding, "", "end"), hosts, job.attempt)
 
 
 def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
@@ -267,13 +302,13 @@ def check_outlets(webhook: str, metrics: str) -> None:
         raise MissingExtra("prometheus-client", "watch")
 
 
-def start_watcher(webhook: str, metrics: str, rules: HookRules | None, ask: bool, recording: Launch) -> None:
+def start_watcher(webhook: str, metrics: str, policy: Policy | None, ask: bool, recording: Launch) -> None:
     """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
 
     Args:
         webhook: a URL that gets each finding, or empty.
         metrics: where to serve them for Prometheus, or empty.
-        rules: when a command is run for findings; None for none.
+        policy: when a command is run for findings; None for none.
         ask: whether it may ask for a deep window.
 
     Raises:
@@ -284,10 +319,10 @@ def start_watcher(webhook: str, metrics: str, rules: HookRules | None, ask: bool
 
     command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
     command += [] if ask else ["--no-ask"]
-    secrets = {WEBHOOK: webhook, ON_FINDING: rules.command if rules else ""}
+    secrets = {WEBHOOK: webhook, ON_FINDING: policy.command if policy else ""}
     given = {name: secret for name, secret in secrets.items() if secret}
     subprocess.Popen(
-        [*command, *(["--metrics", metrics] if metrics else []), *(as_arguments(rules) if rules else [])],
+        [*command, *(["--metrics", metrics] if metrics else []), *(as_arguments(policy) if policy else [])],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
         env=os.environ | {"POLARS_MAX_THREADS": "1"} | given,
     )  # fmt: skip
@@ -456,36 +491,66 @@ def _shown() -> bytes:
 # When a command is run for findings.
 
 
-_OF_HOOK = ("on_finding", "dry_run", "classes", "min_confidence", "at_most")
+_OF_ONE_RULE = ("classes", "min_confidence", "at_most")
+_OF_HOOK = ("on_finding", "policy", "dry_run", *_OF_ONE_RULE)
 
 
-def hook_rules(
-    on_finding: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
-) -> HookRules | None:
-    """When the command is run; None where none is given.
+def policy_of(
+    on_finding: str,
+    policy: Path | None,
+    dry_run: bool,
+    classes: str,
+    min_confidence: float,
+    at_most: str,
+) -> Policy | None:
+    """When the command is run: by the rules of a file, or by one that replaces hosts; None without a command.
 
     Args:
         on_finding: for the shell, or empty.
         dry_run: whether it is only said that it would be run.
 
     Raises:
-        UsageError: the limit is none, a class is not known, or there is no command to try.
+        InputError: the file is no policy.
+        UsageError: the limit is none, a class is not known, there is no command to try, or there is a file
+            and the options of a rule, too.
     """
-    from dpro.extensions.watch.hook import HookRules, parse_classes, parse_limit
+    from dpro.extensions.watch.policy import (
+        CLASSES,
+        Action,
+        Policy,
+        Rule,
+        parse_classes,
+        parse_limit,
+        read_rules,
+    )
 
-    limit, chosen = parse_limit(at_most), parse_classes(classes)
-    if not on_finding and dry_run:
-        raise UsageError("--dry-run needs a command: add --on-finding CMD")
-    return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
+    rule = Rule(
+        parse_classes([word.strip() for word in classes.split(",")], CLASSES), Action.REPLACE,
+        min_confidence, parse_limit(at_most),
+    )  # fmt: skip
+    if not on_finding and (dry_run or policy):
+        needs = "--dry-run" if dry_run else "--policy"
+        raise UsageError(f"{needs} needs a command: add --on-finding CMD")
+    if policy is None:
+        return Policy(on_finding, (rule,), on_finding, dry_run) if on_finding else None
+    context = click.get_current_context()
+    for name in _OF_ONE_RULE:
+        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+            raise UsageError(f"--{name.replace('_', '-')}: the rules in {policy} say that for each of them")
+    return Policy(on_finding, read_rules(policy), str(policy.resolve()), dry_run, once=True)
 
 
-def as_arguments(rules: HookRules) -> list[str]:
-    """Return rules as arguments of `dpro watch`, but for the command, which no other user may see."""
+def as_arguments(policy: Policy) -> list[str]:
+    """Return a policy as arguments of `dpro watch`, but for the command, which no other user may see."""
+    tried = ["--dry-run"] if policy.dry_run else []
+    if policy.once:
+        return ["--policy", policy.tries_of, *tried]
+    (rule,) = policy.rules
     return [
-        "--classes", ",".join(rules.classes),
-        "--min-confidence", str(rules.min_confidence),
-        "--at-most", f"{rules.limit.most}/{rules.limit.window_s}s",
-        *(["--dry-run"] if rules.dry_run else []),
+        "--classes", ",".join(rule.classes),
+        "--min-confidence", str(rule.min_confidence),
+        "--at-most", f"{rule.limit.most}/{rule.limit.window_s}s",
+        *tried,
     ]  # fmt: skip
 
 

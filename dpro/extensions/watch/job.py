@@ -101,11 +101,13 @@ class Job:
 
     Attributes:
         tails: by folder.
+        attempt: how often it has begun again.
     """
 
     def __init__(self, run: Path) -> None:
         """Nothing is read yet."""
         self.run = run
+        self.attempt = 0
         self.tails: dict[Path, ProcessTail] = {}
         self.progress = Progress(moved_s=time.monotonic())
         self._heard_s = time.monotonic()
@@ -151,6 +153,7 @@ class Job:
         began_again = bool(self.tails) and not self.tails.keys() <= current.keys()
         if began_again:
             self.progress = replace(self.progress, updates=0)
+            self.attempt += 1
         if current.keys() - self.tails.keys():
             self.progress = replace(self.progress, moved_s=time.monotonic())
         self.tails = {folder: self._followed(process) for folder, process in current.items()}
@@ -266,7 +269,7 @@ class ProcessTail:
         return bool(new)
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
-        """Return the latest `steps`, `counters` and `clock_samples`, and the row of `workers`."""
+        """Return the latest rows of `steps`, `passes`, `counters`, `clock_samples` and `workers`."""
         return frames_of(self.process, self.recorded, None)
 
     def _take(self, record: Record) -> None:

@@ -93,7 +93,7 @@ class LatestRecords:
         steps, workers, clock_samples: rows of these tables.
         amounts: rows of `counters` with the amount of work of steps.
         messages: whether ranks also wait for messages, which calls do not show.
-        counters: gives the rows of `counters` of some ranks, which are needed of few.
+        tables: gives what `ProcessTail.frames` does, of some ranks: it is needed of few.
     """
 
     calls: pl.DataFrame
@@ -102,7 +102,7 @@ class LatestRecords:
     clock_samples: pl.DataFrame
     amounts: pl.DataFrame
     messages: bool
-    counters: Callable[[Sequence[int]], pl.DataFrame]
+    tables: Callable[[Sequence[int]], Mapping[str, pl.DataFrame]]
 
 
 class LateWatch:
@@ -133,12 +133,13 @@ class LateWatch:
         self._calls.forget_before(since_of(steps, self._calls.frame))
         by_rank = {tail.process.rank: tail for tail in tails}
 
-        def counters(ranks: Sequence[int]) -> pl.DataFrame:
-            return pl.concat([by_rank[rank].frames()[COUNTERS.name] for rank in ranks])
+        def tables(ranks: Sequence[int]) -> dict[str, pl.DataFrame]:
+            frames = [by_rank[rank].frames() for rank in ranks]
+            return {name: pl.concat([of_rank[name] for of_rank in frames]) for name in frames[0]}
 
         samples, amounts = clock_samples_of(tails), amounts_of(tails)
         calls = self._calls
-        return LatestRecords(calls.frame, steps, job.workers, samples, amounts, calls.messages, counters)
+        return LatestRecords(calls.frame, steps, job.workers, samples, amounts, calls.messages, tables)
 
 
 class OwnTimes:
@@ -166,8 +167,8 @@ class OwnTimes:
         ranks = self._own["rank"].unique().sort().to_list()
         return diagnose_calls(
             LatestSteps(
-                self._own, calls, steps, now.workers, now.amounts,
-                counters=lambda late: now.counters(_with_peers(late, ranks)), messages_unseen=now.messages,
+                self._own, calls, now.calls, steps, now.workers, now.amounts,
+                tables=lambda late: now.tables(_with_peers(late, ranks)), messages_unseen=now.messages,
             )
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, is_of, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
@@ -185,7 +185,7 @@ class NoSync(RankwiseEdit):
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"
     assumes = "the host does not need the awaited result, or reads it some steps later"
-    source = "the graph without the edges from GPU work to these CPU calls"
+    source = "the graph without the edges from GPU work to these CPU calls; streams keep their order"
     effort = "code"
     within: str = key("pattern for the waiting call, or an operator or range around it; default: all", "")
     doubt: float = 0.1
@@ -210,8 +210,9 @@ class NoSync(RankwiseEdit):
         return after.base_ns - float(steps.mean())
 
     def apply(self, graph: Graph) -> Graph:
-        """Take the waits away."""
-        return graph.without_edges(self._dropped(graph))
+        """Take the waits away; the GPU still does its work in the order in which it did."""
+        dropped = self._dropped(graph)
+        return graph.with_edges_instead(dropped, _order_of_streams(graph, dropped))
 
     def _dropped(self, graph: Graph) -> Bools:
         """[E] the edges of these waits; of graphs that differ in durations or lags found once.
@@ -242,6 +243,48 @@ class NoSync(RankwiseEdit):
             "keep losses and metrics on the GPU and read them every N steps; copy with "
             "non_blocking=True from pinned memory; remove torch.cuda.synchronize()"
         )
+
+
+def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
+    """Edges from work that the host waited for to what it launched next on each other stream of the rank.
+
+    Without the host between them, streams would do side by side what they did one after the other: whether
+    the one needs what the other made, nothing says.
+
+    Args:
+        dropped: [E] waits of the host.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    launched = (edges.kind == EdgeKind.LAUNCH) & is_of(nodes.kind[edges.target], GPU_KINDS)
+    call, work = edges.source[launched], edges.target[launched]
+    launches = pl.DataFrame(
+        {"rank": nodes.rank[work], "lane": nodes.lane[work], "at": nodes.measured_start[call], "work": work}
+    ).sort("at", "work")
+    source, target = edges.source[dropped], edges.target[dropped]
+    waits = pl.DataFrame(
+        {
+            "rank": nodes.rank[source],
+            "of": nodes.lane[source],
+            "at": nodes.measured_start[target],
+            "done": source,
+        }
+    )
+    streams = launches.select("rank", "lane").unique()
+    waits = waits.join(streams, on="rank").filter(pl.col("of") != pl.col("lane")).sort("at")
+    following = waits.join_asof(
+        launches, on="at", by=["rank", "lane"], strategy="forward", check_sortedness=False
+    )
+    pairs = (
+        following.filter(pl.col("work") > pl.col("done")).select("done", "work").unique(maintain_order=True)
+    )
+    kind = np.full(pairs.height, EdgeKind.STREAM, np.int64)
+    return Edges(
+        pairs["done"].to_numpy(),
+        pairs["work"].to_numpy(),
+        np.zeros_like(kind),
+        kind,
+        np.ones(kind.size, np.bool_),
+    )
 
 
 def gpu_waits(graph: Graph, end: Ints) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-# Slurm: drain the host, and have the batch job start again without it.
+# Slurm: drain a host, and begin the batch job again without it; or stop or restart it.
 #
 #   dpro watch RUN --on-finding "$(dpro recipe slurm)"
 #
@@ -10,6 +10,10 @@
 # job asks for nodes by name (--nodelist) and the host is one of them, it may run on any others afterwards.
 set -eu
 job=${JOB:-${SLURM_JOB_ID:?JOB: the id of the job}}
+case "${DPRO_ACTION:-replace}" in
+stop) exec scancel "$job" ;;
+restart) exec scontrol requeue "$job" ;;
+esac
 node=${DPRO_HOST%%.*}
 shown=$(scontrol show job "$job")
 excluded=$(echo "$shown" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')

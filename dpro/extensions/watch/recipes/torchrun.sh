@@ -1,4 +1,4 @@
-# torchrun: stop the job on a list of hosts, confirm that one is slow, and start without it.
+# torchrun: stop a job on a list of hosts, restart it, or start it without one that is slow.
 #
 #   HOSTFILE=hosts NNODES=8 STOP='pkill -f [t]rain.py' START='torchrun … train.py' \
 #     dpro watch RUN --on-finding "$(dpro recipe torchrun)"
@@ -14,14 +14,18 @@ set -eu
 : "${HOSTFILE:?}" "${NNODES:?}" "${STOP:?}" "${START:?}"
 LAUNCH=${LAUNCH:-ssh -o BatchMode=yes}
 finding=$(cat)
-grep -qxF "$DPRO_HOST" "$HOSTFILE" || { echo "$DPRO_HOST is not in $HOSTFILE"; exit 1; }
-[ "$(grep -cvxF "$DPRO_HOST" "$HOSTFILE")" -ge "${MIN_NODES:-$NNODES}" ] || { echo "too few hosts are left"; exit 1; }
+action=${DPRO_ACTION:-replace}
+if [ "$action" = replace ]; then
+    grep -qxF "$DPRO_HOST" "$HOSTFILE" || { echo "$DPRO_HOST is not in $HOSTFILE"; exit 1; }
+    [ "$(grep -cvxF "$DPRO_HOST" "$HOSTFILE")" -ge "${MIN_NODES:-$NNODES}" ] || { echo "too few hosts are left"; exit 1; }
+fi
 
 for host in $(head -n "$NNODES" "$HOSTFILE"); do
     $LAUNCH "$host" "$STOP" </dev/null || echo "$host: nothing to stop"
 done
+[ "$action" != stop ] || exit 0
 code=0
-printf '%s' "$finding" | ${CHECK:-dpro check --finding - --only network} || code=$?
+[ "$action" = restart ] || printf '%s' "$finding" | ${CHECK:-dpro check --finding - --only network} || code=$?
 if [ "$code" = 3 ]; then
     echo "$DPRO_HOST" >>"$HOSTFILE.out"
     grep -vxF "$DPRO_HOST" "$HOSTFILE" >"$HOSTFILE.new"

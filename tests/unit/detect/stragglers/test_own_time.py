@@ -26,7 +26,7 @@ from dpro.detect.stragglers.own_time import (
     teams_by_calls,
 )
 from dpro.extensions.watch.late import LatestRecords, OwnTimes
-from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
+from dpro.schema import CLOCK_SAMPLES, COUNTERS, PASSES, STEPS, WORKERS, conform
 from tests.unit.detect.calling import (
     MS,
     Job,
@@ -103,11 +103,9 @@ def test_a_rank_that_costs_nothing_now_is_said_to():
 def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
     collectives, steps, counters, workers = tables(nearly_as_late())
     calls = calls_of(collectives).rename({"time_ns": "enqueued_ns"})
-    none = CLOCK_SAMPLES.empty()
-    assert (
-        OwnTimes().look(LatestRecords(calls, steps, workers, none, counters, False, lambda ranks: counters))
-        == []
-    )
+    latest = {STEPS.name: steps, PASSES.name: PASSES.empty(), COUNTERS.name: counters}
+    now = LatestRecords(calls, steps, workers, CLOCK_SAMPLES.empty(), counters, False, lambda _: latest)
+    assert OwnTimes().look(now) == []
 
 
 def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():

@@ -22,8 +22,20 @@ from dpro.detect.observations import observe
 from dpro.errors import UsageError
 from dpro.extensions.history.database import OF_RANKS, culprit_of
 from dpro.extensions.watch import hook as hooks
-from dpro.extensions.watch.command import hook_rules, start_watcher, watch
-from dpro.extensions.watch.hook import CLASSES, Hook, HookDocument, HookLimit, HookRules, parse_limit
+from dpro.extensions.watch import policy as policies
+from dpro.extensions.watch.command import policy_of, start_watcher, watch
+from dpro.extensions.watch.hook import Hook, HookDocument
+from dpro.extensions.watch.policy import (
+    CLASSES,
+    OTHERS,
+    Action,
+    Limit,
+    Policy,
+    Rule,
+    decide,
+    parse_limit,
+    read_rules,
+)
 from tests.commands import dpro, refused
 
 HOSTS = {0: "n0", 1: "n1", 2: "n2"}
@@ -43,14 +55,16 @@ def notice(finding: Finding = SLOW, event: str = BEGINS) -> Notice:
 def offered(run: Path, command: str, *notices: Notice, **rules: Any) -> list[dict[str, Any]]:
     """The log of a hook that was offered some notices."""
     (run / "findings").mkdir(parents=True, exist_ok=True)
+    dry_run = rules.pop("dry_run", False)
     given = {
         "classes": ("slow.nic", "slow.link", "hang.mismatch"),
+        "action": Action.REPLACE,
         "min_confidence": 0.8,
-        "limit": HookLimit(5, 60),
+        "limit": Limit(5, 60),
         **rules,
     }
     said: list[str] = []
-    hook = Hook(run, HookRules(command, **given), said.append)
+    hook = Hook(run, Policy(command, (Rule(**given),), command, dry_run), said.append)
     for each in notices:
         hook.offer(each, HOSTS)
     hook.close()
@@ -78,7 +92,7 @@ def test_the_command_gets_the_finding_as_json_and_in_its_environment(tmp_path) -
         "ambiguous: link 0 - 1",
     ),
     (replace(SLOW, class_="hang.mismatch"), "no part of a host is at fault"),
-    (replace(SLOW, class_="slow.host"), "slow.host is not among --classes"),
+    (replace(SLOW, class_="slow.host"), "slow.host is not among the classes of the policy"),
     (replace(SLOW, confidence=0.5), "its confidence is 0.50, below 0.80"),
 ])  # fmt: skip
 def test_nothing_is_run_for_what_is_ambiguous_or_unsure(tmp_path, finding, why) -> None:
@@ -131,15 +145,15 @@ def test_classes_that_no_finding_with_a_host_has_are_refused(tmp_path, text) -> 
 def test_a_recording_hands_its_rules_to_the_watcher(monkeypatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append((command, env)))
-    rules = hook_rules("notify 'x y'", True, "slow.nic,slow.link", 0.9, "2/1h")
-    start_watcher("", "", rules, True, SimpleNamespace(run="RUN"))
+    policy = policy_of("notify 'x y'", None, True, "slow.nic,slow.link", 0.9, "2/1h")
+    start_watcher("", "", policy, True, SimpleNamespace(run="RUN"))
     ((command, env),) = started
     assert not any("notify" in word for word in command)  # anyone sees the list of processes
     monkeypatch.setenv("DPRO_ON_FINDING", env["DPRO_ON_FINDING"])
     at = command.index("--classes")
     given = watch.make_context("watch", ["RUN", *command[at:]]).params
-    asked = {name: given[name] for name in ("on_finding", "dry_run", "classes", "min_confidence", "at_most")}
-    assert hook_rules(**asked) == rules
+    names = ("on_finding", "policy", "dry_run", "classes", "min_confidence", "at_most")
+    assert policy_of(**{name: given[name] for name in names}) == policy
 
 
 def test_nothing_is_run_when_a_finding_is_over_nor_in_a_dry_run(tmp_path) -> None:
@@ -153,15 +167,15 @@ def test_nothing_is_run_when_a_finding_is_over_nor_in_a_dry_run(tmp_path) -> Non
 def test_a_command_is_not_run_more_often_than_it_may_be(tmp_path, monkeypatch, history) -> None:
     if history == "off":
         monkeypatch.setenv("DPRO_HISTORY", "off")
-    lines = offered(tmp_path, "true", notice(), notice(), notice(), limit=HookLimit(2, 60))
+    lines = offered(tmp_path, "true", notice(), notice(), notice(), limit=Limit(2, 60))
     # What is skipped is noted at once, what is run when it has ended.
     assert sorted(line["what"] for line in lines) == ["ran", "ran", "skipped"]
     assert any("2 times in the last 60 s" in line["why"] for line in lines)
 
 
 def test_a_command_of_another_run_counts_too(tmp_path) -> None:
-    assert offered(tmp_path / "a", "true", notice(), limit=HookLimit(1, 60))[0]["what"] == "ran"
-    assert offered(tmp_path / "b", "true", notice(), limit=HookLimit(1, 60))[0]["what"] == "skipped"
+    assert offered(tmp_path / "a", "true", notice(), limit=Limit(1, 60))[0]["what"] == "ran"
+    assert offered(tmp_path / "b", "true", notice(), limit=Limit(1, 60))[0]["what"] == "skipped"
 
 
 def test_a_command_that_fails_or_does_not_end_is_logged_and_ended(tmp_path, monkeypatch) -> None:
@@ -179,7 +193,8 @@ def test_a_command_that_fails_or_does_not_end_is_logged_and_ended(tmp_path, monk
 def test_offering_does_not_wait_for_the_command(tmp_path) -> None:
     (tmp_path / "findings").mkdir()
     command = f"while ! test -e {tmp_path}/go; do sleep 0.01; done"
-    hook = Hook(tmp_path, HookRules(command, ("slow.nic",), 0.5, HookLimit(5, 60)), lambda _: None)
+    rule = Rule(("slow.nic",), Action.REPLACE, 0.5, Limit(5, 60))
+    hook = Hook(tmp_path, Policy(command, (rule,), command), lambda _: None)
     hook.offer(notice(), HOSTS)  # returns, though the command waits for what comes after it
     (tmp_path / "go").touch()
     hook.close()
@@ -194,9 +209,9 @@ def test_what_a_command_starts_may_outlive_it(tmp_path) -> None:
 
 
 def test_limits_are_read() -> None:
-    assert parse_limit("2/1h") == HookLimit(2, 3600)
-    assert parse_limit("1/30m") == HookLimit(1, 1800)
-    assert parse_limit("3/d") == HookLimit(3, 86400)
+    assert parse_limit("2/1h") == Limit(2, 3600)
+    assert parse_limit("1/30m") == Limit(1, 1800)
+    assert parse_limit("3/d") == Limit(3, 86400)
     for wrong in ("1", "x/1h", "1/0h", "1/1w", "-1/1h"):
         with pytest.raises(UsageError, match="--at-most"):
             parse_limit(wrong)
@@ -206,6 +221,101 @@ def test_a_dry_run_needs_a_command(tmp_path) -> None:
     run = tmp_path / "run"
     (run / ".recording").mkdir(parents=True)
     assert "--on-finding" in refused(dpro("watch", run, "--dry-run"), 2)
+
+
+# Policies: which rule decides.
+
+RECIPE = read_rules(RECIPES / "policy.toml")
+
+
+def decided(
+    class_: str, confidence: float = 0.9, no_host: str = "", used: tuple[Action, ...] = ()
+) -> Action | None:
+    """What the policy of the recipe decides; rules of some actions have no try left."""
+    policy = Policy("true", RECIPE, "")
+    return decide(policy, class_, confidence, no_host, lambda rule: rule.action not in used).action
+
+
+@pytest.mark.parametrize(
+    ("class_", "facts", "action"),
+    [
+        ("hang.device", {}, Action.REPLACE),
+        ("hang.device", {"no_host": "the job runs on one host"}, Action.STOP),
+        ("slow.nic", {"confidence": 0.5}, None),
+        ("hang.host", {}, Action.RESTART),
+        ("hang.host", {"used": (Action.RESTART,)}, Action.STOP),
+        ("hang.mismatch", {}, Action.STOP),
+        ("ended.signal", {}, Action.RESTART),
+        ("ended.signal", {"used": (Action.RESTART,)}, None),
+        ("ended.exception", {}, Action.STOP),
+        ("ended.outside", {}, None),
+        ("imbalance.data", {}, None),
+    ],
+)
+def test_the_first_rule_decides_that_is_sure_enough_and_has_tries_left(class_, facts, action) -> None:
+    assert decided(class_, **facts) is action
+
+
+@given(
+    class_=st.sampled_from([*CLASSES, *OTHERS, *policies.ENDS, "pauses"]),
+    confidence=st.floats(0, 1),
+    no_host=st.sampled_from(["", "it names none"]),
+    dry_run=st.booleans(),
+)
+def test_no_try_is_taken_but_of_the_rule_that_decides(class_, confidence, no_host, dry_run) -> None:
+    taken: list[Rule] = []
+    policy = Policy("true", RECIPE, "", dry_run)
+    decision = decide(policy, class_, confidence, no_host, lambda rule: not taken.append(rule))
+    assert [rule.action for rule in taken] == ([] if dry_run or not decision.action else [decision.action])
+    assert bool(decision.why) == (decision.action is None)
+    if decision.action is Action.REPLACE:
+        assert not no_host
+
+
+def test_a_job_is_let_alone_until_it_has_begun_again(tmp_path) -> None:
+    (tmp_path / "findings").mkdir()
+    out = tmp_path / "out"
+    command = f"echo $DPRO_ACTION $DPRO_CLASS $DPRO_HOST >> {out}"
+    policy = Policy(command, RECIPE, str(tmp_path), once=True)
+    hook = Hook(tmp_path, policy, lambda _: None)
+    ended = replace(SLOW, class_="ended.signal", component_kind="job", component_id="the job")
+    for finding, attempt in ((SLOW, 0), (ended, 0), (ended, 1)):
+        hook.offer(notice(finding), HOSTS, attempt)
+    hook.close()
+    assert out.read_text() == "replace slow.nic n1\nrestart ended.signal\n"
+    lines = [json.loads(line) for line in (tmp_path / "findings" / "hook.jsonl").read_text().splitlines()]
+    assert sorted((line["what"], line["action"]) for line in lines) == [
+        ("ran", "replace"), ("ran", "restart"), ("skipped", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[rule]]", "missing required field"),
+        ("[[rule]]\non = ['hang.*']\ndo = 'reboot'", "Invalid enum value 'reboot'"),
+        ("[[rule]]\non = ['hangs']\ndo = 'stop'", "rule 1: 'hangs' is not one of slow.compute"),
+        ("[[rule]]\non = ['ended.exit']\ndo = 'replace'", "'ended.exit' is not one of slow.compute"),
+        ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nat_most = '3'", "give a number and a time"),
+        ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nmin_confidence = 2", "between 0 and 1"),
+        ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nwhen = 1", "unknown field `when`"),
+        ("rule", "no policy"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_before_the_job_begins(tmp_path, text, said) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    rules = ["--policy", tmp_path / "policy.toml", "--on-finding", "true"]
+    refusal = refused(dpro("record", "-o", tmp_path / "run", *rules, "--", "true"), 2)
+    assert said in " ".join(refusal.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_needs_a_command_and_says_by_itself_what_each_rule_allows(tmp_path) -> None:
+    (tmp_path / "policy.toml").write_text(dpro("recipe", "policy").stdout)
+    rules = ["record", "-o", tmp_path / "run", "--policy", tmp_path / "policy.toml"]
+    assert "--policy needs a command" in refused(dpro(*rules, "--", "true"), 2)
+    both = refused(dpro(*rules, "--on-finding", "true", "--at-most", "2/1h", "--", "true"), 2)
+    assert both.startswith("dpro: --at-most: the rules in")
 
 
 # Recipes, with fake binaries that write what they are asked for into `calls`.
@@ -232,7 +342,10 @@ def cooked(folder: Path, name: str, **settings: str) -> tuple[subprocess.Complet
 
 def test_recipes_are_listed_and_each_says_what_it_does() -> None:
     listed = dpro("recipe").stdout.splitlines()
-    names = ["alerts", "grafana", "kubernetes", "kubernetes-job", "prometheus", "slurm", "torchrun"]
+    names = [
+        "alerts", "grafana", "kubernetes", "kubernetes-job", "policy", "prometheus", "ray", "slurm",
+        "torchrun",
+    ]  # fmt: skip
     assert [line.split()[0] for line in listed] == names
     assert len(list(RECIPES.iterdir())) == len(listed)
     assert all(len(line) <= 110 for line in listed)
@@ -267,6 +380,43 @@ def test_slurm_lets_a_job_run_elsewhere_that_asks_for_the_host_by_name(tmp_path,
     done, calls = cooked(tmp_path, "slurm", JOB="42", DPRO_HOST=node)
     assert done.returncode == 0, done.stderr
     assert f"scontrol update JobId=42 ExcNodeList={node}{more}" in calls
+
+
+@pytest.mark.parametrize(
+    ("name", "binary", "action", "call"),
+    [
+        ("slurm", "scancel", "stop", "scancel 42"),
+        ("slurm", "scontrol", "restart", "scontrol requeue 42"),
+        (
+            "kubernetes",
+            "kubectl",
+            "stop",
+            'kubectl patch job 42 --type=merge --patch={"spec":{"suspend":true}}',
+        ),
+        ("kubernetes", "kubectl", "restart", "kubectl delete pod --selector=job-name=42 --wait=false"),
+    ],
+)
+def test_a_job_is_stopped_or_begun_again_with_all_its_hosts(tmp_path, name, binary, action, call) -> None:
+    fake(tmp_path, binary)
+    done, calls = cooked(tmp_path, name, JOB="42", DPRO_HOST="", DPRO_ACTION=action)
+    assert done.returncode == 0, done.stderr
+    assert calls == [call]
+
+
+@pytest.mark.parametrize(
+    ("action", "more"),
+    [
+        ("stop", []),
+        ("restart", ["ray job submit --no-wait -- sh -c train"]),
+        ("replace", ["go n1 ray stop", "ray job submit --no-wait -- sh -c train"]),
+    ],
+)
+def test_ray_stops_the_job_and_submits_it_again(tmp_path, action, more) -> None:
+    fake(tmp_path, "ray")
+    fake(tmp_path, "go")
+    done, calls = cooked(tmp_path, "ray", JOB="x", START="train", LAUNCH="go", DPRO_ACTION=action)
+    assert done.returncode == 0, done.stderr
+    assert calls == ["ray job stop x", *more]
 
 
 def test_slurm_moves_the_job_where_draining_is_not_allowed(tmp_path) -> None:

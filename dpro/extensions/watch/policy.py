@@ -1,0 +1,224 @@
+"""The policy of a watch: which finding, or which end of a job, has it stopped, restarted or moved.
+
+In: rules from options or a TOML file. Out: a `Decision` for each finding that begins, and for how the job
+ended. The first rule decides that is about the class, is sure enough, and has tries left; where none does,
+the decision says why nothing is done. To replace a host, a finding has to name exactly one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from dpro.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
+    from dpro.detect.findings import Finding
+
+# Of findings that may name a host; all others blame the work or the program.
+CLASSES = (
+    "slow.compute", "slow.host", "slow.nic", "slow.link", "slow.fabric",
+    "hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank",
+)  # fmt: skip
+OTHERS = (
+    "hang.mismatch", "slow.regression", "imbalance.stage", "imbalance.data", "memory.growth",
+    "loss.not_finite", "loss.jump",
+)  # fmt: skip
+OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT = (
+    "ended.outside", "ended.exception", "ended.memory", "ended.signal", "ended.exit",
+)  # fmt: skip
+ENDS = (OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT)  # of jobs that came to another end than their own
+DEFAULT_LIMIT = "1/1h"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LIMIT = re.compile(r"(\d+)/(\d*)([smhd])")
+
+
+class Action(StrEnum):
+    """What is done with a job: ended, begun again on the same hosts, or begun again without one of them."""
+
+    STOP = "stop"
+    RESTART = "restart"
+    REPLACE = "replace"
+
+
+class Limit(NamedTuple):
+    """How often something may be done."""
+
+    most: int
+    window_s: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done where a finding is of some classes.
+
+    Attributes:
+        classes: of findings or ends, with `*` and `?` as in names of files.
+        limit: how often, by all watchers of this user that go by the policy.
+        name: tells the rules of a policy apart, where there are several.
+    """
+
+    classes: tuple[str, ...]
+    action: Action
+    min_confidence: float
+    limit: Limit
+    name: str = ""
+
+    def is_about(self, class_: str) -> bool:
+        """Whether a class is one of the rule's."""
+        return any(fnmatchcase(class_, pattern) for pattern in self.classes)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When the command of a watch is run.
+
+    Attributes:
+        command: for the shell.
+        rules: the first that holds decides.
+        tries_of: what the tries of its rules are counted for: the command, or the policy's file.
+        dry_run: whether it is only said that it would be run.
+        once: whether a job that the command was run for is let alone until it has begun again.
+    """
+
+    command: str
+    rules: tuple[Rule, ...]
+    tries_of: str
+    dry_run: bool = False
+    once: bool = False
+
+
+class Decision(NamedTuple):
+    """What is done about a finding.
+
+    Attributes:
+        action: None where nothing is.
+        why: nothing is done.
+    """
+
+    action: Action | None
+    why: str = ""
+
+
+def decide(
+    policy: Policy,
+    class_: str,
+    confidence: float,
+    no_host: str,
+    may_act: Callable[[Rule], bool],
+) -> Decision:
+    """Return what is done about a finding.
+
+    Args:
+        no_host: why it names no host to replace; empty where it names one.
+        may_act: takes one of the tries that a rule has left; False where none is.
+    """
+    why = ""
+    for rule in policy.rules:
+        if not rule.is_about(class_):
+            continue
+        if rule.action is Action.REPLACE and no_host:
+            why = why or no_host
+        elif confidence < rule.min_confidence:
+            why = why or f"its confidence is {confidence:.2f}, below {rule.min_confidence:.2f}"
+        elif not policy.dry_run and not may_act(rule):
+            tries = f"{rule.limit.most} times in the last {rule.limit.window_s} s"
+            why = why or f"the command was run {tries} already"
+        else:
+            return Decision(rule.action)
+    return Decision(None, why or no_host or f"{class_} is not among the classes of the policy")
+
+
+def parse_limit(text: str, of: str = "--at-most") -> Limit:
+    """Read `2/1h`, `1/30m`, `1/d`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = _LIMIT.fullmatch(text)
+    if not match or int(match[2] or 1) == 0:
+        raise UsageError(f"{of} {text}: give a number and a time, as 1/1h or 3/d (s, m, h, d)")
+    return Limit(int(match[1]), int(match[2] or 1) * _SECONDS[match[3]])
+
+
+def parse_classes(words: Sequence[str], choices: Sequence[str], of: str = "--classes") -> tuple[str, ...]:
+    """Check classes, or patterns of them.
+
+    Raises:
+        UsageError: one of them is none of the choices, and fits none.
+    """
+    for word in words:
+        if not any(fnmatchcase(class_, word) for class_ in choices):
+            raise UsageError(f"{of}: {word!r} is not one of {', '.join(choices)}")
+    return tuple(words)
+
+
+class _RuleInFile(msgspec.Struct, forbid_unknown_fields=True):
+    on: list[str]
+    do: Action
+    min_confidence: float = 0.8
+    at_most: str = DEFAULT_LIMIT
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    rule: list[_RuleInFile]
+
+
+def read_rules(path: Path) -> tuple[Rule, ...]:
+    """Read the rules of a file such as `dpro recipe policy` prints.
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: it is no TOML, has other keys than those of rules, or a class or a limit is none.
+    """
+    try:
+        read = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: no policy: {error} (`dpro recipe policy` prints one)") from error
+    rules = []
+    for number, rule in enumerate(read.rule, 1):
+        of = f"{path}: rule {number}"
+        choices = CLASSES if rule.do is Action.REPLACE else (*CLASSES, *OTHERS, *ENDS)
+        classes = parse_classes(rule.on, choices, of)
+        if not 0 <= rule.min_confidence <= 1:
+            raise UsageError(f"{of}: min_confidence is between 0 and 1")
+        limit = parse_limit(rule.at_most, of)
+        rules.append(Rule(classes, rule.do, rule.min_confidence, limit, f"#{number}"))
+    return tuple(rules)
+
+
+def class_of(finding: Finding) -> str:
+    """Return the class by which rules know a finding: of a rank that died, how, where that is known."""
+    from dpro.detect.hang.evidence import RAISED
+    from dpro.detect.hang.memory import CAUSE as OUT_OF_MEMORY
+
+    how = {RAISED: EXCEPTION, OUT_OF_MEMORY: MEMORY}
+    return how.get(finding.cause, finding.class_) if finding.class_ == "dead.rank" else finding.class_
+
+
+def class_of_end(analysis: Analysis) -> str:
+    """Return how the job of a run ended, as one of `ENDS`; empty where it ended well, or runs."""
+    from dpro.analysis.end import ENDED, FAILED
+
+    end = analysis.end
+    if end.how == ENDED:
+        return OUTSIDE
+    if end.how != FAILED:
+        return ""
+    known = [class_of(finding) for finding in analysis.hangs[:1]]
+    if known and known[0] in ENDS:
+        return known[0]
+    died = [death for death in analysis.waiting.deaths.values() if not death.lost_peer][:1]
+    if any(death.raised for death in died):
+        return EXCEPTION
+    return SIGNAL if any(death.exit_signal > 0 for death in died) else EXIT
