@@ -291,6 +291,6 @@ def _can_say(evidence: RunEvidence) -> list[str]:
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
     if not in_depth or not evidence.run.num_rows(SPANS):
         return [f"only the times of {counted(count, 'earlier step')} are known: none was profiled"]
-    commands = "`dpro report`, `dpro replay` and `dpro whatif` can analyse them"
+    commands = "`dpro report`, `dpro replay` and `dpro whatif --edit` can analyse them"
     are = "is" if count == 1 else "are"
     return [f"{counted(count, 'earlier step')} {are} intact ({in_depth:,} profiled): {commands}"]

@@ -118,8 +118,8 @@ def _busy(breakdown: pl.DataFrame) -> Observation:
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return observe(
         "gpu-busy",
-        "GPU busy {busy_share} of the time ({compute_share} computing, {communication_share} only "
-        "communicating, {copy_share} only copying), {host_share} waiting for the host to launch, "
+        "GPU busy {busy_share} of the time as recorded ({compute_share} computing, {communication_share} "
+        "only communicating, {copy_share} only copying), {host_share} waiting for the host to launch, "
         "{idle_share} idle otherwise",
         busy_share=compute + copying + moving, compute_share=compute, communication_share=moving,
         copy_share=copying, host_share=host, idle_share=idle,
