@@ -533,19 +533,20 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
 
 
 def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
-    """Some work of hosts, but for what the recorder does: `name`, `took_ns`.
+    """Some work of hosts in usual steps, but for what the recorder does: `name`, `took_ns`.
 
     Args:
         work_of: which nodes of a graph count, [N]; processes find it by its name.
     """
-    work = pl.concat(facts.job.map_ranks(partial(_named, work_of)))
+    steps = facts.usual["step"].to_list()
+    work = pl.concat(facts.job.map_ranks(partial(_named, work_of, steps)))
     of_job = work.filter(~pl.col("name").str.contains(OF_RECORDER))
     return of_job.group_by("name").agg(pl.col("took_ns").sum())
 
 
-def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
+def _named(work_of: Callable[[Graph], Bools], steps: Sequence[int], graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
-    work = np.flatnonzero(work_of(graph) & (nodes.duration > 0))
+    work = np.flatnonzero(work_of(graph) & (nodes.duration > 0) & np.isin(nodes.step, steps))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
     return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
 

@@ -31,6 +31,7 @@ from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
+from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.predict import measured_ns
 from dpro.schema import SPANS
 from dpro.stages import stage
@@ -341,9 +342,9 @@ def _by_calls(analysis: Analysis) -> Explanation:
 
 
 def _after_end(analysis: Analysis, fault: str) -> str:
-    """What is at fault, after how the job ended where it did not complete."""
+    """What is at fault, after how the job ended where it did not complete, or that it stands still."""
     end = analysis.end
-    return f"{end.sentence} {capitalised(fault)}" if end.early and end.sentence else fault
+    return f"{end.sentence} {capitalised(fault)}" if end.comes_first else fault
 
 
 def _job(analysis: Analysis, steps: str) -> str:
@@ -515,17 +516,20 @@ def slowed_by_windows(analysis: Analysis) -> float:
 
 def unlike_the_others(analysis: Analysis) -> str:
     """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
-    both = deep_and_usual(analysis.steps)
-    if both is None:
+    both, usual_ns = deep_and_usual(analysis.steps), analysis.usual_ns
+    if both is None or usual_ns is None:
         return ""
-    deep_ns, usual_ns = both[0] / analysis.trust.taken_out, both[1].typical_ns
-    if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
+    least_ns, most_ns = sorted((both[1].typical_ns, both[1].mean_ns))
+    if least_ns / UNLIKE < usual_ns < most_ns * UNLIKE:
         return ""
-    return f"{_deep_and_others(deep_ns, usual_ns)}: what limits those is not known"
+    return f"{_deep_and_others(usual_ns, both[1])}: what limits those is not known"
 
 
-def _deep_and_others(deep_ns: float, others_ns: float) -> str:
-    return f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(others_ns)}"
+def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
+    """How long both take: of those whose mean is another length than their median, both."""
+    typical, mean = format_duration(others.typical_ns), format_duration(others.mean_ns)
+    mean = f" ({mean} on average)" if abs(others.mean_ns / others.typical_ns - 1) > SIMILAR else ""
+    return f"steps in deep windows take {format_duration(deep_ns)}, the others {typical}{mean}"
 
 
 def _another_length(facts: JobFacts) -> str:
@@ -533,7 +537,7 @@ def _another_length(facts: JobFacts) -> str:
     both = deep_and_usual(facts.analysis.steps)
     if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
         return ""
-    return f"{_deep_and_others(facts.step_ns, both[1].typical_ns)}: these figures are of the former"
+    return f"{_deep_and_others(facts.step_ns, both[1])}: these figures are of the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
