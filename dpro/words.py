@@ -81,16 +81,16 @@ def distinct_names(names: Sequence[str], most: int) -> list[str]:
     Args:
         most: characters, at least 8.
     """
-    alike: dict[str, set[str]] = {}
+    same: dict[str, set[str]] = {}
     for name in names:
-        alike.setdefault(shortened(name, most), set()).add(name)
-    return [_told_apart(name, alike[shortened(name, most)] - {name}, most) for name in names]
+        same.setdefault(shortened(name, most), set()).add(name)
+    return [_without_middle(name, same[shortened(name, most)] - {name}, most) for name in names]
 
 
-def _told_apart(name: str, others: Iterable[str], most: int) -> str:
+def _without_middle(name: str, others: Iterable[str], most: int) -> str:
     """A name without its middle, up to where it differs from the others, if there are any."""
-    alike = [takewhile(lambda pair: pair[0] == pair[1], zip(name, other)) for other in others]
-    shared = max((len(list(pairs)) for pairs in alike), default=0)
+    equal = [takewhile(lambda pair: pair[0] == pair[1], zip(name, other)) for other in others]
+    shared = max((len(list(pairs)) for pairs in equal), default=0)
     if not shared:
         return shortened(name, most)
     begin = shared

@@ -288,7 +288,7 @@ def _stands_still(evidence: RunEvidence) -> str:
         return ""
     return (
         f"No step has ended for {format_duration(float(now_ns - last_ns))}, where one takes "
-        f"{format_duration(usual_ns)}: if that lasts, copy the recording again, and it says who waits for whom "
+        f"{format_duration(usual_ns)}: if that lasts, another copy says which rank is waited for "
         "(`dpro attach RUN -o COPY`)."
     )
 

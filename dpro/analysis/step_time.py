@@ -101,7 +101,8 @@ def pauses_in_words(steps: pl.DataFrame) -> str:
 
 
 def _of_which(document: StepTimeDocument) -> str:
-    pauses = f", {document.pauses} of them pauses" if document.pauses else ""
+    pauses = f", {document.pauses} of them {'a pause' if document.pauses == 1 else 'pauses'}"
+    pauses = pauses if document.pauses else ""
     where = ", none in a deep window or right after one" if document.where == OUTSIDE else f" {INSIDE}"
     return f"{counted(document.steps, 'step')}{where}{pauses}{_by_what(document)}"
 

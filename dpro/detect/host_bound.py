@@ -206,7 +206,8 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
-    cost = float(saved.mean())
+    usual = are_usual(base)
+    cost, step = float(saved[usual].mean()), float(base[usual].mean())
     least, most = min(loading.values()), max(loading.values())
     observations = (
         observe(
@@ -215,9 +216,9 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
             "thread that drives the training loop",
             least_ns=least, most_ns=most,
         ),
-        observe_replay("the input always ready", float(hidden.mean()), float(base.mean())),
+        observe_replay("the input always ready", float(hidden[usual].mean()), step),
     )  # fmt: skip
-    share, sure = round(cost / float(base.mean()), 4), round(steady, 3)
+    share, sure = round(cost / step, 4), round(steady, 3)
     return [Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, sure, cost, observations)]
 
 

@@ -288,7 +288,7 @@ def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
     assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
 
 
-def test_a_shell_is_told_at_the_end_of_a_job_that_nothing_was_recorded_and_why(tmp_path):
+def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal(tmp_path):
     job = f"{sys.executable} -m dpro record -o run -- {sys.executable} -c 'raise SystemExit(3)'"
     child, end = pty.fork()
     if child == 0:
