@@ -75,8 +75,8 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
         for recording in alive:
             if _launched_lives(recording) or (recording not in locked and waited_s > ORPHANS_S):
                 raise InputError(
-                    f"{run}: still being recorded{_so_far(recording)}; read it when the job has ended, "
-                    f"or copy the recording so far: dpro attach {run} -o COPY"
+                    f"{run}: still being recorded{_so_far(recording)}; read it when the job has ended; "
+                    f"if it hangs, or to look now: dpro attach {run} -o COPY, then dpro diagnose COPY"
                 )
         if waited_s > timeout_s and locked:
             raise InputError(_slow(run, locked[0]))

@@ -89,7 +89,7 @@ def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
     return {
         "duration": format_ms(mean.duration_ms),
         "colours": {part.name: css_name(part.name) for part in mean.shares},
-        "legend": legend(mean, glyphs=False),
+        "legend": legend(mean),
         "mean_facts": facts_of(mean),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 _MORE = "…"
@@ -73,6 +73,31 @@ def shortened(text: str, most: int) -> str:
         most: characters, at least 1.
     """
     return text if len(text) <= most else text[: most - 1] + _MORE
+
+
+def distinct_names(names: Sequence[str], most: int) -> list[str]:
+    """Names of at most `most` characters, cut so that different ones differ: `Cijk_Alik_Blj…_MT128x256…`.
+
+    Args:
+        most: characters, at least 8.
+    """
+    same: dict[str, set[str]] = {}
+    for name in names:
+        same.setdefault(shortened(name, most), set()).add(name)
+    return [_without_middle(name, same[shortened(name, most)] - {name}, most) for name in names]
+
+
+def _without_middle(name: str, others: Iterable[str], most: int) -> str:
+    """A name without its middle, up to where it differs from the others, if there are any."""
+    equal = [takewhile(lambda pair: pair[0] == pair[1], zip(name, other)) for other in others]
+    shared = max((len(list(pairs)) for pairs in equal), default=0)
+    if not shared:
+        return shortened(name, most)
+    begin = shared
+    while shared - begin < most // 4 and name[begin - 1].isalnum():
+        begin -= 1  # numbers are whole
+    end = shortened(name[begin:], most // 2)
+    return name[: most - len(end) - 1] + _MORE + end
 
 
 def capitalised(text: str) -> str:

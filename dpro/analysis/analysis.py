@@ -268,7 +268,7 @@ class Analysis(Cached):
 
         assert self.condensed is not None
         with context_by_rank(self.run, self.condensed, self._work) as context:
-            return (findings := diagnose(context)), notes_of(context, findings)
+            return (findings := diagnose(context, self.usual_ns)), notes_of(context, findings)
 
     @property
     def _work(self) -> tuple[Graph, OperationsAnalysis] | None:
@@ -300,7 +300,7 @@ class Analysis(Cached):
         refuse_pretended(self.run)
         context = self.context_of_calls
         with stage("Looking for faults"):
-            findings = diagnose(context)
+            findings = diagnose(context, self.usual_ns)
         return findings, not_shown_by_calls(self.run, *context.aligned)
 
     @cached
@@ -322,7 +322,10 @@ class Analysis(Cached):
 
         refuse_pretended(self.run)
         with stage("Looking for faults"):
-            findings = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
+            if self.condensed is None:
+                findings = diagnose(self.context, self.usual_ns)
+            else:
+                findings = self.judged_by_rank[0]
         return findings, not_shown_by_replay(self.run, self.trust)
 
     @property
@@ -355,6 +358,27 @@ class Analysis(Cached):
 
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
+
+    @cached
+    def usual_breakdown(self) -> pl.DataFrame:
+        """Where the usual steps of each rank go as the job runs: columns of `breakdown`, in ns as floats.
+
+        Of ranks with GPU work as replayed; of others as recorded, without what recording cost as a share.
+        """
+        from dpro.replay.step_parts import replayed_breakdown
+        from dpro.replay.timeline import durations_of
+
+        with suppress(DproError):  # else it cannot be replayed
+            if self.condensed is None and not self.built.of_operations:
+                replayed = replayed_breakdown(self.timeline, self.baseline)
+                if replayed["rank"].n_unique() == len(self.built.graph.ranks):
+                    return replayed
+            counted = durations_of(self.baseline)["step"].unique().implode()
+            usual = self.breakdown.filter(pl.col("step").is_in(counted))
+            usual = usual if usual.height else self.breakdown
+            times = pl.col("^.*_ns$")
+            return usual.with_columns(times * (self.baseline_ns / pl.col("duration_ns").mean()))
+        return self.breakdown
 
     @cached
     def phases(self) -> pl.DataFrame:
@@ -430,6 +454,17 @@ class Analysis(Cached):
         from dpro.replay.timeline import durations_of
 
         return float(durations_of(self.baseline)["duration_ns"].to_numpy().mean())
+
+    @cached
+    def usual_ns(self) -> float | None:
+        """The usual step as all answers have it: of deep windows, else the typical one; None of no steps."""
+        from dpro.replay.steps import step_series
+
+        if self.run.num_rows(SPANS):
+            with suppress(DproError):  # windows that cannot be replayed
+                return self.baseline_ns
+        series = step_series(self.steps)
+        return series.typical_ns if series else None
 
     @cached
     def suspects(self) -> frozenset[int]:

@@ -19,7 +19,7 @@ from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
 from dpro.detect.hang.evidence import LEFT, SKIPPED
 from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
-from dpro.schema import PROCESS_GROUPS, SPANS
+from dpro.schema import COUNTERS, PROCESS_GROUPS, SPANS
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
 from dpro.words import capitalised, counted, ranks_in_words
 
@@ -31,6 +31,7 @@ SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
 STOOD_STILL_NS = 10 * NS_PER_S  # no step ended for so long before a job was ended, and
 STOOD_STILL = 20  # times as long as a step takes: that is said
+STANDS_STILL_NS = 2 * NS_PER_S  # the same of a job that runs: its last steps are saved within a second
 _RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
@@ -69,6 +70,11 @@ class JobEnd(DocumentPart, frozen=True):
     def bad(self) -> bool:
         """Whether the job failed or hung."""
         return self.hung or self.how == FAILED
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether its sentence comes before all else: it ended otherwise than by itself, or stands still."""
+        return self.sentence is not None and (self.early or self.how == RUNNING)
 
     @property
     def early(self) -> bool:
@@ -216,7 +222,7 @@ def _completed(evidence: EndEvidence) -> str:
 
 
 def _with_sentence(end: JobEnd, evidence: RunEvidence) -> JobEnd:
-    said = _sentence(end, evidence)
+    said = _sentence(end, evidence) or (_stands_still(evidence) if end.how == RUNNING else "")
     return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
 
 
@@ -272,6 +278,21 @@ def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
     )
 
 
+def _stands_still(evidence: RunEvidence) -> str:
+    """For how long no step has ended of a job that runs, where that is far longer than a step takes."""
+    steps, now_ns = evidence.steps, evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
+    last_ns, usual_ns = (steps["start_ns"] + steps["duration_ns"]).max(), steps["duration_ns"].median()
+    if not (isinstance(now_ns, int) and isinstance(last_ns, int) and isinstance(usual_ns, float)):
+        return ""
+    if now_ns - last_ns < max(STANDS_STILL_NS, STOOD_STILL * usual_ns):
+        return ""
+    return (
+        f"No step has ended for {format_duration(float(now_ns - last_ns))}, where one takes "
+        f"{format_duration(usual_ns)}: if that lasts, another copy says which rank is waited for "
+        "(`dpro attach RUN -o COPY`)."
+    )
+
+
 def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
     """How long it hung before the first of its ranks was gone."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
@@ -291,6 +312,6 @@ def _can_say(evidence: RunEvidence) -> list[str]:
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
     if not in_depth or not evidence.run.num_rows(SPANS):
         return [f"only the times of {counted(count, 'earlier step')} are known: none was profiled"]
-    commands = "`dpro report`, `dpro replay` and `dpro whatif` can analyse them"
+    commands = "`dpro report`, `dpro replay` and `dpro whatif --edit` can analyse them"
     are = "is" if count == 1 else "are"
     return [f"{counted(count, 'earlier step')} {are} intact ({in_depth:,} profiled): {commands}"]

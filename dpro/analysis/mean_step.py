@@ -1,8 +1,8 @@
-"""Where the mean step of a rank goes, on one line: the first thing that every report and the dashboard show.
+"""Where the mean step of a rank goes.
 
 In: an `Analysis`, or the split of steps, as `breakdown.step_breakdown` gives it. Out: the parts of the mean
-step in deep windows (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are,
-what they reach of their peak, and how much input a second is worked on.
+step (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are, what they reach
+of their peak, and how much input a second is worked on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpro.replay.cost.work import (
     operations_of_calls,
 )
 from dpro.replay.steps import IS_GPU, recorded_steps, series_outside, step_series
-from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, format_rate, ms
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_rate, ms
 
 # Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
 PARTS: Mapping[str, str] = {
@@ -48,15 +48,6 @@ COUNTED = {  # what operations of matmuls are counted by -> what that means
     SHAPES: "matmuls as executed",
     PARAMETERS: "estimated: per weight and token 2 operations forward and 4 backward; attention and "
     "recomputation are not counted",
-}
-GLYPHS = {  # part -> how a bar in text shows it
-    "compute_ns": "█",
-    "copy_ns": "▞",
-    "exposed_transfer_ns": "▓",
-    "exposed_wait_ns": "▒",
-    "unsplit_comm_ns": "▚",
-    "host_bound_ns": "░",
-    "idle_ns": "·",
 }
 
 
@@ -98,11 +89,11 @@ class MfuDocument(DocumentPart, frozen=True):
 
 
 class MeanStep(DocumentPart, frozen=True):
-    """The mean step of a rank in deep windows; its parts add up to it.
+    """The usual step of a rank as the job runs; its parts add up to it.
 
     Attributes:
-        duration_ms: how long it takes, the mean of steps and ranks; a step of the job lasts from the last
-            rank's end of the one before to the last rank's end of it, which is another number.
+        duration_ms: how long it takes, the mean of steps and ranks: `step_ms` of the account where the run
+            has a graph. Of selected steps none of which is usual, as recorded.
         compute_ms: something computes.
         copy_ms: a GPU copies or fills memory, and nothing computes or communicates.
         transfer_ms: data move between ranks and nothing computes.
@@ -198,7 +189,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     Raises:
         Unanswerable: no step was recorded in depth.
     """
-    row = means_over_all(analysis.breakdown)
+    row = means_over_all(analysis.usual_breakdown)
     whole = row["duration_ns"]
     of = {name: row[name] / whole for name in PARTS}
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
@@ -320,29 +311,9 @@ def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> floa
     return float(largest[column].sum())
 
 
-def bar_in_text(mean: MeanStep, width: int) -> str:
-    """Draw the parts as a line of characters.
-
-    Args:
-        width: in characters; each part has at least one.
-    """
-    ends, cells = 0.0, ""
-    for share in mean.shares:
-        ends += share.share * width
-        cells += GLYPHS[share.name] * max(1, round(ends) - len(cells))
-    return cells[:width]
-
-
-def title_of(mean: MeanStep) -> str:
-    """What the bar shows."""
-    took = format_ms(mean.duration_ms)
-    return f"Where the mean step of a rank in deep windows ({took} as recorded) goes"
-
-
-def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:
-    """The parts in words: `█ compute 69 ms (78%)`."""
-    words = [f"{part.title} {format_duration(part.ns)} ({part.share:.0%})" for part in mean.shares]
-    return [f"{GLYPHS[part.name]} {text}" for part, text in zip(mean.shares, words)] if glyphs else words
+def legend(mean: MeanStep) -> list[str]:
+    """The parts in words: `compute 69 ms (78%)`."""
+    return [f"{part.title} {format_duration(part.ns)} ({part.share:.0%})" for part in mean.shares]
 
 
 def facts_of(mean: MeanStep) -> list[tuple[str, str]]:

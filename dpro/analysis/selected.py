@@ -94,6 +94,12 @@ class SelectedRun(Analysis):
         return self._selection.keep(self._whole.breakdown)
 
     @cached
+    def usual_breakdown(self) -> pl.DataFrame:
+        """The same of usual steps; as recorded where none of these is selected."""
+        usual = self._selection.keep(self._whole.usual_breakdown)
+        return usual if usual.height else self.breakdown
+
+    @cached
     def sizes(self) -> pl.DataFrame:
         """Collectives of the selection by operation and size; waits follow from all members."""
         whole = self._whole

@@ -17,6 +17,7 @@ from dpro.detect.significance import change_points
 from dpro.documents import DocumentPart
 from dpro.replay.steps import StepSeries, series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
+from dpro.words import counted
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
 
@@ -79,20 +80,31 @@ def _is_a_mark(series: StepSeries) -> bool:
 
 
 def in_words(document: StepTimeDocument) -> str:
-    """`typical step 25 ms, mean step with pauses 74 ms (96 steps outside deep windows, 9 of them pauses)`.
+    """`typical step 25 ms, mean step with pauses 74 ms (105 steps in deep windows, 9 of them pauses)`.
 
     Args:
         document: as `step_time_document` gives it.
     """
     typical = format_duration(document.typical_ms * NS_PER_MS)
     mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
-    steps, pauses = document.steps, document.pauses
-    of_them = f", {pauses} of them pauses" if pauses else ""
     paused = f", mean step with pauses {mean}" if mean != typical else ""
-    return (
-        f"typical step {typical}{paused} "
-        f"({steps:,} step{'s' if steps > 1 else ''} {document.where}{of_them}{_by_what(document)})"
-    )
+    return f"typical step {typical}{paused} ({_of_which(document)})"
+
+
+def pauses_in_words(steps: pl.DataFrame) -> str:
+    """`mean step with pauses 74 ms (105 steps in deep windows, 9 of them pauses)`; empty without any."""
+    document = step_time_document(steps)
+    if document is None or not document.pauses:
+        return ""
+    mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
+    return f"mean step with pauses {mean} ({_of_which(document)})"
+
+
+def _of_which(document: StepTimeDocument) -> str:
+    pauses = f", {document.pauses} of them {'a pause' if document.pauses == 1 else 'pauses'}"
+    pauses = pauses if document.pauses else ""
+    where = ", none in a deep window or right after one" if document.where == OUTSIDE else f" {INSIDE}"
+    return f"{counted(document.steps, 'step')}{where}{pauses}{_by_what(document)}"
 
 
 def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:

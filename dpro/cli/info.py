@@ -114,7 +114,7 @@ def in_words(document: InfoDocument) -> list[str]:
 
 def _steps_in_words(document: InfoDocument) -> str:
     if document.steps:
-        return f"{document.steps:,}, {document.coverage.steps_in_windows:,} of them in deep windows"
+        return f"{document.steps:,} timed, {document.coverage.steps_in_windows:,} of them in deep windows"
     return f"none{': each deep window is taken as one' * (document.coverage.windows > 1)}"
 
 

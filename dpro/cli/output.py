@@ -235,8 +235,8 @@ def print_json(document: Struct) -> None:
 
 
 def print_end(end: JobEnd) -> None:
-    """One line on stdout where the job failed, hung or was ended; nothing otherwise."""
-    if end.early:
+    """One line on stdout where the job failed, hung, was ended or stands still; nothing otherwise."""
+    if end.comes_first:
         console().print(end.sentence)
 
 

@@ -6,9 +6,12 @@ the command has ended.
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +205,8 @@ def record(
     request = Request(command, chosen)
     for ask in hooks_of("record"):
         ask(request, given)
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, _sidecar)
+    sidecar = partial(_sidecar, terminal=_terminal())
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, sidecar)
 
 
 def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> None:
@@ -221,7 +225,14 @@ def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> Non
             raise UsageError(f"{parameter.opts[0]} is for {what_for}")
 
 
-def _sidecar(recording: Launch, job: LaunchedProcess) -> None:
+def _terminal() -> tuple[str, int] | None:
+    """The terminal that stderr is, and the session of its shell; None where it is none."""
+    with suppress(OSError):
+        return os.ttyname(2), os.getsid(0)
+    return None
+
+
+def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] | None) -> None:
     """What the process beside the job does; polars is imported only after the job."""
     from dpro.collectors.sidecar import attend
     from dpro.opening import readers
@@ -237,3 +248,18 @@ def _sidecar(recording: Launch, job: LaunchedProcess) -> None:
         finish(recording, readers(), status, statuses)
 
     attend(recording, job, convert, finish)
+    if terminal is not None:
+        _say_why_nothing(recording.run, *terminal)
+
+
+def _say_why_nothing(run: Path, terminal: str, session: int) -> None:
+    """Say why no step of the job was recorded, on the terminal, while its shell still has it.
+
+    What goes into a file or a pipe is the job's alone.
+    """
+    with suppress(OSError, ValueError, LookupError):
+        why = json.loads((run / "manifest.json").read_bytes())["unrecorded"]
+        of_shell = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[4]
+        if why and int(of_shell) == os.stat(terminal).st_rdev:
+            with open(os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w") as shown:
+                shown.write(f"dpro: {why}\n")

@@ -30,7 +30,7 @@ from dpro.cli.output import (
 from dpro.errors import DproError, UsageError
 from dpro.plugins import extended, hooks_of
 from dpro.units import NS_PER_MS, distinct_sizes, format_bytes
-from dpro.words import counted, short_name, shortened
+from dpro.words import capitalised, counted, distinct_names, short_name, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
-BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
 _NOT_KNOWN, _LITTLE = "not known", 0.01  # work of no known operator; a share of time that fills no table
 _BESIDE_LAYER = 62
@@ -129,7 +128,7 @@ def report(
     --markdown covers the health of the run, what is slow and its cost, what would help, where the time went,
     and how far to trust the answers. The same run gives identical output.
 
-    Every step of every rank is fully divided into compute, transfer, waiting for other ranks, host bound
+    The usual step of every rank is fully divided into compute, transfer, waiting for other ranks, host bound
     and idle. Work counts towards the step during which it ran.
 
     \b
@@ -201,21 +200,19 @@ def report(
             print_more(opened)
 
 
-def _print_mean_step(analysis: Analysis) -> None:
-    """The step time, and where the mean step goes, as a bar."""
-    from rich.text import Text
+def _print_mean_step(analysis: Analysis, selection: Selection) -> None:
+    """What the verdict does not say of the step: pauses, how busy GPUs are, and the rate.
 
-    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, mean_step_of, title_of
-    from dpro.analysis.step_time import step_time_in_words
+    Of a selection, which has no verdict, its typical step, too.
+    """
+    from dpro.analysis.mean_step import facts_of, mean_step_of
+    from dpro.analysis.step_time import pauses_in_words, step_time_in_words
 
     out = console()
-    out.print(f"Measured: {step_time_in_words(analysis.steps)}\n")
-    mean = mean_step_of(analysis)
-    out.print(Text(title_of(mean), "bold"))
-    out.print(Text(bar_in_text(mean, BAR)))
-    for line in legend(mean):
-        out.print(Text(f"  {line}"))
-    for name, value in facts_of(mean):
+    said = step_time_in_words(analysis.steps) if selection else pauses_in_words(analysis.steps)
+    for line in filter(None, [capitalised(said)]):
+        out.print(line)
+    for name, value in facts_of(mean_step_of(analysis)):
         out.print(f"{name}: {value}")
     out.print()
 
@@ -233,13 +230,13 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(line)
     if not selection:
         print_lines(lines_of(explain(analysis)))
-    _print_mean_step(analysis)
-    out.print(_step_table(tables.steps))
+    _print_mean_step(analysis, selection)
+    out.print(_step_table(analysis.usual_breakdown))
     if tables.stages.height:
         out.print(_stage_table(tables.stages))
     if tables.phases.height:
         out.print(_phase_table(tables.phases))
-    title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
+    title = "GPU kernels in deep windows" if tables.on_gpu else "CPU operators in deep windows, own time"
     out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
     if tables.modules.height:
         out.print(_module_table(tables, top, ranks))
@@ -293,8 +290,8 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
     ]
     header = [*["\nrank", f"\n{whole}s"][: len(columns)], f"mean\n{whole} ms"]
     header += [PARTS[part] for part in parts]
-    of_each = f", {counted(counts[0], whole)} of each rank" if len(counts) == 1 else ""
-    return _table(f"Where each {whole} recorded in depth went{of_each}", header, cells)
+    of_each = f" ({counted(counts[0], whole)} in depth)" if len(counts) == 1 else ""
+    return _table(f"Where the usual {whole} of each rank goes{of_each}", header, cells)
 
 
 def _stage_table(stages: pl.DataFrame) -> RenderableType:
@@ -313,14 +310,11 @@ def _stage_table(stages: pl.DataFrame) -> RenderableType:
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
     everything = float(kernels["total_ns"].sum())
     room = max(console().width - _BESIDE_NAME, _MIN_NAME)
+    shown = kernels.head(top)
+    names = distinct_names([short_name(name) for name in shown["name"]], room)
     cells = [
-        [
-            shortened(short_name(row["name"]), room),
-            str(row["count"]),
-            _ms(row["total_ns"]),
-            _share(row["total_ns"], everything),
-        ]
-        for row in kernels.head(top).iter_rows(named=True)
+        [name, str(count), _ms(total_ns), _share(total_ns, everything)]
+        for name, (count, total_ns) in zip(names, shown.select("count", "total_ns").iter_rows())
     ]
     header = ["name", "count", "total ms", "share"]
     return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
@@ -422,7 +416,7 @@ def _host_table(ranks: pl.DataFrame, steps: str) -> RenderableType:
         shares = ["?" if row[fact] is None else _share(row[fact], row["duration_ns"]) for fact in HOST_FACTS]
         micro_batches = "?" if row["backward_calls"] is None else f"{row['backward_calls']:.3g}"
         cells.append([str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"]), *shares, micro_batches])
-    header = ["\nrank", "\nsteps", "mean\nstep ms", *HOST_FACTS.values(), "micro-\nbatches"]
+    header = ["\nrank", "\nsteps", "mean\nhost ms", *HOST_FACTS.values(), "micro-\nbatches"]
     return _table(f"What the host did, {steps}, pauses included", header, cells)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction, Refusal
-    from dpro.selection import Ranges, RankChoice
+    from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
 
 ROWS = 12  # of each block that are listed where all are asked for
@@ -175,8 +175,7 @@ def whatif(
         _pareto(analyse(run, network_table, device_tables), as_json)
         return
     from dpro.analysis.answers.whatif import what_if
-    from dpro.verdict.verdict import explain, with_account
-    from dpro.verdict.words import lines_of
+    from dpro.verdict.verdict import with_account
 
     analysis = analyse(run, network_table, device_tables)
     proposal = _proposal(analysis, ctx.params)
@@ -193,23 +192,9 @@ def whatif(
         for line in refused_in_words(answer.document.refused):
             console().print(line)
     else:
-        explains = not parsed and not selection  # and begins with how the job ended
-        if not explains:
-            print_end(analysis.end)
-        print_selection(selection)
-        if explains:
-            print_lines(lines_of(explain(analysis)))
-        if analysis.end.hung:
-            console().print(
-                "The job hung: these predictions are of the steps before that, and none fixes the hang."
-            )
-        everything = in_full or bool(parsed)
-        listed = Listed(everything, everything or bounds, everything or why_not)
-        advised = [] if parsed else [advice.edit for advice in explain(analysis).advice]
-        trial = None if proposal is None else proposal.trial
-        _print(answer, analysis.run, listed, searched=not parsed, advised=advised, trial=trial)
-        for line in () if proposal is None else proposal.lines:
-            console().print(line)
+        asked = bool(parsed)
+        listed = Listed(asked, in_full or asked, in_full or asked or bounds, in_full or asked or why_not)
+        _print_whole(answer, analysis, selection, listed, proposal)
     if answer.document.refused and not answer.predictions:
         ctx.exit(1)
 
@@ -303,20 +288,50 @@ def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
 
 
 class Listed(NamedTuple):
-    """Which predictions are listed: all changes, or some that a person can make; bounds; what was refused."""
+    """Whether edits were asked for, not searched; and which are listed.
 
+    Those are all changes, or some that a person can make; bounds; and what was refused.
+    """
+
+    asked: bool
     changes: bool
     bounds: bool
     refused: bool
 
 
+def _print_whole(
+    answer: WhatIf, analysis: Analysis, selection: Selection, listed: Listed, proposal: Proposal | None
+) -> None:
+    """The answer after what limits the job, or after how it ended; of a hang no more than that unasked."""
+    from dpro.verdict.verdict import explain
+    from dpro.verdict.words import lines_of
+
+    out = console()
+    explains = not listed.asked and not selection
+    if explains:
+        print_lines(lines_of(explain(analysis)))  # which begin with how the job ended
+    else:
+        print_end(analysis.end)
+    print_selection(selection)
+    if analysis.end.hung and not listed.asked:
+        out.print("End the hang first: no change is predicted of a job that hung, unless --edit asks for it.")
+        return
+    if analysis.end.hung:
+        out.print("The job hung: these predictions are of the steps before that, and none fixes the hang.")
+    advised = [] if listed.asked else [advice.edit for advice in explain(analysis).advice]
+    trial = None if proposal is None else proposal.trial
+    _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
+    for line in () if proposal is None else proposal.lines:
+        out.print(line)
+
+
 def _print(
-    answer: WhatIf, run: Run, listed: Listed, searched: bool, advised: Collection[str], trial: str | None
+    answer: WhatIf, run: Run, listed: Listed, explained: bool, advised: Collection[str], trial: str | None
 ) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
-        searched: whether edits were searched for: then those of small gain are left out.
+        explained: whether what recording cost is said above.
         advised: edits that are advised: of those the healed ranks are listed whatever else is.
         trial: as of `Proposal`.
     """
@@ -333,9 +348,9 @@ def _print(
         out.print(f"The mean step of the whole operations takes {base:.2f} ms (measured {measured:.2f} ms).")
     elif not run.manifest.is_pretended:
         out.print(usual_step_in_words(base, measured))
-    for line in document.recording:
+    for line in () if explained else document.recording:
         out.print(f"{capitalised(line)}.")
-    worth = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
+    worth = [row for row in answer.predictions if listed.asked or row.speedup >= WORTH_SHOWING]
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
         changes = changes[:MAX_CHANGES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ from dpro.documents import DocumentPart, finite
 from dpro.units import ms
 from dpro.words import short_name, shortened
 
+TIME_SLICES = "shared-gpu"  # an observation: other processes have shares of a GPU's time
 HIDDEN = "hidden-by-queue"  # an observation: queued work of GPUs hides a slow host in most steps
+PAUSES = "pauses"  # a class
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 _CLASS_WORDS = {  # of a hang its meaning says the rest
     "hang.host": "hang",
@@ -76,9 +79,9 @@ class Finding:
         class_: one of the classes of the design, such as `slow.host`.
         component_kind, component_id: what is at fault: `rank` 1, `job` `input pipeline`.
         ranks: ranks it concerns.
-        severity: share of the step it costs.
+        severity: share of the step it costs; of pauses share of the wall time.
         confidence: 0 to 1.
-        cost_ns: what it costs per step, found by replaying with the component healed.
+        cost_ns: what it costs per step, found by replaying with the component healed; of pauses on average.
         observations: what shows it.
         cause: what within the component takes the time, empty where that is the component itself.
         axis: of parallelism along which slow transfers are, or others wait most for a late rank, as `tp`;
@@ -108,7 +111,18 @@ class Finding:
     @property
     def costs_pauses(self) -> bool:
         """Whether what it costs is lost in some steps only: it is of the mean step, not of the usual one."""
-        return any(one.kind == HIDDEN for one in self.observations)
+        return self.class_ == PAUSES or any(one.kind == HIDDEN for one in self.observations)
+
+    def of_usual_step(self, step_ns: float) -> Finding:
+        """The finding with what it costs of the usual step, of which its share is.
+
+        What pauses cost is no part of a usual step; of time slices a share of time is known, as recorded.
+        """
+        if self.costs_pauses or self.of_hang or not 0 < self.cost_ns < math.inf:
+            return self
+        sliced = any(one.kind == TIME_SLICES for one in self.observations)
+        cost_ns = self.severity * step_ns if sliced else min(self.cost_ns, step_ns)
+        return replace(self, cost_ns=cost_ns, severity=round(cost_ns / step_ns, 4))
 
     @property
     def evidence(self) -> tuple[str, ...]:

@@ -118,8 +118,8 @@ def _busy(breakdown: pl.DataFrame) -> Observation:
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return observe(
         "gpu-busy",
-        "GPU busy {busy_share} of the time ({compute_share} computing, {communication_share} only "
-        "communicating, {copy_share} only copying), {host_share} waiting for the host to launch, "
+        "GPU busy {busy_share} of the time as recorded ({compute_share} computing, {communication_share} "
+        "only communicating, {copy_share} only copying), {host_share} waiting for the host to launch, "
         "{idle_share} idle otherwise",
         busy_share=compute + copying + moving, compute_share=compute, communication_share=moving,
         copy_share=copying, host_share=host, idle_share=idle,
@@ -164,7 +164,7 @@ def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]
         .sort(["ns", "cause"], descending=[True, False])
     )
     for what, ns, name in parts.head(MAX_PARTS).iter_rows():
-        sentence = "the step waits {waited_ns} for the host in {what}"
+        sentence = "{waited_ns} of the critical path of a step is the host's, in {what}"
         waited = observe("host-work", sentence, waited_ns=ns / steps.size, what=what)
         yield waited if name == NO_SPAN else waited.then(" (most in {name})", name=name[:80])
 
@@ -206,7 +206,8 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
-    cost = float(saved.mean())
+    usual = are_usual(base)
+    cost, step = float(saved[usual].mean()), float(base[usual].mean())
     least, most = min(loading.values()), max(loading.values())
     observations = (
         observe(
@@ -215,9 +216,9 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
             "thread that drives the training loop",
             least_ns=least, most_ns=most,
         ),
-        observe_replay("the input always ready", float(hidden.mean()), float(base.mean())),
+        observe_replay("the input always ready", float(hidden[usual].mean()), step),
     )  # fmt: skip
-    share, sure = round(cost / float(base.mean()), 4), round(steady, 3)
+    share, sure = round(cost / step, 4), round(steady, 3)
     return [Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, sure, cost, observations)]
 
 

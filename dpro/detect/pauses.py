@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.detect.findings import Finding
+from dpro.detect.findings import PAUSES, Finding
 from dpro.detect.observations import Observation, observe
 from dpro.detect.stragglers.from_calls import KeptWaiting
 from dpro.replay.steps import StepSeries, host_facts, step_series
@@ -304,7 +304,6 @@ def _begun(steps: pl.DataFrame, counters: pl.DataFrame) -> dict[int, str]:
     return {step: RESTART if restart else EPOCH for step, restart in kinds}
 
 
-CLASS = "pauses"
 MIN_WALL_SHARE = 0.03  # of the wall time: every job loses as much
 MIN_TIMES = 3  # fewer may never come again
 HUGE = 0.1  # of the wall time, in fewer pauses than that
@@ -525,7 +524,7 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more: list[O
     kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
     sure = round(_sure(group) * times / (times + 1), 3)
     return Finding(
-        CLASS, kind, component, group.ranks or group.some, round(share, 4), sure,
+        PAUSES, kind, component, group.ranks or group.some, round(share, 4), sure,
         lost / series.times.size, observations, group.kind if of_one else "", remedy=do,
     )  # fmt: skip
 
@@ -606,7 +605,7 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     cost = lost / series.times.size
     return [
         Finding(
-            CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, observations,
+            PAUSES, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, observations,
             remedy="record more steps, if the job has them: it comes once in each start",
         )
     ]  # fmt: skip

@@ -482,7 +482,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
             "in a typical step the longest micro-batch takes {times:.1f} times the mean",
             times=varied.longest,
         ),
-        observe_replay("equal micro-batches in each step", step - cost, step).then("; no rank is at fault"),
+        observe_replay("equal micro-batches in each step", step - cost, step).then(": all ranks are delayed"),
     )  # fmt: skip
     ranks = tuple(sorted(graph.places))
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost

@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.detect.bad_numbers import ComparedTables, find_bad_numbers
 from dpro.detect.context import Context, Need, slow_ranks
-from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
+from dpro.detect.findings import NETWORK, PAUSES, Finding, costliest_first, ranks_of
 from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input
 from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus, with_links
@@ -33,7 +33,6 @@ from dpro.detect.machine.shared_gpu import find_shared_gpus
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
-from dpro.detect.pauses import CLASS as PAUSES
 from dpro.detect.pauses import EMPTY_QUEUE
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
@@ -134,15 +133,21 @@ class Detector(NamedTuple):
     needs: frozenset[Need]
 
 
-def diagnose(context: Context) -> list[Finding]:
-    """What is wrong with a run: bad numbers, what costs time (costliest first), then what became worse."""
+def diagnose(context: Context, step_ns: float | None = None) -> list[Finding]:
+    """What is wrong with a run: bad numbers, what costs time (costliest first), then what became worse.
+
+    Args:
+        step_ns: the usual step, which all costs are parts of; None where it is not known.
+    """
     of_extensions = map(load, places("detectors").values())
     findings = run_detectors(context, (*DETECTORS, *of_extensions))
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
             findings = explain(context, findings)
-    numbers = run_detectors(context, OF_NUMBERS)
-    return [*numbers, *costliest_first(findings), *run_detectors(context, OF_THE_JOB)]
+    worse = run_detectors(context, OF_THE_JOB)
+    if step_ns:
+        findings, worse = ([one.of_usual_step(step_ns) for one in some] for some in (findings, worse))
+    return [*run_detectors(context, OF_NUMBERS), *costliest_first(findings), *worse]
 
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:

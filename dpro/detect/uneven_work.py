@@ -293,7 +293,7 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
             operations=longest["operations"], others_operations=theirs["operations"],
         ),
         observe_replay(f"the same work spread evenly over {stages.height} stages", step - cost, step),
-        doubt or observe("no-rank-at-fault", "the work is uneven, no rank is at fault"),
+        doubt or observe("no-rank-at-fault", "the work is uneven: its ranks do more, they are not slower"),
     )  # fmt: skip
     sure = min(sure, DOUBTED) if doubt else sure
     return [

@@ -109,7 +109,8 @@ def cost_in_words(finding: Finding) -> str:
     """What a finding costs: `3 ms per step (5% of it)`; empty where that is not known, or nothing yet."""
     if finding.of_hang or not finding.cost_ns or not math.isfinite(finding.cost_ns):
         return ""
-    return f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it)"
+    cost, share = f"{format_duration(finding.cost_ns)} per step", f"{finding.severity:.0%} of"
+    return f"{cost} on average ({share} the time)" if finding.costs_pauses else f"{cost} ({share} it)"
 
 
 def cost_verb(finding: Finding) -> str:

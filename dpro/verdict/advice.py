@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
-from dpro.detect.findings import CodePlace, Finding, class_in_words
+from dpro.detect.findings import PAUSES, CodePlace, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
@@ -278,7 +278,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     for finding in facts.findings:
         if finding.class_ == load_model.CLASS and best_of(facts, [EVEN_SEQUENCES]) is not None:
             continue
-        if finding.class_ == pauses.CLASS or finding.of_job:  # few steps that are replayed do not show these
+        if finding.class_ == PAUSES or finding.of_job:  # few steps that are replayed do not show these
             yield from remedies_of([finding])
             continue
         if finding.component_kind != "rank" or not finding.ranks or finding.of_numbers:
@@ -553,19 +553,20 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
 
 
 def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
-    """Some work of hosts, but for what the recorder does: `name`, `took_ns`.
+    """Some work of hosts in usual steps, but for what the recorder does: `name`, `took_ns`.
 
     Args:
         work_of: which nodes of a graph count, [N]; processes find it by its name.
     """
-    work = pl.concat(facts.job.map_ranks(partial(_named, work_of)))
+    steps = facts.usual["step"].to_list()
+    work = pl.concat(facts.job.map_ranks(partial(_named, work_of, steps)))
     of_job = work.filter(~pl.col("name").str.contains(OF_RECORDER))
     return of_job.group_by("name").agg(pl.col("took_ns").sum())
 
 
-def _named(work_of: Callable[[Graph], Bools], graph: Graph) -> pl.DataFrame:
+def _named(work_of: Callable[[Graph], Bools], steps: Sequence[int], graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
-    work = np.flatnonzero(work_of(graph) & (nodes.duration > 0))
+    work = np.flatnonzero(work_of(graph) & (nodes.duration > 0) & np.isin(nodes.step, steps))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[work])
     return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
 
@@ -827,7 +828,7 @@ def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if share >= 0.15:
         yield Advice(
             "tune-kernel",
-            f"tune {short_kernel(name)}: {share:.0%} of compute",
+            f"tune {facts.short_names[name]}: {share:.0%} of compute",
             1.0,
             facts.gain_of_faster({name: 0.5}),
             "new code",
@@ -844,7 +845,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     manifest = facts.analysis.run.manifest
     missing = len(manifest.ranks) < manifest.world_size
     kernels = facts.communication_kernels
-    what = short_kernel(kernels["name"][0]) if kernels.height else "transfers"
+    what = facts.short_names[kernels["name"][0]] if kernels.height else "transfers"
     if missing and limit == COMMUNICATION:
         yield Advice(
             RECORD_MORE,

@@ -19,7 +19,6 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.cached import cached
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.analysis.predictions import predict_edits
@@ -33,7 +32,6 @@ from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_of
-from dpro.replay.step_parts import replayed_breakdown
 from dpro.replay.steps import IS_GPU, recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
@@ -58,7 +56,7 @@ from dpro.verdict.limits import (
     typical,
     work_of_devices,
 )
-from dpro.words import counted, shortened
+from dpro.words import counted, distinct_names, shortened
 
 COLD = 0.1  # share of the steps that count, from which on first calls of a process are worth a line
 STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
@@ -199,12 +197,6 @@ def _is_call(graph: Graph) -> Bools:
     return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
 
 
-@cached
-def _replayed_parts(analysis: Analysis) -> pl.DataFrame:
-    """Where usual steps of a run go as replayed: the same for the job without its limit."""
-    return replayed_breakdown(analysis.timeline, analysis.baseline)
-
-
 STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
@@ -323,6 +315,12 @@ class JobFacts:
         return totals.with_columns(family=families).sort(["total_ns", "name"], descending=[True, False])
 
     @cached_property
+    def short_names(self) -> dict[str, str]:
+        """Names of `kernels` as a person reads them, by their own, cut so that they differ."""
+        names = self.kernels["name"].to_list()
+        return dict(zip(names, distinct_names([name_kernel(name) for name in names], LONGEST)))
+
+    @cached_property
     def computing_kernels(self) -> pl.DataFrame:
         """Those of `kernels` that move nothing between ranks."""
         return self.kernels.filter(pl.col("family") != COMMUNICATION)
@@ -397,21 +395,10 @@ class JobFacts:
     def shares(self) -> dict[str, float]:
         """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them.
 
-        Of ranks with GPU work as replayed, of others as recorded.
-
         Raises:
             Unanswerable: none of its parts takes any time.
         """
-        analysis = self.analysis
-        if analysis.condensed is None and not analysis.built.of_operations:
-            replayed = _replayed_parts(analysis)
-            if replayed["rank"].n_unique() == len(analysis.built.graph.ranks):
-                means = means_over_all(replayed)
-                return {part: means[part] / means["duration_ns"] for part in PARTS}
-        steps = self.usual["step"].unique().implode()
-        breakdown = analysis.breakdown
-        usual = breakdown.filter(pl.col("step").is_in(steps))
-        means = means_over_all(usual if usual.height else breakdown)
+        means = means_over_all(self.analysis.usual_breakdown)
         return {part: means[part] / means["duration_ns"] for part in PARTS}
 
     @property
@@ -557,6 +544,11 @@ _CLASS = re.compile(r"^[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!
 
 
 def short_kernel(name: str) -> str:
+    """The name of a kernel as `name_kernel` has it, cut."""
+    return shortened(name_kernel(name), LONGEST)
+
+
+def name_kernel(name: str) -> str:
     """The function's own name; of a pointwise kernel what it computes of each element.
 
     Of a kernel that launches another one, which is an argument of its template, that one's name.
@@ -572,4 +564,4 @@ def short_kernel(name: str) -> str:
     if "elementwise" in function:
         computed = re.findall(r"\w*Functor\w*|\w+?(?=_kernel_cuda|_kernel_impl)", plain)
         function = next((part for part in reversed(computed) if not _WRAPPERS.match(part)), function)
-    return shortened(function.strip() or head, LONGEST)
+    return function.strip() or head

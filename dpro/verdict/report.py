@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once
-from dpro.analysis.mean_step import (
-    MeanStep,
-    bar_in_text,
-    facts_of,
-    legend,
-    mean_step_of,
-    mean_steps,
-    shown_parts,
-    title_of,
-)
+from dpro.analysis.mean_step import MeanStep, facts_of, mean_step_of, mean_steps, shown_parts
 from dpro.analysis.summary import (
     PROOFS,
     Gains,
@@ -41,7 +32,7 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
 from dpro.verdict.verdict import explain
 from dpro.verdict.words import limit_of_run, lines_of
-from dpro.words import printable, short_name, shortened
+from dpro.words import distinct_names, printable, short_name, shortened
 
 MAX_PREDICTIONS = 5
 MAX_KERNELS = 10
@@ -70,7 +61,7 @@ class RunReport:
         name: the last part of the run's path.
         in_short: the verdict of `dpro explain`, by lines.
         state: good, bad or unknown.
-        mean_step: where the mean step in deep windows goes; None where none was recorded.
+        mean_step: where the usual step of a rank goes; None where none was recorded.
         unknown: faults that the run lacks the data to rule out.
         gains: what would help: what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
@@ -145,7 +136,12 @@ def make_report(analysis: Analysis) -> RunReport:
 
 
 def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
-    """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
+    """Return what would help, the step time it starts from, and refused edits.
+
+    All are empty without a replay, and of a job that hung.
+    """
+    if analysis.end.hung:
+        return Gains([], []), "", []
     try:
         result = search_once(analysis)
         base_ns = analysis.baseline_ns
@@ -158,7 +154,7 @@ def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
 def _breakdown(analysis: Analysis) -> list[ReportTable]:
     """Tabulate where the mean step of each rank goes; of many ranks, only those with the longest steps."""
     try:
-        steps = analysis.breakdown
+        steps = analysis.usual_breakdown
     except DproError:
         return []
     mean = mean_steps(steps, "rank")
@@ -175,7 +171,7 @@ def _breakdown(analysis: Analysis) -> list[ReportTable]:
     header = ["rank", "mean step, ms", *parts.values()]
     left = mean.height - shown.height
     note = f"The {shown.height} ranks with the longest steps; {left} more are not listed." if left else ""
-    return [ReportTable("Where the time of steps recorded in depth went", header, rows, note)]
+    return [ReportTable("Where the usual step of each rank goes", header, rows, note)]
 
 
 def _kernels(analysis: Analysis) -> list[ReportTable]:
@@ -185,17 +181,14 @@ def _kernels(analysis: Analysis) -> list[ReportTable]:
     if kernels.is_empty():
         return []
     whole = float(kernels["total_ns"].sum())
+    shown = kernels.head(MAX_KERNELS)
+    names = distinct_names([short_name(name) for name in shown["name"]], LONGEST_NAME)
     rows = [
-        [
-            shortened(short_name(row["name"]), LONGEST_NAME),
-            f"{row['count']:,}",
-            f"{ms(row['total_ns']):.2f}",
-            f"{row['total_ns'] / whole:.1%}",
-        ]
-        for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
+        [name, f"{count:,}", f"{ms(total_ns):.2f}", f"{total_ns / whole:.1%}"]
+        for name, (count, total_ns) in zip(names, shown.select("count", "total_ns").iter_rows())
     ]
     on_gpu = bool((analysis.spans["kind"] == "kernel").any())
-    title = "GPU kernels, all ranks" if on_gpu else "CPU operators by their own time, all ranks"
+    title = f"{'GPU kernels' if on_gpu else 'CPU operators by their own time'} in deep windows, all ranks"
     left = kernels.height - len(rows)
     note = f"{left:,} more are not listed." if left else ""
     return [ReportTable(title, ["name", "count", "total, ms", "share"], rows, note)]
@@ -222,7 +215,6 @@ def _measured(analysis: Analysis) -> Pairs:
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 _LONGEST = 160  # characters of a cell
-_BAR = 80  # characters
 _MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
 
 
@@ -238,7 +230,7 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield ""
     yield from (f"    {printable(' '.join(line.splitlines()))}" for line in report.in_short)
     if report.mean_step is not None:
-        yield from _mean_step_lines(report.mean_step)
+        yield from _table(["", ""], facts_of(report.mean_step))
     yield from _table(["", ""], report.facts)
     for finding in report.findings:
         yield from _titled(finding.title)
@@ -260,17 +252,6 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield ""
     yield from _list(report.doubts)
     yield from _folded(ReportTable("How it was measured", ["", ""], report.measured))
-
-
-def _mean_step_lines(mean: MeanStep) -> Iterator[str]:
-    """Yield the bar of the mean step in fixed width, its legend and its facts."""
-    yield from _titled(title_of(mean))
-    yield "```text"
-    yield bar_in_text(mean, _BAR)
-    yield from legend(mean)
-    yield "```"
-    if said := facts_of(mean):
-        yield from _table(["", ""], said)
 
 
 def _gain_lines(report: RunReport) -> Iterator[str]:

@@ -50,7 +50,7 @@ from dpro.verdict.advice import (
     remedies_of,
     worth_after,
 )
-from dpro.verdict.facts import JobFacts, facts_of, short_kernel
+from dpro.verdict.facts import JobFacts, facts_of
 from dpro.verdict.ledger import (
     LIMIT_OF,
     LedgerRow,
@@ -186,7 +186,8 @@ def _by_replay(facts: JobFacts) -> Explanation:
     ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
     together = best_together(facts, advice) if analysis.trust.answerable else None
-    steps = steps_in_words(usual, facts.step_ns, deep_and_usual(analysis.steps))
+    others = deep_and_usual(analysis.steps)
+    steps = steps_in_words(analysis.steps, facts.step_ns, others[1].typical_ns if others else None)
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
@@ -342,9 +343,9 @@ def _by_calls(analysis: Analysis) -> Explanation:
 
 
 def _after_end(analysis: Analysis, fault: str) -> str:
-    """What is at fault, after how the job ended where it did not complete."""
+    """What is at fault, after how the job ended where it did not complete, or that it stands still."""
     end = analysis.end
-    return f"{end.sentence} {capitalised(fault)}" if end.early and end.sentence else fault
+    return f"{end.sentence} {capitalised(fault)}" if end.comes_first else fault
 
 
 def _job(analysis: Analysis, steps: str) -> str:
@@ -354,24 +355,23 @@ def _job(analysis: Analysis, steps: str) -> str:
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
 
 
-def steps_in_words(num_deep: int, step_ns: float, others: tuple[float, StepSeries] | None) -> str:
-    """How long a step is, and of how many steps that is known, those in deep windows named apart.
+def steps_in_words(steps: pl.DataFrame, step_ns: float, typical_ns: float | None) -> str:
+    """How long a step is, and how many were timed, those in deep windows named apart.
 
     Args:
+        steps: as of `steps_of`; empty of traces of one step.
         step_ns: the usual step in deep windows, as the job runs.
-        others: as of `deep_and_usual`.
+        typical_ns: of the others; None where there are too few.
     """
-    took = format_duration(step_ns)
-    if others is None:
-        return f"usual step {took} ({counted(num_deep, 'step')})"
-    series = others[1]
-    num_others, typical_ns = series.times.size, series.typical_ns
+    took = f"usual step {format_duration(step_ns)}"
+    total = max(steps["step"].n_unique(), 1)
+    deep = steps.filter(pl.col("window") >= 0)["step"].n_unique()
+    if typical_ns is None or deep in (0, total):
+        return f"{took} ({counted(total, 'step')})"
     if abs(typical_ns / step_ns - 1) <= SIMILAR:
-        return f"usual step {took} ({num_deep + num_others} steps, {num_deep} in depth)"
-    return (
-        f"usual step {took} ({num_deep} in depth; {counted(num_others, 'other')}: "
-        f"typical {format_duration(typical_ns)})"
-    )
+        return f"{took} ({total:,} steps, {deep} in depth)"
+    others = counted(total - deep, "other")
+    return f"{took} ({deep} in depth; {others}: typical {format_duration(typical_ns)})"
 
 
 def _devices(analysis: Analysis) -> str:
@@ -517,17 +517,20 @@ def slowed_by_windows(analysis: Analysis) -> float:
 
 def unlike_the_others(analysis: Analysis) -> str:
     """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
-    both = deep_and_usual(analysis.steps)
-    if both is None:
+    both, usual_ns = deep_and_usual(analysis.steps), analysis.usual_ns
+    if both is None or usual_ns is None:
         return ""
-    deep_ns, usual_ns = both[0] / analysis.trust.taken_out, both[1].typical_ns
-    if max(deep_ns, usual_ns) < UNLIKE * min(deep_ns, usual_ns):
+    least_ns, most_ns = sorted((both[1].typical_ns, both[1].mean_ns))
+    if least_ns / UNLIKE < usual_ns < most_ns * UNLIKE:
         return ""
-    return f"{_deep_and_others(deep_ns, usual_ns)}: what limits those is not known"
+    return f"{_deep_and_others(usual_ns, both[1])}: what limits those is not known"
 
 
-def _deep_and_others(deep_ns: float, others_ns: float) -> str:
-    return f"steps in deep windows take {format_duration(deep_ns)}, the others {format_duration(others_ns)}"
+def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
+    """How long both take: of those whose mean is another length than their median, both."""
+    typical, mean = format_duration(others.typical_ns), format_duration(others.mean_ns)
+    mean = f" ({mean} on average)" if abs(others.mean_ns / others.typical_ns - 1) > SIMILAR else ""
+    return f"steps in deep windows take {format_duration(deep_ns)}, the others {typical}{mean}"
 
 
 def _another_length(facts: JobFacts) -> str:
@@ -535,7 +538,7 @@ def _another_length(facts: JobFacts) -> str:
     both = deep_and_usual(facts.analysis.steps)
     if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
         return ""
-    return f"{_deep_and_others(facts.step_ns, both[1].typical_ns)}: these figures are of the former"
+    return f"{_deep_and_others(facts.step_ns, both[1])}: these figures are of the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
@@ -550,15 +553,15 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             f"{still.at_once:.0f} of {ranks} ranks at a time"
         )
     if limit == COMPUTE:
-        of_short: dict[str, list[str]] = {}  # of kernels that differ in what their short names leave out
+        of_short: dict[str, list[str]] = {}  # of kernels that compute the same of each element
         for name in facts.computing_kernels["name"].head(LONGEST_KERNELS):
-            of_short.setdefault(short_kernel(name), []).append(name)
+            of_short.setdefault(facts.short_names[name], []).append(name)
         shares = {short: facts.share_of(names) for short, names in of_short.items()}
         longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
         several = {short: f" in {len(names)} kernels" for short, names in of_short.items() if len(names) > 1}
         return ", ".join(f"{short} {shares[short]:.0%}{several.get(short, '')}" for short in longest)
     if limit == COMMUNICATION:
-        return ", ".join(map(short_kernel, facts.communication_kernels["name"].head(1)))
+        return ", ".join(facts.short_names[name] for name in facts.communication_kernels["name"].head(1))
     return ""
 
 

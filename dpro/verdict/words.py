@@ -27,7 +27,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import Explanation, Limit, explain, unlike_the_others
+from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, Limit, explain, unlike_the_others
 from dpro.words import ranks_in_words
 
 WIDTH = 80
@@ -134,10 +134,12 @@ def _from_to(step_ms: float, gain: float) -> str:
 
 
 def limit_of_run(analysis: Analysis) -> str:
-    """What limits a run where that is not compute, or that no rank was recorded; empty where unknown."""
+    """What limits a run where that is not compute, or why nothing shows it; empty where that is unknown."""
     if not analysis.run.manifest.ranks:
         return "Only requests of a server were recorded"
     explanation = explain(analysis)
+    if explanation.fault == f"{NOT_DIAGNOSED}.":
+        return f"Not diagnosed: {explanation.unsure[0]}"
     if explanation.limit is None or explanation.limit.kind == COMPUTE:
         return ""
     limits = limit_in_words(explanation.limit, explanation.step_ms or 0.0).rstrip(".")

@@ -14,9 +14,11 @@ from dpro.account import Gain
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.verdict import VIEW
+from dpro.detect.findings import HIDDEN
 from dpro.documents import plain
 from dpro.extensions.mcp.tools import call
 from dpro.opening import open_path
+from dpro.units import NS_PER_MS
 from dpro.verdict.ledger import LIMIT_OF
 from dpro.verdict.verdict import Explanation, explain
 from dpro.verdict.words import paragraphs_of, worth_in_words
@@ -87,6 +89,18 @@ def assert_the_first_page_shows(explanation: Explanation, loaded: Loaded) -> Non
     assert {edit: gain for edit, gain in gains.items() if edit} == account.gains
 
 
+def assert_costs_are_of_the_step(diagnosis: dict) -> None:
+    """Hold what findings cost to the step of the account, but for pauses, and their sentences to the same."""
+    step_ms = diagnosis["account"]["step_ms"]
+    for finding in diagnosis["findings"]:
+        if finding["class"] == "pauses" or any(one["kind"] == HIDDEN for one in finding["observations"]):
+            continue
+        assert finding["cost_ms_per_step"] == pytest.approx(finding["severity"] * step_ms, abs=1e-4 * step_ms)
+        for one in finding["observations"]:
+            if one["kind"] == "step-without-it":
+                assert one["values"]["step_ns"] == pytest.approx(step_ms * NS_PER_MS, rel=0.02)
+
+
 def assert_one_account(run: Path) -> dict:
     """Hold all documents of a run to its account, and return that."""
     documents = {command: answered(command, run) for command in COMMANDS}
@@ -110,6 +124,7 @@ def assert_one_account(run: Path) -> dict:
         (f"finding {found['class']}", *found["ranks"]): found["cost_ms_per_step"]
         for found in documents["diagnose"]["findings"]
     }
+    assert_costs_are_of_the_step(documents["diagnose"])
     left_ms = account["step_ms"]
     for entry in account["entries"]:
         if entry["evidence"].startswith("finding "):
@@ -141,6 +156,13 @@ def test_documents_of_all_commands_have_the_same_account(name):
 def test_the_server_the_page_and_the_dashboard_have_the_same_account(name, tmp_path):
     account = answered("explain", SAMPLES / name)["account"]
     assert_all_other_faces_have(account, SAMPLES / name, tmp_path)
+
+
+def test_findings_of_unusual_steps_cost_a_part_of_the_usual_one(traces):
+    diagnosis = answered("diagnose", traces / "multirank" / "torchrec_v100_4r_a2a_ar")
+    assert [finding["ranks"] for finding in diagnosis["findings"]] == [[2]]
+    assert diagnosis["account"]["left_out"] == 1
+    assert_costs_are_of_the_step(diagnosis)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """`dpro record` on real jobs: gloo, one or two ranks, through the real command."""
 
+import os
+import pty
 import socket
 import sys
 import textwrap
@@ -284,6 +286,27 @@ def test_job_without_torch_is_a_run_that_says_so(tmp_path):
 def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
     text = on_terminal("record", "-o", "run", "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
     assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
+
+
+def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal(tmp_path):
+    job = f"{sys.executable} -m dpro record -o run -- {sys.executable} -c 'raise SystemExit(3)'"
+    child, end = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execv("/bin/sh", ["/bin/sh", "-c", f"{job}; echo exit $?; read key"])
+    text = b""
+    while b"torch" not in text:
+        text += os.read(end, 1 << 16)
+    os.write(end, b"\n")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(end)
+    assert text.split(b"\r\n")[:2] == [
+        b"dpro: recording into run; once the job has ended: dpro run",
+        b"exit 3",
+    ]
+    assert text.split(b"\r\n")[2].startswith(
+        b"dpro: the job failed (exit code 3) before any process of it was"
+    )
 
 
 def test_updates_of_several_optimizers_are_one_step(tmp_path):

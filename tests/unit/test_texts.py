@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpro.words import counted, from_json, short_name, whole_number
+from dpro.words import counted, distinct_names, from_json, short_name, whole_number
 
 
 def test_halves_of_surrogate_pairs_in_json_are_spelt_out_and_pairs_are_kept():
@@ -55,3 +55,18 @@ def test_a_name_is_short_where_its_own_part_is_known(name, short):
 
 def test_what_is_counted_agrees_with_its_number():
     assert [counted(n, "step") for n in (0, 1, 2, 12_000)] == ["0 steps", "1 step", "2 steps", "12,000 steps"]
+
+
+@pytest.mark.parametrize(
+    ("names", "cut"),
+    [
+        (["gemm_64x64", "gemm_128"], ["gemm_64x64", "gemm_128"]),
+        (["a" * 30], ["a" * 15 + "…"]),
+        (["kernel_" * 4 + "64x1_nt", "kernel_" * 4 + "64x2_nt"], ["kernel_k…64x1_nt", "kernel_k…64x2_nt"]),
+        (["kernel_" * 4 + "8_" + "b" * 20, "kernel_" * 4 + "9"], ["kernel_…8_bbbbb…", "kernel_kernel_…9"]),
+        (["forward_" * 3, "forward_" * 3 + "of_cpu"], ["forward_forward…", "forward_f…of_cpu"]),
+        (["same_" * 9, "same_" * 9], ["same_same_same_…"] * 2),
+    ],
+)
+def test_names_are_cut_so_that_different_ones_differ(names, cut):
+    assert distinct_names(names, 16) == cut

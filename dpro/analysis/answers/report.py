@@ -218,7 +218,7 @@ class ReportDocument(AccountedDocument, frozen=True, kw_only=True):
     """Where the time of each step went.
 
     Attributes:
-        steps: every step of every rank in deep windows.
+        steps: every step of every rank in deep windows, as recorded.
         kernels: the largest total first.
         modules: kernels by module and operator, the largest total first; empty without a GPU.
         attribution: kernels by how their operator is known: `launch`, or of CUDA graphs `eager`, by the same
@@ -229,7 +229,7 @@ class ReportDocument(AccountedDocument, frozen=True, kw_only=True):
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
         step_time: how long a step takes; null where none was timed.
-        mean_step: where the mean step in deep windows goes.
+        mean_step: where the usual step of a rank goes.
         end: how the job ended.
         selection: the steps and ranks that all but `end` is of; absent where it is of all.
         pretended: what a step of the job takes whose ranks were pretended; null where they were there.

@@ -393,9 +393,13 @@ def search_of_all(
 ) -> SearchResult:
     """What would help a run, of all that could; other arguments and errors as of `what_if`.
 
+    Of a job that hung nothing is searched: no change of its speed ends the hang.
+
     Args:
         elsewhere: whether a process makes it that ends, and with it what it took.
     """
+    if analysis.end.hung:
+        return SearchResult([], [], [], [])
     analysis = _looked_at(analysis, ())
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget

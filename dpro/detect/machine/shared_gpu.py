@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding
+from dpro.detect.findings import TIME_SLICES, Finding
 from dpro.detect.observations import observe
 from dpro.schema import GPU_WORK_KINDS, SPANS, STEPS
 from dpro.store import Run
@@ -114,7 +114,7 @@ def _finding(rank: int, parts: list[QueuedGaps], steps: int) -> Finding | None:
         return None
     cost_ns = float(equal_ns.sum()) / max(steps, 1)
     standing = observe(
-        "shared-gpu",
+        TIME_SLICES,
         "its GPU stands still {gaps} times for {slice_ns} with its next work queued: {share} of the time",
         gaps=int(equal_ns.size), slice_ns=slice_ns, share=share,
     )  # fmt: skip

@@ -567,7 +567,7 @@ def _on_gpu(finding: Finding) -> Finding:
 COMPONENT = "what ranks take in turn"
 SHARED = observe(
     "no-rank-at-fault",
-    "no rank is at fault: they take turns at something they share, such as a file lock, a server or a disk",
+    "ranks take turns at something they share, such as a file lock, a server or a disk: all lose by it",
 )
 CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20

@@ -56,6 +56,7 @@ from dpro.recorders import STACKS, how_to_record
 from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
 from dpro.replay.peers import ON_CPU, ON_GPU, peer_medians, peers_of, ranks_of_teams, teams_by_work
+from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 
@@ -78,6 +79,11 @@ class HealingGains:
     steps: Ints
     base: Ints
     saved: Ints
+
+    def of_usual_step(self, column: int) -> tuple[float, float]:
+        """Ns that healing one of the sets saves of the mean usual step, and how long that is."""
+        usual = are_usual(self.base)
+        return float(self.saved[usual, column].mean()), float(self.base[usual].mean())
 
 
 def find_stragglers(baseline: Baseline) -> list[Finding]:
@@ -203,7 +209,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         work: as `phase_work` returns it, of the steps that count.
     """
     graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
-    cost, step = float(saved.mean()), float(gains.base.mean())
+    cost, step = gains.of_usual_step(column)
     since = int(gains.steps[0])
     causes = excess_by_cause(baseline, ranks[0], peers_of(teams_by_work(work), ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
@@ -425,7 +431,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
-    cost, step = float(gains.saved.mean()), float(gains.base.mean())
+    cost, step = gains.of_usual_step(0)
     causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     observations = (

@@ -177,7 +177,7 @@ def _print(document: GoodputDocument) -> None:
     count = len(document.attempts)
     out.print(
         f"goodput {document.goodput:.1%} of {wall} on {_ranks(document.ranks)}; "
-        f"{counted(document.steps, 'step')} in {counted(count, 'attempt')}; ETTR {document.ettr:.1%}"
+        f"{counted(document.steps, 'step')} done in {counted(count, 'attempt')}; ETTR {document.ettr:.1%}"
     )
     largest = max((part.share for part in document.classes), default=1.0)
     for part in document.classes:

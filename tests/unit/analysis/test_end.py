@@ -15,7 +15,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, JobEnd
 from dpro.analysis.summary import health_info
 from dpro.cli import cli
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
+from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.table import Table
 from dpro.units import NS_PER_S
@@ -148,6 +148,21 @@ def test_a_job_of_which_no_rank_has_ended_still_hangs(tmp_path):
     end = end_of(written(tmp_path, {}, {}, calls=(0,), status=None))
     assert (end.how, end.hung) == (RUNNING, True)
     assert end.sentence.startswith("The job has been hanging at step 3 since")
+
+
+@pytest.mark.parametrize(
+    ("sampled_s", "said"), [(24, "No step has ended for 21 s, where one takes 1 s"), (22, "")]
+)
+def test_a_copy_that_was_made_just_after_steps_have_stopped_says_so(tmp_path, sampled_s, said):
+    path = written(tmp_path, {}, {}, status=None)
+    sampled = [{"time_ns": at(sampled_s), "counter": "cpu_user_s", "value": 1.0}]
+    write_part(path, COUNTERS, "all", frame(COUNTERS, sampled))
+    end = end_of(path)
+    assert (end.how, end.hung) == (RUNNING, False)
+    assert (end.sentence or "").startswith(said)
+    assert end.comes_first == bool(said)
+    first = CliRunner().invoke(cli, ["diagnose", str(path)]).output.splitlines()[0]
+    assert first.startswith(said or "No slow rank")
 
 
 def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):

@@ -1,4 +1,4 @@
-"""Where the mean step goes, in words, in a bar of text, and how busy the GPUs are."""
+"""Where the mean step goes, and how busy the GPUs are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from click.testing import CliRunner
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import (
     PARTS,
-    bar_in_text,
     facts_of,
-    legend,
     mean_step_document,
     mean_step_of,
     mean_steps,
@@ -24,6 +22,7 @@ from dpro.extensions.goodput.command import goodput
 from dpro.replay.steps import STEP_SCHEMA, step_series
 from dpro.store import Manifest, open_run, write_manifest
 from dpro.units import NS_PER_MS
+from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, cpu_job
 from tests.jobs import ROOT
 
@@ -55,16 +54,14 @@ def test_why_the_utilisation_is_not_known_is_said(tmp_path):
     assert "peak of its GPUs is not known" in dict(facts_of(mean))["MFU"]
 
 
-def test_every_part_has_a_place_in_the_bar_and_the_legend(tmp_path):
-    mean = mean_step_of(Analysis(cpu_job().write(tmp_path)))
-    bar = bar_in_text(mean, 60)
-    assert len(bar) == 60
-    assert list(dict.fromkeys(bar)) == [line[0] for line in legend(mean)]
-
-
-def test_a_bar_is_as_long_as_the_shares_say(tmp_path):
-    bar = bar_in_text(mean_step_of(_gpu_run(tmp_path, 600)), 50)
-    assert bar.count("█") == 30
+@pytest.mark.parametrize("name", ["slow_rank", "h200_gpt"])
+def test_its_shares_are_those_of_the_verdict_and_it_is_as_long_as_the_usual_step(name):
+    analysis = Analysis(open_run(ROOT / "sample_traces" / name))
+    mean, verdict = mean_step_of(analysis), explain(analysis)
+    assert mean.duration_ms == pytest.approx(verdict.step_ms, rel=1e-3)
+    assert [share.share for share in mean.shares] == pytest.approx(
+        [share for share in verdict.shares.values() if share > 0], abs=1e-4
+    )
 
 
 def test_the_document_has_all_parts_in_ms(tmp_path):
@@ -139,7 +136,7 @@ def test_a_step_begins_where_the_one_before_it_ends(tmp_path):
 def test_the_utilisation_is_of_the_typical_step_as_rates_are_and_not_of_one_that_recording_slows_down():
     analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_gpt"))
     mean, typical_ns = mean_step_of(analysis), step_series(analysis.steps).typical_ns
-    assert typical_ns < 0.8 * mean.duration_ms * NS_PER_MS
+    assert typical_ns < 0.8 * explain(analysis).account.recorded_step_ms * NS_PER_MS
     tflops = mean.mfu.tflop_per_step / (typical_ns / 1e9)
     assert mean.mfu.share == pytest.approx(tflops / mean.mfu.peak_tflops)
     done = CliRunner().invoke(goodput, [str(ROOT / "sample_traces" / "h200_gpt"), "--json"])

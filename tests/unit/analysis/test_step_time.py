@@ -62,7 +62,7 @@ def test_the_mark_of_a_single_step_is_no_step_time(tmp_path):
 def test_every_command_says_the_same_of_the_same_run(run):
     document = step_time_document(run.table(STEPS))
     words = step_time_in_words(run.table(STEPS))
-    assert words.startswith("typical step 41.1 ms, mean step with pauses 61.1 ms (100 steps outside")
+    assert words.startswith("typical step 41.1 ms, mean step with pauses 61.1 ms (100 steps, none in")
     assert asked(run, "info")["step_time"] == plain(document)
     answer = asked(run, "diagnose")
     assert answer["step_time"] == plain(document)

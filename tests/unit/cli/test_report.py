@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -70,11 +71,21 @@ def with_every_column(tmp_path_factory) -> str:
 
 def test_tables_fit_80_columns_and_cut_no_number(with_every_column):
     said = CliRunner().invoke(report, [with_every_column]).output
-    table = said[said.index("Where each step recorded in depth went, 2 steps of each rank") :]
+    table = said[said.index("Where the usual step of each rank goes (2 steps in depth)") :]
     table = table[: table.index("GPU kernels")].splitlines()
     assert max(map(len, said.splitlines()[said.splitlines().index(table[0]) :])) <= 80
     assert all("\u2026" not in line for line in table)
     assert [line.split()[0] for line in table if line.strip()[:1].isdigit()] == ["0", "1"]
+
+
+def test_the_step_is_divided_once_and_as_it_runs(repository):
+    said = CliRunner().invoke(report, [str(repository / "sample_traces" / "h200_gpt"), "--top", "1"]).output
+    (usual_ms,) = re.findall(r"usual step ([\d.]+) ms", said)
+    (compute, host) = re.findall(r"^(\d+)% compute \| (\d+)% host", said, re.MULTILINE)[0]
+    row = next(line for line in said.splitlines() if line.startswith(" 0 ")).split()
+    assert (f"{float(row[1]):.1f}", f"{float(row[2][:-1]):.0f}") == (usual_ms, compute)
+    assert f"{float(row[6][:-1]):.0f}" == host
+    assert "as recorded" not in said
 
 
 def test_names_of_kernels_are_short_for_people_and_whole_in_json(with_every_column):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 from dpro.cli import whatif
@@ -41,3 +42,12 @@ def test_of_a_job_that_hung_it_says_first_what_gains_are_of():
     assert lines[0].startswith("The job hung at step 31")
     assert lines[1].startswith("The job hung: these predictions are of the steps before that")
     assert lines[2].startswith("Predictions from this run")
+
+
+def test_of_a_job_that_hung_no_change_is_predicted_unasked():
+    hung = ROOT / "sample_traces" / "h200_hang"
+    said = dpro("whatif", hung).stdout
+    assert said.index("TRY    1 check the GPU of rank 1") < said.index("End the hang first")
+    assert "x1." not in said
+    assert "--edit '" not in said
+    assert json.loads(dpro("whatif", hung, "--json").stdout)["predictions"] == []

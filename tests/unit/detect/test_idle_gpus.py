@@ -57,7 +57,7 @@ def test_a_job_whose_hosts_launch_too_slowly_is_a_finding_about_the_job(tmp_path
     assert finding.cost_ns == pytest.approx(320 * US, rel=0.1)
     assert finding.severity == pytest.approx(0.8, abs=0.05)
     # Twelve kernels, of which the last ends 40 us after the last step of the host: 480 us of 2,440.
-    assert finding.evidence[0].startswith("GPU busy 20% of the time (20% computing")
+    assert finding.evidence[0].startswith("GPU busy 20% of the time as recorded (20% computing")
     assert "with free launch calls alone" in finding.evidence[1]
     assert "aten::index" in finding.evidence[2]
     assert found_in_graph(run.build(tmp_path / "again").graph) == []  # nothing else, and no rank

@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
 from dpro.replay.graph import NodeKind
-from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -1097,18 +1097,28 @@ def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_deep", "others_ms", "words"),
+    ("windows", "typical_ms", "words"),
     [
-        (3, 0.0, "usual step 10 ms (3 steps)"),
-        (3, 10.5, "usual step 10 ms (9 steps, 3 in depth)"),
-        (3, 16.0, "usual step 10 ms (3 in depth; 6 others: typical 16 ms)"),
-        (1, 16.0, "usual step 10 ms (1 in depth; 6 others: typical 16 ms)"),
+        ([0, 0, 0], None, "usual step 10 ms (3 steps)"),
+        ([0, 0, 0, *[-1] * 6], 10.5, "usual step 10 ms (9 steps, 3 in depth)"),
+        ([0, 0, 0, *[-1] * 6], 16.0, "usual step 10 ms (3 in depth; 6 others: typical 16 ms)"),
+        ([0, -1], 16.0, "usual step 10 ms (1 in depth; 1 other: typical 16 ms)"),
+        ([], None, "usual step 10 ms (1 step)"),
     ],
 )
-def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(num_deep, others_ms, words):
-    times, no = np.full(6, others_ms * 1e6), np.zeros(6, np.bool_)
-    series = StepSeries(np.arange(6), times, times, no, np.zeros(6), False, False, 1)
-    assert steps_in_words(num_deep, 10e6, (10e6, series) if others_ms else None) == words
+def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(windows, typical_ms, words):
+    steps = pl.DataFrame(
+        {"step": range(len(windows)), "window": windows}, schema_overrides={"window": pl.Int32}
+    )
+    assert steps_in_words(steps, 10e6, typical_ms and typical_ms * 1e6) == words
+
+
+@pytest.mark.parametrize("name", ["slow_rank", "h200_slow_host"])
+def test_the_headline_counts_as_many_steps_as_the_run_is_said_to_have(name):
+    analysis = Analysis(open_run(ROOT / "sample_traces" / name))
+    (said,) = re.findall(r"\((\d+) steps, (\d+) in depth\)", explain(analysis).job)
+    document = info_document(analysis)
+    assert said == (str(document.steps), str(document.coverage.steps_in_windows))
 
 
 def test_without_a_limit_a_step_is_no_longer_than_without_one_part_of_it():
