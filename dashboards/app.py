@@ -67,7 +67,6 @@ MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ; ' \\ ` ~", "go to a view"),
     ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),
@@ -193,6 +192,13 @@ def _frame(runs: Runs) -> Component:
                     html.H2("Keys"),
                     html.Dl(
                         [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
+                    ),
+                    html.P(
+                        [
+                            html.Span([html.Kbd(key), view.title])
+                            for key, view in zip(_VIEW_KEYS, VIEWS, strict=True)
+                        ],
+                        className="keyed",
                     ),
                 ],
                 id="keys",

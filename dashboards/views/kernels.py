@@ -34,12 +34,12 @@ from dpro.words import short_name
 NAME = "kernels"
 COLUMNS = {  # column -> header
     "name": "name",
-    "class": "class",
-    "count": "count",
     "total_ms": "total",
-    "per_step_ms": "per step and rank",
     "share": "share",
+    "per_step_ms": "per step and rank",
+    "count": "count",
     "mean_us": "mean",
+    "class": "class",
 }
 _ORDER = "-total_ms"
 
@@ -114,18 +114,18 @@ def _table(loaded: Loaded, link: Link) -> Any:
     body = [
         [
             _barred(row["total_ms"] / largest, _named(row["name"], link)),
-            row["class"],
-            f"{row['count']:,}",
             format_duration(row["total_ms"] * NS_PER_MS),
-            "–" if row["per_step_ms"] is None else format_duration(row["per_step_ms"] * NS_PER_MS),
             f"{row['share']:.1%}",
+            "–" if row["per_step_ms"] is None else format_duration(row["per_step_ms"] * NS_PER_MS),
+            f"{row['count']:,}",
             format_duration(row["mean_us"] * NS_PER_US),
+            row["class"],
         ]
         for row in rows.iter_rows(named=True)
     ]
     named = "kernel" if (loaded.spans["kind"] == "kernel").any() else "operator, by its own time"
     header = [_header(link, column, title) for column, title in (COLUMNS | {"name": named}).items()]
-    return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
+    return [table(header, body, numbers_to=6), csv_link(NAME, "kernels", link)]
 
 
 def _barred(share: float, name: Component) -> Component:

@@ -34,6 +34,7 @@ CURRENT = "return document.querySelector(':is(#nav, #more) a.current').textConte
 NAMES = "return [...document.querySelectorAll('{} a')].map(each => each.lastChild.textContent)"
 TABS = NAMES.format("#nav")
 ROOM = "const nav = document.querySelector('#nav'); return nav.clientWidth - nav.scrollWidth"
+KEYED = [*zip("1234567890-=[];'\\`~", VIEWS, strict=True)]
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"
 
 
@@ -221,6 +222,25 @@ def test_nothing_is_cut_off_in_a_narrow_window(browser, offered):
         assert right <= 390
         assert top >= menu[3]
         assert bottom <= 900
+    assert complaints(browser) == []
+
+
+def test_the_total_of_a_kernel_is_beside_its_name_on_a_phone_and_what_has_the_focus_is_outlined(
+    browser, offered
+):
+    sized(browser, 390)
+    browser.get(f"{offered}?view=kernels")
+    wait(browser, "return document.querySelector('#kernels-table tbody td')")
+    right = box(browser, "#kernels-table tbody td:nth-child(2)")[2]
+    assert browser.find_element("css selector", "#kernels-table th:nth-child(2)").text.startswith("total")
+    assert right <= box(browser, "#kernels-table")[2]
+    browser.get(f"{offered}?view=whatif")
+    wait(browser, "return document.getElementById('edits')")
+    style = "const it = getComputedStyle(arguments[0]); return it.outlineStyle + it.outlineWidth"
+    for name, around in (("steps", "closest('.dash-input-container')"), ("edits", "closest('textarea')")):
+        browser.execute_script(f"document.getElementById('{name}').focus()")
+        outlined = browser.execute_script(f"return document.getElementById('{name}').{around}")
+        assert browser.execute_script(style, outlined) == "solid2px", name
     assert complaints(browser) == []
 
 
@@ -422,7 +442,11 @@ def test_keys_reach_every_view(browser, sample):
     browser.get(sample)
     settle(browser)
     body = browser.find_element("css selector", "body")
-    for key, view in zip("1234567890-=[];'\\`~", VIEWS, strict=True):
+    body.send_keys("?")
+    listed = wait(browser, "return document.querySelector('#keys .keyed').innerText")
+    assert "".join(listed.split()) == "".join(f"{key}{view.title}" for key, view in KEYED).replace(" ", "")
+    body.send_keys("?")
+    for key, view in KEYED:
         body.send_keys(key)
         wait(browser, f"{CURRENT}.endsWith({view.title!r})")
     first, *_, last = browser.execute_script(TABS)
