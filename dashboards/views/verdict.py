@@ -156,10 +156,18 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         for label, text in paragraphs_of(explanation)
         if label in ("LIMIT", "PHASE")
     ]
-    sheet = picture_figure(explanation, _entries(explanation), advice_info(loaded, explanation), link.theme)
+
+    def draw() -> str:
+        advice = advice_info(loaded, explanation)
+        return str(picture_figure(explanation, _entries(explanation), advice, link.theme).to_json())
+
+    drawn: Any = {"data-figure": loaded.once(("picture", link.theme), draw)}
     buttons = [
         html.Button(
-            "save picture", id="save-picture", title="Save what limits, faults and what to try as a PNG"
+            "save picture",
+            id="save-picture",
+            title="Save what limits, faults and what to try as a PNG",
+            **drawn,
         ),
         html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
     ]
@@ -168,11 +176,11 @@ def _picture(loaded: Loaded, link: Link) -> Any:
     return [
         *hung,
         html.P(explanation.job, className="job"),
-        *_of_whole_run(link),
+        _of_whole_run(),
         *said,
         *_steps_taken_apart(loaded, link),
         html.Div(buttons, className="choices"),
-        html.Div(dcc.Graph(id="picture", figure=sheet), hidden=True),
+        html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture when it is saved
     ]
 
 
@@ -237,12 +245,12 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [*_of_whole_run(link), *listed, csv_link(NAME, "findings", link)]
+    return [_of_whole_run(), *listed, csv_link(NAME, "findings", link)]
 
 
-def _of_whole_run(link: Link) -> list[Component]:
-    """Say of a panel that a selection is not applied to it; nothing where there is none."""
-    return [html.P(WHOLE_RUN, className="note")] if link.steps or link.ranks else []
+def _of_whole_run() -> Component:
+    """Say of a panel that no selection is applied to it; the page shows it while there is one."""
+    return html.P(WHOLE_RUN, className="note whole-run")
 
 
 def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
@@ -291,7 +299,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         if label in (BOTH, "NOT")
     ]
     listed = html.Div(cards, className="cards")
-    return [*_of_whole_run(link), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
+    return [_of_whole_run(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
 
 
 def _short_names(analysis: Analysis) -> dict[str, str]:
@@ -408,7 +416,7 @@ def _doubts(loaded: Loaded) -> list[str]:
     return [*loaded.trust.reasons, *loaded.trust.doubts, *loaded.trust.assumed]
 
 
-def _trust(loaded: Loaded, link: Link) -> Any:
+def _trust(loaded: Loaded, _link: Link) -> Any:
     """How far to believe it: what is unsure, and how well the replay fits; hidden where neither is known."""
     explanation = explain(loaded)
     try:
@@ -426,7 +434,7 @@ def _trust(loaded: Loaded, link: Link) -> Any:
     doubts = interval_doubts(trust, list(advised))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
-        *_of_whole_run(link),
+        _of_whole_run(),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
@@ -438,12 +446,12 @@ VIEW = view(
     "Verdict",
     needs.anything,
     (
-        Panel("In short", "verdict-short", "working out what limits it", _picture),
-        Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
+        Panel("In short", "verdict-short", "working out what limits it", _picture, whole=True),
+        Panel("What was found", "verdict-findings", "looking for what is slow", _findings, whole=True),
     ),
     (
-        Panel("What to try", "verdict-advice", "predicting what would help", _advice),
-        Panel("How far to believe it", "verdict-trust", "replaying", _trust),
+        Panel("What to try", "verdict-advice", "predicting what would help", _advice, whole=True),
+        Panel("How far to believe it", "verdict-trust", "replaying", _trust, whole=True),
     ),
     Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
     tables={

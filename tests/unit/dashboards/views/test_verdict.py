@@ -84,14 +84,6 @@ def test_the_figure_of_the_steps_has_their_numbers(slow):
     assert figure.layout.yaxis.title.text == "step time, ms"
 
 
-@pytest.mark.parametrize("part", ["short", "findings", "advice", "trust"])
-def test_what_is_of_the_whole_run_says_so_where_steps_or_ranks_are_selected(slow, part):
-    fill, note = VIEW.sections[f"verdict-{part}"], "Of the whole run"
-    assert note not in str(fill(slow, Link()))
-    assert note in str(fill(slow, Link(steps=((5, 5),))))
-    assert note in str(fill(slow, Link(ranks=(1,))))
-
-
 def test_a_slow_rank_is_the_first_thing_that_is_said(slow):
     state, sentence = health_info(*slow.verdict, slow.trust)
     assert state == "bad"

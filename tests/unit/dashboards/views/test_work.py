@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
 from dpro.dashboards.views.difference import waterfall_figure
-from dpro.dashboards.views.kernels import kernel_info
+from dpro.dashboards.views.kernels import in_steps, kernel_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
@@ -141,11 +141,12 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     assert names("?filter=gemm") == ["gemm"]
     assert names("?sort=nonsense") == names("?sort=total_ms")
     assert names("?ranks=9") == []
-    one = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1&ranks=0"))
+    spans = in_steps(loaded.spans, loaded.steps)
+    one = kernel_info(spans, loaded.steps, parse_link("?steps=1&ranks=0"))
     assert one["count"].to_list() == [1] * 5
     assert one["share"].sum() == pytest.approx(1)
     assert one["per_step_ms"].to_list() == one["total_ms"].to_list()
-    two = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
+    two = kernel_info(spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
     assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
     without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
     assert without["per_step_ms"].null_count() == without.height > 0
