@@ -18,9 +18,13 @@ from dpro.account import Account
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import predict_edits
 from dpro.dashboards.theme import colour, escaped, styled
+from dpro.detect.findings import Finding
+from dpro.errors import DproError
+from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
-from dpro.units import NS_PER_MS, format_ms
+from dpro.units import NS_PER_MS, format_duration, format_ms
 from dpro.verdict.advice import MUCH, Advice
 from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED
 from dpro.verdict.limits import (
@@ -37,12 +41,13 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import Explanation
+from dpro.verdict.verdict import NAMING, Explanation
 from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
 
 STEP = "the step as it runs"
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # of what a person can do
 MIN_SPAN = 0.1  # of the scale of gains, times
+NEAR = 0.02  # of a cost: what differs from it by less is equal
 OPEN = 0.25  # of the scale: room for gains without a known end
 _COLOURS = {  # of entries, as parts of the step have them in other views
     COMPUTE: "compute", COMMUNICATION: "exposed_comm", COPIES: "copy", UNEXPLAINED: "idle",
@@ -85,6 +90,29 @@ def entry_info(account: Account) -> pl.DataFrame:
     )
 
 
+def healing_of(finding: Finding) -> list[Edit]:
+    """The edits that make ranks that a finding blames as fast as their peers; none where it blames none."""
+    blames = finding.class_ in ("slow.host", "slow.compute") and finding.component_kind in NAMING[:2]
+    return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
+
+
+def healing_in_words(analysis: Analysis, finding: Finding) -> str:
+    """What healing saves of the usual step, and which steps the cost is of; empty where not known."""
+    edits = healing_of(finding)
+    try:
+        done = predict_edits(analysis, edits) if edits else None
+    except DproError:
+        done = None
+    if done is None:
+        return ""
+    cost, saved = (format_duration(ns) for ns in (finding.cost_ns, done.gain_ns))
+    said = f"Healed, it saves {saved} of the usual step of {format_duration(done.base_ns)}"
+    whole, usual = analysis.baseline.height, durations_of(analysis.baseline).height
+    if whole == usual or abs(finding.cost_ns - done.gain_ns) < NEAR * finding.cost_ns:
+        return f"{said}."
+    return f"{said}; its cost, {cost}, is the mean of all recorded steps, unusual ones among them."
+
+
 def prediction_of(analysis: Analysis, advice: Advice) -> Prediction | None:
     """The prediction that the gain of advice is from; None where it is of no edit."""
     return predict_edits(analysis, [parse_edit(advice.edit)]) if advice.edit else None
@@ -120,7 +148,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
                 "proof": PROOFS.get(done.block, "") if done else "",
                 "samples": done.samples if done else 1.0,
                 "edit": advice.edit,
-                "how": "; ".join(edit.how() for edit in done.edits) if done else "",
+                "how": in_page("; ".join(edit.how() for edit in done.edits)) if done else "",
                 "assumes": advice.assumes,
                 "check": advice.check,
             }
@@ -131,6 +159,11 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
     return pl.DataFrame(table, schema=schema).select(
         "label", "do", *numbers[:3], "worth", "effort", "proof", "samples", "edit", "how", "assumes", "check"
     )
+
+
+def in_page(how: str) -> str:
+    """How to make a change, on a page that shows what the command finds that it says to run."""
+    return how.replace("run `dpro diagnose` to find", "What was found, in Verdict, says")
 
 
 def scale_of(advice: pl.DataFrame) -> tuple[float, float]:

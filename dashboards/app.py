@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from html import escape
 from io import BytesIO
@@ -26,7 +27,16 @@ from dpro.dashboards import window_button
 from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
+from dpro.dashboards.page import (
+    Filler,
+    View,
+    answer,
+    changes,
+    empty,
+    in_browser,
+    in_few_components,
+    message,
+)
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
 from dpro.dashboards.theme import css_variables, in_cell
 from dpro.dashboards.views import (
@@ -67,7 +77,6 @@ MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ; ' \\ ` ~", "go to a view"),
     ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),
@@ -169,6 +178,7 @@ def _frame(runs: Runs) -> Component:
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="link"),
+            dcc.Store(id="whole"),
             dcc.Store(id="shown"),
             *([tick, dcc.Store(id="version")] if runs.change else []),
             html.Header(
@@ -188,17 +198,16 @@ def _frame(runs: Runs) -> Component:
             ),
             html.Div(id="tip", role="tooltip"),
             html.Dialog(id="more"),
-            html.Dialog(
-                [
-                    html.H2("Keys"),
-                    html.Dl(
-                        [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
-                    ),
-                ],
-                id="keys",
-            ),
+            html.Dialog(in_few_components(_help()), id="keys"),
         ]
     )
+
+
+def _help() -> list[Component]:
+    """What keys do, and which key each view has."""
+    cells = [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
+    views = [html.Span([html.Kbd(key), view.title]) for key, view in zip(_VIEW_KEYS, VIEWS, strict=True)]
+    return [html.H2("Keys"), html.Dl(cells), html.P(views, className="keyed")]
 
 
 def _entry(name: str, placeholder: str) -> Component:
@@ -234,7 +243,8 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         kept += ["shown"] if page["shown"] == before else []
         return page | dict.fromkeys(kept, no_update)
 
-    in_browser(app, "link", Output("link", "data"), Input("url", "search"), State("shown", "data"))
+    stores = Output("link", "data"), Output("whole", "data")
+    in_browser(app, "link", *stores, Input("url", "search"), State("shown", "data"))
     for name in entries:
         in_browser(app, name, Input(name, "value"))
     in_browser(app, "titled", Input("shown", "data"))
@@ -270,7 +280,7 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
     if head != before.get("head"):
         short, whole = _named(run)
         surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
-        surrounding["nav"], surrounding["more"] = _navigation(reasons)
+        surrounding["nav"], surrounding["more"] = map(in_few_components, _navigation(reasons))
     same = all(shown[name] == before.get(name, -1) for name in ("asked", "content"))
     return page | surrounding | {"shown": shown, "content": no_update if same else content()}
 
@@ -334,7 +344,7 @@ def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
     )
 
 
-def _navigation(reasons: Mapping[str, str]) -> tuple[list[Component], list[Component]]:
+def _navigation(reasons: Mapping[str, str]) -> tuple[Component, list[Component]]:
     """A link to each view, and the list of those with nothing to show, and why; scripts add the selection."""
     links: list[Component] = []
     others: list[Component] = []
@@ -346,7 +356,8 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[list[Component], list[Compo
             others += [html.Dt(named), html.Dd(reasons[view.name])]
         else:
             links.append(named)
-    return links, [html.H2("Views that this run has no data for"), html.Dl(others)] if others else []
+    listed = [html.H2("Views that this run has no data for"), html.Dl(others)]
+    return html.Span(links), listed if others else []
 
 
 def _missing(run: ShownRun, link: Link, view: View) -> str:
@@ -358,9 +369,14 @@ def _missing(run: ShownRun, link: Link, view: View) -> str:
 
 
 def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler) -> None:
-    @app.callback(Output(name, "children"), *changes(runs))
+    @app.callback(Output(name, "children"), *changes(runs, whole=name in view.whole))
     def filled(*now: Any) -> Any:
-        return answer(view.name, now[-1], lambda link: fill(runs.loaded(link.run), link), message)
+        def work(link: Link) -> Any:
+            # Links in what no selection refills have none: the script of the page adds it to a followed one.
+            asked = replace(link, steps=(), ranks=(), time_ms=None) if name in view.whole else link
+            return fill(runs.loaded(link.run), asked)
+
+        return in_few_components(answer(view.name, now[-1], work, message))
 
 
 def _register_refresh(app: Dash, runs: Runs) -> None:

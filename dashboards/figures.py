@@ -59,7 +59,7 @@ class Figures:
     def steps(self, **selected: Any) -> go.Figure:
         """Draw the time of each step: the median over ranks, and their range."""
         link = selection(**selected)
-        return verdict.step_figure(_some(verdict.step_info(self._run.steps, link), "step"), link.theme)
+        return verdict.step_figure(_some(verdict.step_info(self._run.timed_steps, link), "step"), link.theme)
 
     def heatmap(self, metric: str = "step", **selected: Any) -> go.Figure:
         """Draw a heatmap of one value per rank and step; the selection is outlined."""

@@ -37,14 +37,16 @@ from dpro.replay.graph import NodeKind
 from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
 from dpro.replay.pipeline.recorded import operations_of
-from dpro.replay.timeline import critical_path_of_steps
+from dpro.replay.steps import IS_GPU
+from dpro.replay.timeline import critical_path_of_steps, durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Applied, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
 from dpro.selection import quoted
 from dpro.store import Run
+from dpro.timed import with_times
 from dpro.timelines.slices import slices
 from dpro.verdict.verdict import explain
 
@@ -114,6 +116,26 @@ class Loaded(Analysis):
             give_back_freed_memory()  # which the next one would add to
 
     @cached
+    def timed_steps(self) -> pl.DataFrame:
+        """Table `steps`; steps in depth of GPUs that did not time them are bounded as in `breakdown`."""
+        steps = with_times(self.steps)
+        if steps.is_empty() or steps["by_device"].any() or self.num_rows[SPANS.name] > MAX_UNASKED:
+            return steps
+        if not self.has_gpu_work:
+            return steps
+        with suppress(DproError):  # the view of it says why
+            parts = self.breakdown.select("rank", "step", by_gpu_ns="duration_ns")
+            deep = steps.join(parts, on=["rank", "step"], how="left", maintain_order="left")
+            by_gpu = pl.when(pl.col("window") >= 0).then("by_gpu_ns")
+            return deep.with_columns(time_ns=pl.coalesce(by_gpu, "time_ns")).drop("by_gpu_ns")
+        return steps
+
+    @cached
+    def has_gpu_work(self) -> bool:
+        """Whether work of a GPU was recorded."""
+        return any(part.select(IS_GPU.any()).item() for part in self.run.part_by_part(SPANS, ["kind"]))
+
+    @cached
     def measured(self) -> MeasuredLanes:
         """The measured lanes of its timeline; they do not need the graph."""
         return MeasuredLanes(self.run, lambda: self.hangs)
@@ -140,8 +162,8 @@ class Loaded(Analysis):
 
     @cached
     def path(self) -> pl.DataFrame:
-        """The critical path of the steps of the unchanged graph."""
-        return deciding_work(self, self.baseline)
+        """The critical path of the usual steps of the unchanged graph, which predictions are the mean of."""
+        return deciding_work(self, durations_of(self.baseline))
 
     @cached
     def curves(self) -> list[Curve]:
@@ -159,7 +181,7 @@ class Loaded(Analysis):
         )
 
     def path_after(self, edits: Sequence[Edit]) -> pl.DataFrame:
-        """Compute the critical path of the steps predicted under edits. Cache the latest result.
+        """Compute the critical path of the usual steps under edits. Cache the latest result.
 
         Raises:
             Unanswerable: the run lacks what an edit needs.
@@ -169,7 +191,7 @@ class Loaded(Analysis):
 
         def compute() -> pl.DataFrame:
             changed = predicted_timeline(self.changed(edits), self.trust)
-            return critical_path_of_steps(changed, self.baseline, self.baseline)
+            return critical_path_of_steps(changed, durations_of(self.baseline), self.baseline)
 
         return self.once("changed path", compute, inputs=tuple(map(str, edits)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import plotly.graph_objects as go
 import polars as pl
@@ -47,6 +47,7 @@ class View:
         tables: name -> function that returns the data of a figure, for its CSV.
         state: what its content follows from besides the run and the link; it is asked every second while the
             view is shown. None where there is nothing else.
+        whole: sections of the whole run, which no selection refills.
     """
 
     name: str
@@ -57,6 +58,7 @@ class View:
     tables: Mapping[str, Tabler] = field(default_factory=dict)
     register: Callable[[Dash, Runs], None] = _nothing_more
     state: Callable[[Loaded], object] | None = None
+    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Panel:
 
     Attributes:
         doing: what is being computed until it is filled, as `following which rank waits for which`.
+        whole: whether it is of the whole run, whatever is selected.
     """
 
     title: str
@@ -72,6 +75,7 @@ class Panel:
     doing: str
     fill: Filler
     wide: bool = False
+    whole: bool = False
 
 
 def view(
@@ -93,14 +97,15 @@ def view(
         if isinstance(part, tuple):
             return html.Div([framed(one) for one in part], className="stack")
         shown = "" if part.title == title else part.title
-        return panel(shown, section(part.section, part.doing), wide=part.wide)
+        return panel(shown, section(part.section, part.doing, whole=part.whole), wide=part.wide)
 
     def layout() -> Component:
         return grid(*map(framed, panels)) if len(panels) > 1 else framed(panels[0])
 
     parts = [one for part in panels for one in (part if isinstance(part, tuple) else (part,))]
     sections = {part.section: part.fill for part in parts}
-    return View(name, title, missing, layout, sections, tables, register, state)
+    whole = frozenset(part.section for part in parts if part.whole)
+    return View(name, title, missing, layout, sections, tables, register, state, whole)
 
 
 def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:
@@ -110,21 +115,25 @@ def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:
         whole = of.layout()
         whole.children = [
             *whole.children,
-            panel(part.title, section(part.section, part.doing), wide=part.wide),
+            panel(part.title, section(part.section, part.doing, whole=part.whole), wide=part.wide),
         ]
         return whole
 
     sections = {**of.sections, part.section: part.fill}
-    return replace(of, layout=layout, sections=sections, tables={**of.tables, **tables})
+    whole = of.whole | ({part.section} if part.whole else set())
+    return replace(of, layout=layout, sections=sections, tables={**of.tables, **tables}, whole=whole)
 
 
-def changes(runs: Runs) -> list[Input | State]:
+def changes(runs: Runs, *, whole: bool = False) -> list[Input | State]:
     """Return what refills a section: a link of the same view and, where a run is recorded, its version.
 
     The last is the link itself: sections of a view that is left are not asked.
+
+    Args:
+        whole: whether the section is of the whole run, so that another selection is no other link.
     """
     version = [Input("version", "data")] if runs.change else []
-    return [Input("link", "data"), *version, State("url", "search")]
+    return [Input("whole" if whole else "link", "data"), *version, State("url", "search")]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
@@ -138,9 +147,14 @@ def grid(*panels: Component) -> Component:
     return html.Div(list(panels), className="grid")
 
 
-def section(name: str, doing: str) -> Component:
-    """Return an element that a callback fills; until then it shows what is being computed."""
-    return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
+def section(name: str, doing: str, *, whole: bool = False) -> Component:
+    """Return an element that a callback fills; until then it shows what is being computed.
+
+    Args:
+        whole: whether it is of the whole run, whatever is selected.
+    """
+    pending = html.P(f"{doing} …", className="pending")
+    return html.Div(pending, id=name, className="section of-whole" if whole else "section")
 
 
 def message(text: str) -> Component:
@@ -224,6 +238,48 @@ def large_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers_fr
     head = html.Tr([html.Th(cell, className="number" * (n >= numbers_from)) for n, cell in enumerate(header)])
     values: Any = {"data-rows": json.dumps(rows), "data-numbers": str(numbers_from)}
     return html.Table([html.Thead(head), html.Tbody(**values)])
+
+
+def in_few_components(content: Any) -> Any:
+    """Content whose parts without an identity, a figure or an input are written by the page's script.
+
+    On every change Dash asks each component of the page whether it is concerned, which for some hundred cells
+    of tables took most of an interaction. The outermost component of such a part stays, as style sheets know
+    it; what is in it is JSON of `[tag, properties, children]`.
+    """
+    if isinstance(content, list | tuple):
+        return [in_few_components(part) for part in content]
+    if not isinstance(content, Component) or not hasattr(content, "children"):
+        return content
+    if content._type == "Link":
+        content = html.A(**cast(Any, content).to_plotly_json()["props"])
+    if any(isinstance(part, Component) for part in _parts_of(content.children)):
+        tree = _written(content)
+        if tree is None:
+            content.children = in_few_components(content.children)
+        else:
+            content.children = None
+            setattr(content, "data-tree", json.dumps(tree[2]))
+    return content
+
+
+def _written(content: Any) -> Any:
+    """Content as the page's script writes it; None where it needs components."""
+    if not isinstance(content, Component):
+        return str(content)
+    is_link = content._type == "Link"
+    if not is_link and (hasattr(content, "id") or content._namespace != html.Div()._namespace):
+        return None
+    properties = cast(Any, content).to_plotly_json()["props"]
+    inside = [_written(part) for part in _parts_of(properties.pop("children", None))]
+    return None if None in inside else ["a" if is_link else content._type.lower(), properties, inside]
+
+
+def _parts_of(children: Any) -> list[Any]:
+    """Children of a component, one after the other, however they are nested in lists."""
+    if isinstance(children, list | tuple):
+        return [part for child in children for part in _parts_of(child)]
+    return [] if children is None else [children]
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> Component:

@@ -51,7 +51,26 @@
     return "?" + query;
   }
 
+  // The link without a selection: where it stays, what is of the whole run stays, too.
+  const SELECTION = ["steps", "ranks", "time"];
+  function wholeOf(search) {
+    const query = new URLSearchParams(search);
+    for (const key of SELECTION) query.delete(key);
+    return "?" + query;
+  }
+
+  let whole = wholeOf(location.search);
+
+  // A link in what is of the whole run keeps the selection, where it does not bring its own.
+  function withSelection(search) {
+    const query = new URLSearchParams(search), now = new URLSearchParams(location.search);
+    for (const key of SELECTION) if (now.get(key) && !query.get(key)) query.set(key, now.get(key));
+    return "?" + query;
+  }
+
   function address(search) {
+    const query = new URLSearchParams(search);
+    document.documentElement.classList.toggle("selected", query.has("steps") || query.has("ranks"));
     for (const link of links()) link.href = addressOf(link.dataset.view, search);
   }
 
@@ -139,8 +158,10 @@
       // Refills the sections of the view that is shown; those of another view fill when they are made.
       link: (search, shown) => {
         address(search);
-        const asked = new URLSearchParams(search).get("view") || "";
-        return shown && shown.asked === asked ? search : nothing();
+        const asked = new URLSearchParams(search).get("view") || "", before = whole;
+        whole = wholeOf(search);
+        const stays = shown && shown.asked === asked;
+        return [stays ? search : nothing(), stays && whole !== before ? whole : nothing()];
       },
       help: () => { toggle("keys"); return nothing(); },
     },
@@ -222,36 +243,36 @@
     setTimeout(() => { button.textContent = before; }, 1500);
   }
 
-  // The picture is a figure of a fixed size that the page draws out of sight.
-  function savePicture() {
-    const drawn = document.querySelector("#picture .js-plotly-plot");
-    if (!drawn) return;
-    const { width, height } = drawn.layout, run = document.getElementById("run").textContent;
-    Plotly.downloadImage(drawn, { format: "png", width, height, scale: 2, filename: `dpro-${run}` });
+  // The picture is a figure of a fixed size, drawn out of sight.
+  function savePicture(figure) {
+    const { width, height } = figure.layout, run = document.getElementById("run").textContent;
+    Plotly.downloadImage(figure, { format: "png", width, height, scale: 2, filename: `dpro-${run}` });
   }
 
   document.addEventListener("click", ({ target }) => {
     const button = target.closest("button");
     if (!button) return;
-    if (button.id === "save-picture") savePicture();
+    if (button.id === "save-picture") savePicture(JSON.parse(button.dataset.figure));
     else if (button.id === "copy-link") copy(shownAddress(), button);
     else if (button.dataset.copies) copy(button.dataset.copies, button);
   });
 
-  // A click on a link to a view changes the link of this page. One beside a dialog, or on a link in it, closes it.
+  // A click on a link to a view, or to a state of it, changes the link of this page. One beside a dialog, or on a link in it, closes it.
   document.addEventListener("click", (event) => {
     const { target } = event, view = target.closest("a[data-view]"), open = target.closest("dialog");
-    if (view && !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+    const link = target.closest("a[href^='?']"), elsewhere = event.ctrlKey || event.metaKey || event.shiftKey;
+    if (link && !elsewhere && !event.defaultPrevented) { // which Dash's own links have done
       event.preventDefault();
-      goTo(addressOf(view.dataset.view, location.search));
+      const search = link.getAttribute("href");
+      goTo(view ? addressOf(view.dataset.view, location.search) : link.closest(".of-whole") ? withSelection(search) : search);
     }
     if (open && (target === open || target.closest("a"))) open.close();
   });
 
   // A large table: its rows come as one text, and are written here, as text.
-  function written(body) {
+  function rowsOf(body) {
     const first = Number(body.dataset.numbers);
-    body.replaceChildren(...JSON.parse(body.dataset.rows).map((values) => {
+    return JSON.parse(body.dataset.rows).map((values) => {
       const row = document.createElement("tr");
       values.forEach((value, column) => {
         const cell = row.insertCell();
@@ -259,16 +280,41 @@
         if (column >= first) cell.className = "number";
       });
       return row;
-    }));
+    });
   }
+
+  // What has no state of its own comes as [tag, properties, children], and is written here.
+  function grown(part) {
+    if (typeof part === "string") return document.createTextNode(part);
+    const [tag, { className, style, ...others }, children] = part, element = document.createElement(tag);
+    if (className) element.className = className;
+    Object.assign(element.style, style);
+    for (const [name, value] of Object.entries(others)) if (value !== false) element.setAttribute(name, value === true ? "" : value);
+    element.append(...children.map(grown));
+    return element;
+  }
+
+  // Nodes that were written into an element: those before them are replaced, what Dash made there stays.
+  const written = new WeakMap();
+  function write(element) {
+    const { rows, tree } = element.dataset, made = rows ? rowsOf(element) : tree ? JSON.parse(tree).map(grown) : [];
+    for (const node of written.get(element) || []) node.remove();
+    written.set(element, made);
+    element.append(...made);
+  }
+  const WRITTEN = "[data-rows], [data-tree]";
   new MutationObserver((changes) => {
-    const bodies = new Set();
+    const elements = new Set();
     for (const { type, target, addedNodes } of changes) {
-      if (type === "attributes") bodies.add(target);
-      for (const node of addedNodes) if (node.querySelectorAll) node.querySelectorAll("tbody[data-rows]").forEach((each) => bodies.add(each));
+      if (type === "attributes") elements.add(target);
+      for (const node of addedNodes) {
+        if (!node.matches) continue;
+        if (node.matches(WRITTEN)) elements.add(node);
+        node.querySelectorAll(WRITTEN).forEach((each) => elements.add(each));
+      }
     }
-    bodies.forEach(written);
-  }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-rows"] });
+    elements.forEach(write);
+  }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-rows", "data-tree"] });
 
   window.addEventListener("popstate", themed);
   window.dpro = { go, keys };

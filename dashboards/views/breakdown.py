@@ -6,6 +6,7 @@ stacked bars of them. The parts add up to the step.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,7 +21,10 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, grid, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit
+from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.errors import DproError
+from dpro.replay.timeline import durations_of
+from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "breakdown"
@@ -136,9 +140,25 @@ def _bars(by: str) -> Any:
             drawn: list[Any] = [_legend(parts), graph(f"breakdown-{by}-figure", figure)]
         else:
             drawn = _both(parts, other, by, link)
-        return [*drawn, csv_link(NAME, f"by_{by}", link)]
+        basis = [html.P(_basis(loaded), className="note")] if by == "rank" else []
+        return [*drawn, *basis, csv_link(NAME, f"by_{by}", link)]
 
     return fill
+
+
+def _basis(loaded: Loaded) -> str:
+    """Which steps these are, beside the usual step of the account."""
+    said = "As recorded"
+    if loaded.has_gpu_work:
+        said += "; a step ends when its GPU has done what was launched in it"
+    with suppress(DproError):  # there is no graph
+        if loaded.num_rows[SPANS.name] <= MAX_UNASKED:
+            usual, every = durations_of(loaded.baseline).height, loaded.baseline.height
+            of = f"the mean of {usual} of the {every} steps" if usual < every else "the mean of these steps"
+            said += (
+                f". The usual step, {format_duration(loaded.baseline_ns)}, is {of}, without recording's cost"
+            )
+    return f"{said}."
 
 
 def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Component]:

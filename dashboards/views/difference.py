@@ -180,12 +180,13 @@ _ROW = 24  # pixels
 _ROOM = 0.3  # of the width of the bars: beside them, for their values
 
 
-def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
+def waterfall_figure(parts: pl.DataFrame, title: str, theme: str, total: str = "in all") -> go.Figure:
     """Draw parts from top to bottom, then their sum; increases have the bad colour, decreases the good one.
 
     Args:
         parts: `name`, `kind` and `delta_ms`.
         title: of the axis, with `{}` for the unit.
+        total: what their sum is called.
     """
     names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
     labels = [plain(shortened(name, _LONGEST)) for name in names]
@@ -210,12 +211,12 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
         textposition="outside",
         textfont={"size": 11},
         cliponaxis=False,
-        customdata=[*map(plain, names), "in all"],
+        customdata=[*map(plain, names), total],
         hovertemplate=f"%{{customdata}}: %{{delta:+.4~g}} {unit} per step<extra></extra>",
     )
     styled(figure, theme, height=90 + _ROW * len(rows))
     figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=6)
     figure.update_xaxes(range=[low, high] if room else None)
-    figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
+    figure.update_yaxes(tickvals=rows, ticktext=[*labels, total], autorange="reversed")
     figure.update_yaxes(showgrid=False, zeroline=False)
     return figure.update_layout(showlegend=False, margin_r=70)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import TextWrapper
@@ -42,10 +42,11 @@ NAME = "hang"
 _DOING = "following which rank waits for which"
 MAX_GROUPS = 60  # rows of the figure
 MAX_RANKS = 300  # rows of the table
-LABEL = 48  # characters of a line
+LABEL = 24  # characters of a line
 FEW = 40  # cells across that have room for a number
 WHOLE = 8  # cells across that have room for the last call as well
 _ROW, _LINE = 19, 13  # pixels of a row, of each further line of its label
+_CELL = 16  # pixels: the least width of a cell, for its rank below it
 FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 
 
@@ -101,8 +102,12 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
     return frame.group_by("rank", "key", maintain_order=True).agg(waits_in, pl.col("absent").any())
 
 
-def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
-    """Groups × ranks: which are behind, which wait, and which did not come."""
+def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] = ()) -> go.Figure:
+    """Groups × ranks: which are behind, which wait, and which did not come.
+
+    Args:
+        first: ranks to draw before the others: those at fault.
+    """
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
     suffix = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
@@ -110,7 +115,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     named = standing.with_columns(row=called + suffix)
     rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
-    ranks = named["rank"].unique().sort().to_list()
+    ranks = sorted(named["rank"].unique(), key=lambda rank: (rank not in first, rank))
     column_of = {rank: place for place, rank in enumerate(ranks)}
     behind = np.full((len(rows), len(ranks)), np.nan)
     facts, texts = np.full(behind.shape, "", object), np.full(behind.shape, "", object)
@@ -141,6 +146,8 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     lines = max((label.count("<br>") + 1 for label in labels), default=1)
     styled(figure, theme, height=100 + (_ROW + _LINE * (lines - 1)) * max(len(rows), 3))
     every = 1 + len(ranks) // FEW
+    longest = max((len(line) for label in labels for line in label.split("<br>")), default=0)
+    least = round(_CHARACTER * longest) + _SIDES + _CELL * min(len(ranks), FEW)
     figure.update_xaxes(
         title_text="rank", tickvals=list(range(len(ranks)))[::every], ticktext=ranks[::every], showgrid=False,
         range=[-0.5, len(ranks) - 0.5], zeroline=False,
@@ -149,7 +156,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         tickvals=list(range(len(rows))), ticktext=labels,
         showgrid=False, range=[len(rows) - 0.5, -0.5], zeroline=False,
     )  # fmt: skip
-    return figure.update_layout(hovermode="closest", showlegend=True)
+    return figure.update_layout(hovermode="closest", showlegend=True, meta={"least_width": least})
 
 
 def _last_call(row: Mapping[str, Any], whole: bool) -> str:
@@ -347,7 +354,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     behind = "how many calls a rank is behind the leading rank of the group"
     whole = shown["rank"].n_unique() <= WHOLE
     note = f"Numbers: {f'a rank’s last call, and {behind}' if whole else behind}.{more}"
-    figure = graph("standing-figure", standing_figure(shown, link.theme))
+    figure = graph("standing-figure", standing_figure(shown, link.theme, ranks_of(_hangs(loaded))))
     return [figure, html.P(note, className="note"), csv_link(NAME, "standing", link)]
 
 
@@ -600,7 +607,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
     tallest = max((sum(box.x == column for box in chains.boxes) for column in columns), default=1)
     styled(figure, theme, height=90 + (_BOX + _BOX_LINE * (lines - 1)) * max(tallest, 2))
     sides = (min(columns, default=0) - 0.6, max(columns, default=0) + 0.6)
-    figure.update_xaxes(visible=False, range=list(sides))
+    figure.update_xaxes(visible=False, range=list(sides)[::-1])  # the cause first
     figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.3, tallest / 2 + 0.3])
     longest = max((len(line) for label in labels.values() for line in label.split("<br>")), default=0)
     least = round((sides[1] - sides[0]) * (_CHARACTER * longest + _BETWEEN)) + _SIDES

@@ -65,7 +65,7 @@ class StepMetric(NamedTuple):
 
 
 METRICS = {
-    "step": StepMetric("step time", "steps", "time_ns"),
+    "step": StepMetric("step time", "timed_steps", "time_ns"),
     "data": StepMetric("waiting for data", "host", "data_wait_ns"),
     "gc": StepMetric("collecting garbage", "host", "gc_ns"),
     "core": StepMetric("waiting for a core", "host", "run_queue_ns"),

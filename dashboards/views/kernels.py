@@ -34,12 +34,12 @@ from dpro.words import short_name
 NAME = "kernels"
 COLUMNS = {  # column -> header
     "name": "name",
-    "class": "class",
-    "count": "count",
     "total_ms": "total",
-    "per_step_ms": "per step and rank",
     "share": "share",
+    "per_step_ms": "per step and rank",
+    "count": "count",
     "mean_us": "mean",
+    "class": "class",
 }
 _ORDER = "-total_ms"
 
@@ -54,8 +54,7 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     """Sum durations by name.
 
     Args:
-        steps: table `steps`, for the time ranges of the selected steps: a span belongs to the step it began
-            in.
+        spans: with `step`, as from `in_steps`, where some steps are selected.
         link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means from
             large to small).
 
@@ -63,7 +62,7 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
         The columns of `COLUMNS`; `per_step_ms` is the total divided by how many steps of ranks are selected,
         null where none is; `share` is relative to the whole selection, before the filter.
     """
-    totals = kernel_totals(_selected(spans, steps, link))
+    totals = kernel_totals(link.chosen(spans))
     total = pl.col("total_ns")
     named = totals.with_columns(
         **{"class": pl.col("name").map_elements(_class_of, return_dtype=pl.String)},
@@ -89,43 +88,42 @@ def _num_steps(steps: pl.DataFrame, link: Link) -> int:
     return link.chosen(steps).filter(pl.col("window") >= 0).select("rank", "step").n_unique()
 
 
-def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """Return spans of the selected ranks that began within the selected steps of their rank."""
-    spans = link.chosen(spans)
-    if not link.steps:
-        return spans
-    times = link.chosen(steps).select(
-        "rank", "start_ns", step_end=pl.col("start_ns") + pl.col("duration_ns"), in_step=pl.lit(True)
-    )
-    timed = spans.sort("start_ns").join_asof(
-        times.sort("start_ns").with_columns(step_start="start_ns"),
-        on="start_ns",
-        by="rank",
-        check_sortedness=False,
-    )
-    return timed.filter(pl.col("start_ns") < pl.col("step_end"))
+def in_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return spans with the `step` of their rank that they began in; null outside of any."""
+    times = steps.select("rank", "start_ns", "step", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    places = spans.select("rank", "start_ns").with_row_index("place").sort("start_ns")  # a table is large
+    timed = places.join_asof(times.sort("start_ns"), on="start_ns", by="rank", check_sortedness=False)
+    timed = timed.with_columns(step=pl.when(pl.col("start_ns") < pl.col("end_ns")).then("step"))
+    return spans.with_columns(timed.sort("place")["step"])
+
+
+def _kernels(loaded: Loaded, link: Link) -> pl.DataFrame:
+    spans = loaded.spans
+    if link.steps:
+        spans = loaded.once("spans in steps", lambda: in_steps(spans, loaded.steps))
+    return kernel_info(spans, loaded.steps, link)
 
 
 def _table(loaded: Loaded, link: Link) -> Any:
-    rows = kernel_info(loaded.spans, loaded.steps, link)
+    rows = _kernels(loaded, link)
     if rows.is_empty():
         return message("Nothing of this selection and filter was recorded in depth.")
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
             _barred(row["total_ms"] / largest, _named(row["name"], link)),
-            row["class"],
-            f"{row['count']:,}",
             format_duration(row["total_ms"] * NS_PER_MS),
-            "–" if row["per_step_ms"] is None else format_duration(row["per_step_ms"] * NS_PER_MS),
             f"{row['share']:.1%}",
+            "–" if row["per_step_ms"] is None else format_duration(row["per_step_ms"] * NS_PER_MS),
+            f"{row['count']:,}",
             format_duration(row["mean_us"] * NS_PER_US),
+            row["class"],
         ]
         for row in rows.iter_rows(named=True)
     ]
     named = "kernel" if (loaded.spans["kind"] == "kernel").any() else "operator, by its own time"
     header = [_header(link, column, title) for column, title in (COLUMNS | {"name": named}).items()]
-    return [table(header, body, numbers_from=2), csv_link(NAME, "kernels", link)]
+    return [table(header, body, numbers_to=6), csv_link(NAME, "kernels", link)]
 
 
 def _barred(share: float, name: Component) -> Component:
@@ -203,7 +201,7 @@ VIEW = View(
     needs.windows,
     _layout,
     {"kernels-filter": _filter, "kernels-table": _table, "kernels-roofline": _roofline},
-    {"roofline": _reached, "kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},
+    {"roofline": _reached, "kernels": _kernels},
     lambda app, _: in_browser(app, "filter", Input("filter", "value")),
 )
 

@@ -5,6 +5,8 @@ In: steps, findings and the account of a run. Out: a figure of the step time, an
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from dpro.dashboards.account import (
     advice_info,
     entry_figure,
     entry_info,
+    healing_in_words,
+    healing_of,
     parts_of_gain,
     picture_figure,
     prediction_of,
@@ -38,6 +42,8 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, message, view
 from dpro.dashboards.theme import colour, styled, time_unit, whole_ticks
+from dpro.dashboards.timeline.search import LONGEST, literally
+from dpro.dashboards.views.whatif import how_to_do
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.words import describe
@@ -46,12 +52,19 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
+from dpro.verdict.facts import short_kernel
 from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
 from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 _TIMES = ("median_ms", "least_ms", "most_ms")
+BY_GPU = (
+    "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
+    "the figures above are by the marks of their hosts."
+)
+WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
+SHORTEST_NAME = 4  # letters of a span that a text can name
 MIN_ROOM = 12.0  # percent of the bar of a gain that a text beside an end takes
 POINTS = 1200  # steps; a figure of this width cannot resolve more
 
@@ -143,24 +156,31 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         for label, text in paragraphs_of(explanation)
         if label in ("LIMIT", "PHASE")
     ]
-    sheet = picture_figure(explanation, _entries(explanation), advice_info(loaded, explanation), link.theme)
+
+    def draw() -> str:
+        advice = advice_info(loaded, explanation)
+        return str(picture_figure(explanation, _entries(explanation), advice, link.theme).to_json())
+
+    drawn: Any = {"data-figure": loaded.once(("picture", link.theme), draw)}
     buttons = [
         html.Button(
-            "save picture", id="save-picture", title="Save what limits, faults and what to try as a PNG"
+            "save picture",
+            id="save-picture",
+            title="Save what limits, faults and what to try as a PNG",
+            **drawn,
         ),
         html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
     ]
     hangs = any(finding.of_hang for finding in loaded.hangs)
     hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
-    selected = [html.P("Of the whole run: the selection applies to the step time alone.", className="note")]
     return [
         *hung,
         html.P(explanation.job, className="job"),
-        *(selected if link.steps or link.ranks else []),
+        _of_whole_run(),
         *said,
         *_steps_taken_apart(loaded, link),
         html.Div(buttons, className="choices"),
-        html.Div(dcc.Graph(id="picture", figure=sheet), hidden=True),
+        html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture when it is saved
     ]
 
 
@@ -194,14 +214,16 @@ def _steps_taken_apart(loaded: Loaded, link: Link) -> list[Any]:
 
 
 def _run(loaded: Loaded, link: Link) -> Any:
-    steps, other = step_info(loaded.steps, link), loaded.against(link)
+    steps, other = step_info(loaded.timed_steps, link), loaded.against(link)
     names = facts(run_info(loaded.run.manifest, link.chosen(loaded.steps)))
     if steps.is_empty():
         why = [] if loaded.steps.is_empty() else [message("No step of this selection was recorded.")]
         return [names, *why]
-    compared = None if other is None else step_info(other.steps, link)
+    compared = None if other is None else step_info(other.timed_steps, link)
     figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
-    return [names, figure, csv_link(NAME, "steps", link)]
+    is_other = not loaded.timed_steps["time_ns"].equals(loaded.steps["time_ns"])
+    bounds = [html.P(BY_GPU, className="note")] if is_other else []
+    return [names, figure, *bounds, csv_link(NAME, "steps", link)]
 
 
 def _findings(loaded: Loaded, link: Link) -> Any:
@@ -216,26 +238,34 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     earlier = describe_logged(logged_findings(loaded.run.path))
     fault = explain(loaded).fault
     listed: list[Any] = [html.P([html.B("FAULT"), fault], className="said")]
-    listed += [_finding(finding, loaded.workers, link) for finding in findings]
+    listed += [_finding(finding, loaded, link) for finding in findings]
     said_in_short = said_in_short or fault.startswith(NOT_DIAGNOSED.rstrip("."))
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
     listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [*listed, csv_link(NAME, "findings", link)]
+    return [_of_whole_run(), *listed, csv_link(NAME, "findings", link)]
 
 
-def _finding(finding: Finding, workers: pl.DataFrame, link: Link) -> Component:
+def _of_whole_run() -> Component:
+    """Say of a panel that no selection is applied to it; the page shows it while there is one."""
+    return html.P(WHOLE_RUN, className="note whole-run")
+
+
+def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
     hangs = finding.of_hang
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
-    described = describe(finding, workers)
+    described = describe(finding, loaded.workers)
     head = html.H3([html.Strong(described.title), html.Span(described.meaning), look], className="health bad")
     do = [html.P(f"Do: {described.do}")] if described.do else []
     place = [html.P(["in ", _code_place(finding.place)])] if finding.place else []
     shown = [html.Li(line) for line in described.evidence]
-    return html.Article([head, *place, html.Ul(shown), *do], className="card")
+    edits, saves = {"edit": "\n".join(map(str, healing_of(finding)))}, healing_in_words(loaded, finding)
+    what_if = dcc.Link("what if", href=link.query(view="whatif", options=edits))
+    healed = [html.P([f"{saves} ", what_if])] if saves else []
+    return html.Article([head, *place, html.Ul(shown), *healed, *do], className="card")
 
 
 def _code_place(place: CodePlace) -> Component:
@@ -252,25 +282,71 @@ def _advice(loaded: Loaded, link: Link) -> Any:
     scale = scale_of(rows)
     poor = explanation.limit is not None and loaded.trust.grade == "poor"
     doubtful = [message("Do not rely on these: the replay fits poorly.")] if poor else []
-    cards = [_card(row, scale, link) for row in rows.iter_rows(named=True)]
+    names = _short_names(loaded)
+    changes = {advice.edit: prediction_of(loaded, advice) for advice in explanation.advice if advice.edit}
+    cards = [
+        _card(
+            row | {"find": _spans_named(row["do"], names)},
+            scale,
+            link,
+            how_to_do(loaded.run, changes.get(row["edit"])),
+        )
+        for row in rows.iter_rows(named=True)
+    ]
     note = [
         html.P([html.B(label), text], className="said")
         for label, text in paragraphs_of(explanation)
         if label in (BOTH, "NOT")
     ]
-    return [*doubtful, html.Div(cards, className="cards"), *note, csv_link(NAME, "advice", link)]
+    listed = html.Div(cards, className="cards")
+    return [_of_whole_run(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
 
 
-def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Component:
-    """One thing to try: the change, its gain as a bar, what it takes, how, and what it rests on."""
+def _short_names(analysis: Analysis) -> dict[str, str]:
+    """Names of recorded spans, by how advice writes them."""
+    try:
+        names = analysis.outline.graph.names
+    except DproError:
+        return {}
+    return {
+        short: name for name in names for short in (name, short_kernel(name)) if len(short) >= SHORTEST_NAME
+    }
+
+
+def _spans_named(text: str, names: Mapping[str, str]) -> str:
+    """An expression for the timeline's search of the spans that a text names; empty where it names none.
+
+    Args:
+        names: as from `_short_names`.
+    """
+    named = (short for short in names if short in text)
+    whole = {names[short] for short in named if re.search(rf"(?<![\w:]){re.escape(short)}(?!\w|::)", text)}
+    expression = f"^({'|'.join(map(literally, sorted(whole)))})"
+    return expression if whole and len(expression) <= LONGEST else ""
+
+
+def _card(
+    row: dict[str, Any], scale: tuple[float, float], link: Link, done_by: Sequence[tuple[str, Any]]
+) -> Component:
+    """One thing to try: the change, its gain as a bar, what it takes, its spans, how, what it rests on.
+
+    Args:
+        row: of `advice_info`, and `find`, as from `_spans_named`.
+        done_by: as from `how_to_do`.
+    """
     to = link.query(view="whatif", options={"edit": row["edit"]})
     what = dcc.Link(row["do"], href=to) if row["edit"] else row["do"]
     more = f"for x{row['samples']:.3g} the samples" if row["samples"] != 1 else ""
     # Gain and effort are said as in the terminal.
+    likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
     facts_of_it = " · ".join(
-        filter(None, [row["worth"].removeprefix(": ") or row["effort"], more, row["proof"]])
+        filter(None, [likely, row["worth"].removeprefix(": ") or row["effort"], more, row["proof"]])
     )
+    ranks = tuple(map(int, re.findall(r"heal:rank=(\d+)", row["edit"])))
+    spans = link.query(view="timeline", ranks=ranks, options={"find": row["find"]})
+    marked = [html.P(dcc.Link("mark its spans in the timeline", href=spans))] if row["find"] else []
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
+    how += [html.P(part) for _, part in done_by]
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
     folded = [html.Details([html.Summary("how, and what this assumes"), *how, *assumed])]
     bar = _gain_bar(row, scale) if row["low"] is not None else html.P(_no_bar(row), className="note")
@@ -279,6 +355,7 @@ def _card(row: dict[str, Any], scale: tuple[float, float], link: Link) -> Compon
             html.H3([html.B(row["label"]), html.Span(what)]),
             bar,
             html.P(facts_of_it, className="worth"),
+            *marked,
             *(folded if how or assumed else []),
         ],
         className="card",
@@ -357,6 +434,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     doubts = interval_doubts(trust, list(advised))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
+        _of_whole_run(),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
@@ -368,16 +446,16 @@ VIEW = view(
     "Verdict",
     needs.anything,
     (
-        Panel("In short", "verdict-short", "working out what limits it", _picture),
-        Panel("What was found", "verdict-findings", "looking for what is slow", _findings),
+        Panel("In short", "verdict-short", "working out what limits it", _picture, whole=True),
+        Panel("What was found", "verdict-findings", "looking for what is slow", _findings, whole=True),
     ),
     (
-        Panel("What to try", "verdict-advice", "predicting what would help", _advice),
-        Panel("How far to believe it", "verdict-trust", "replaying", _trust),
+        Panel("What to try", "verdict-advice", "predicting what would help", _advice, whole=True),
+        Panel("How far to believe it", "verdict-trust", "replaying", _trust, whole=True),
     ),
     Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
     tables={
-        "steps": lambda loaded, link: step_info(loaded.steps, link),
+        "steps": lambda loaded, link: step_info(loaded.timed_steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
         "entries": lambda loaded, _link: _entries(explain(loaded)),
         "advice": lambda loaded, _link: advice_info(loaded, explain(loaded)),

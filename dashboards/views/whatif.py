@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from dpro.analysis.summary import (
     takes_in_words,
 )
 from dpro.dashboards import needs
-from dpro.dashboards.account import advice_info, prediction_of
+from dpro.dashboards.account import advice_info, healing_in_words, healing_of, in_page, prediction_of
 from dpro.dashboards.changed_spans import changed_spans
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -35,7 +36,8 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, in_browser, mess
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import SPAN_LOOKS, colour, series, styled, time_unit
 from dpro.dashboards.views.difference import waterfall_figure
-from dpro.errors import Unanswerable
+from dpro.detect.words import describe, describe_all
+from dpro.errors import DproError, Unanswerable
 from dpro.plugins import hooks_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.code import code_difference
@@ -99,8 +101,10 @@ def _between(points: pl.DataFrame, factor: float) -> float:
 
 
 NAME = "whatif"
+GROUPS = {"untold": "What it gains is not known", **HEADINGS}
 CHANGES = 10  # bars of the waterfall
 LESS = "all that changes less"
+PACE = "hosts need that long to enqueue a step"  # which devices that are done sooner wait for
 _ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
     "arrive": "start of a collective",
     "start": "start taken from the trace",
@@ -127,7 +131,10 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """
     if loaded.condensed is not None:
         return predict_edits(loaded, edits)
-    return as_tried(compare(loaded.changed(edits), loaded.baseline, loaded.trust))
+    return loaded.once(  # under the name of `predict_edits`, which would apply them once more
+        ("prediction", *edits),
+        lambda: as_tried(compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
+    )
 
 
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
@@ -160,15 +167,20 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """List all work on either critical path: `name`, `kind`, `before_ms`, `after_ms` per step."""
-    steps = max(loaded.baseline.height, 1)
+    steps = max(durations_of(loaded.baseline).height, 1)
     # A compiled graph is named by a hash, which differs from run to run.
     name = pl.col("name").str.replace_all(r"(## Call )?CompiledFxGraph \w+( ##)?", "compiled graph")
-    ms = pl.col("duration_ns").sum() / NS_PER_MS / steps
+    per_step = pl.col("duration_ns").sum() / NS_PER_MS / steps
     before, after = (
-        path.group_by(name, "kind").agg(ms=ms) for path in (loaded.path, loaded.path_after(edits))
+        path.group_by(name, "kind").agg(ms=per_step) for path in (loaded.path, loaded.path_after(edits))
     )
     paths = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
-    return paths.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
+    paths = paths.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
+    left_ms = ms(prediction_info(loaded, edits).predicted_ns) - float(paths["after_ms"].sum()) if edits else 0
+    if left_ms < 1 / NS_PER_MS:
+        return paths
+    pace = {"name": PACE, "kind": "", "before_ms": 0.0, "after_ms": left_ms}
+    return pl.concat([paths, pl.DataFrame(pace, schema=paths.schema)])
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
@@ -231,8 +243,10 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     edits = edits_of(link)
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
     now = format_duration(base_ms * NS_PER_MS)
+    hung = _hang(loaded)
     if not edits:
-        return message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
+        asked = message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
+        return hung or asked
     prediction = prediction_info(loaded, edits)
     figures = facts(
         [
@@ -243,16 +257,42 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("changes", line) for line in prediction.training),
-            ("how", prediction.how()),
-            *code_change(prediction.edits),
+            *(("finding", text) for text in _found(loaded, edits)),
+            ("how", in_page(prediction.how())),
+            *how_to_do(loaded.run, prediction),
             *_next_steps(loaded, prediction, link),
         ]
     )
     return [
+        *hung,
         figures,
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
-        *_changes(loaded, edits, link),
+        *_changes(loaded, prediction, link),
     ]
+
+
+def _hang(loaded: Loaded) -> list[Component]:
+    """What a job that hangs needs before anything makes it faster; nothing of one that does not hang."""
+    hangs = [finding for finding in loaded.hangs if finding.of_hang]
+    return [
+        part
+        for described in describe_all(hangs, loaded.workers)[:1]
+        for part in (
+            html.P(described.headline, className="health bad"),
+            html.P(f"Do: {described.do}", className="do"),
+            html.P("Predictions are of the steps before it hung.", className="note"),
+        )
+    ]
+
+
+def _refuse_hang(loaded: Loaded) -> None:
+    """Refuse to list gains of a job that hangs.
+
+    Raises:
+        Unanswerable: it does.
+    """
+    if any(finding.of_hang for finding in loaded.hangs):
+        raise Unanswerable("The job hangs: no change gains anything before that is mended, as said above.")
 
 
 def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:
@@ -274,14 +314,30 @@ def try_command(run: Run, prediction: Prediction) -> str:
     )
 
 
-def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
-    """How to try the edits on the job, and where the timeline has what they change."""
-    said: list[tuple[str, Any]] = []
-    if command := try_command(loaded.run, prediction):
+def how_to_do(run: Run, prediction: Prediction | None) -> list[tuple[str, Any]]:
+    """The code of edits, and the command that tries them on the job, as names and values."""
+    if prediction is None:
+        return []
+    said = code_change(prediction.edits)
+    if command := try_command(run, prediction):
         copies: Any = {"data-copies": command}
         button = html.Button("copy", title="Copy this command", **copies)
         said.append(("try it", [html.Code(command), " ", button]))
-    said += [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
+    return said
+
+
+def _found(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
+    """What the findings cost that edits heal, beside what the edits save."""
+    with suppress(DproError):  # the verdict says it
+        healed = [finding for finding in loaded.verdict[0] if healing_of(finding) == list(edits)]
+        titles = [describe(finding, loaded.workers).title for finding in healed]
+        return [f"{title}. {healing_in_words(loaded, one)}" for title, one in zip(titles, healed)]
+    return []
+
+
+def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
+    """What was measured of such edits, and where the timeline has what they change."""
+    said = [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
     spans = None
     if loaded.condensed is None:  # else the whole graph is not there
         applied = loaded.changed(prediction.edits)
@@ -293,14 +349,15 @@ def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tupl
     return said
 
 
-def _changes(loaded: Loaded, edits: Sequence[Edit], link: Link) -> list[Component]:
+def _changes(loaded: Loaded, prediction: Prediction, link: Link) -> list[Component]:
     try:
-        changes = change_info(loaded, edits)
+        changes = change_info(loaded, prediction.edits)
     except Unanswerable as error:  # a large run is predicted without its whole graph
         return [message(str(error))]
     if not changes.height:
         return [message("Nothing changes on the critical path."), csv_link(NAME, "changes", link)]
-    figure = waterfall_figure(changes, "on the critical path, {} per step more than now", link.theme)
+    title, end = "on the critical path, {} per step more than now", step_in_words(prediction)
+    figure = waterfall_figure(changes, title, link.theme, f"in all: {end}")
     return [graph("changes-figure", figure), csv_link(NAME, "changes", link)]
 
 
@@ -311,6 +368,7 @@ def _path(loaded: Loaded, link: Link) -> Any:
 
 
 def _limits(loaded: Loaded, link: Link) -> Any:
+    _refuse_hang(loaded)
     curves = loaded.curves
     return [
         graph("limits-figure", curve_figure(curve_info(curves), link.theme)),
@@ -323,10 +381,14 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     """What would help: predictions of the search, and all that the first view says to try.
 
     Returns:
-        `group` (key of `HEADINGS`), `advice` (its number there; empty where it is none), `edit`, `what`,
+        `group` (key of `GROUPS`), `advice` (its number there; empty where it is none), `edit`, `what`,
         `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`, `takes`.
         Group by group, in each what gains most first.
+
+    Raises:
+        Unanswerable: the job hangs.
     """
+    _refuse_hang(loaded)
     explanation = explain(loaded)
     tries = advice_info(loaded, explanation).filter(pl.col("label") != THEN)
     numbers = dict(tries.filter(pl.col("edit") != "").select("edit", "label").iter_rows())
@@ -339,7 +401,7 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
         gain, _, takes = row["worth"].removeprefix(": ").rpartition(", ")
         rows.append(
             {
-                "group": "faster" if sure else "unclear",
+                "group": "untold" if row["low"] is None else "faster" if sure else "unclear",
                 "advice": row["label"],
                 "edit": "",
                 "what": row["do"],
@@ -357,7 +419,7 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
         | dict.fromkeys(("gain", "step", "takes"), pl.String())
     )
     middle = (pl.col("speedup_low") * pl.col("speedup_high")).sqrt()
-    group = pl.col("group").replace_strict(list(HEADINGS), range(len(HEADINGS)), return_dtype=pl.Int64)
+    group = pl.col("group").replace_strict(list(GROUPS), range(len(GROUPS)), return_dtype=pl.Int64)
     by = [group, pl.coalesce("speedup", middle), pl.col("edit")]
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     return frame.sort(by, descending=[False, True, False], nulls_last=True, maintain_order=True)
@@ -392,12 +454,12 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
 
 
 def _ranked(loaded: Loaded, link: Link) -> Any:
-    predictions, refused = search_once(loaded).predictions, search_once(loaded).refused
     ranked = ranked_info(loaded)
+    predictions, refused = search_once(loaded).predictions, search_once(loaded).refused
     worth = ranked.filter((pl.col("speedup") >= WORTH_SHOWING).fill_null(True) | (pl.col("advice") != ""))
     groups: list[Any] = []
     for (group,), rows in worth.group_by("group", maintain_order=True):
-        heading, listed = HEADINGS[str(group)], _edits(rows, link)
+        heading, listed = GROUPS[str(group)], _edits(rows, link)
         folded = html.Details([html.Summary(f"{heading} ({rows.height})"), listed])
         groups += [folded] if group == "bound" else [html.H3(html.Strong(heading)), listed]
     little = ranked.height - worth.height
@@ -447,11 +509,11 @@ VIEW = view(
     NAME,
     "What if",
     needs.windows,
-    Panel("Edits", "whatif-form", "listing edits", _form),
-    Panel("Prediction", "whatif-answer", "building the graph", _answer),
-    Panel("What would help", "whatif-ranked", "predicting what would help", _ranked, wide=True),
-    Panel("What is a faster machine worth?", "whatif-limits", "making each part faster", _limits),
-    Panel("The critical path", "whatif-path", "building the graph", _path),
+    Panel("Edits", "whatif-form", "listing edits", _form, whole=True),
+    Panel("Prediction", "whatif-answer", "building the graph", _answer, whole=True),
+    Panel("What would help", "whatif-ranked", "predicting what would help", _ranked, wide=True, whole=True),
+    Panel("What is a faster machine worth?", "whatif-limits", "making each part faster", _limits, whole=True),
+    Panel("The critical path", "whatif-path", "building the graph", _path, whole=True),
     tables={
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),

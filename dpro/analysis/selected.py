@@ -127,8 +127,8 @@ class SelectedRun(Analysis):
 
     def _ran_inside(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows of selected ranks that begin in selected steps, on GPUs in those of the GPU."""
-        spans = self._whole.spans
-        return self._inside(rows, lambda some, steps: within_stretches(some, device_steps(spans, steps)))
+        chosen = self._selection.keep(steps_of_devices(self._whole))
+        return self._inside(rows, lambda some, _: within_stretches(some, chosen))
 
     def _inside(
         self,
@@ -138,6 +138,12 @@ class SelectedRun(Analysis):
         """The rows of selected ranks that begin in selected steps."""
         chosen = Selection(ranks=self._selection.ranks).keep(rows)
         return chosen if self._all_steps else within(chosen, self._stretches)
+
+
+@cached
+def steps_of_devices(analysis: Analysis) -> pl.DataFrame:
+    """When the GPU of each rank went through all steps that were recorded in depth, as of `device_steps`."""
+    return device_steps(analysis.spans, recorded_steps(analysis.spans, analysis.steps))
 
 
 def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:

@@ -34,6 +34,7 @@ CURRENT = "return document.querySelector(':is(#nav, #more) a.current').textConte
 NAMES = "return [...document.querySelectorAll('{} a')].map(each => each.lastChild.textContent)"
 TABS = NAMES.format("#nav")
 ROOM = "const nav = document.querySelector('#nav'); return nav.clientWidth - nav.scrollWidth"
+KEYED = [*zip("1234567890-=[];'\\`~", VIEWS, strict=True)]
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"
 
 
@@ -74,7 +75,7 @@ def test_the_first_view_is_saved_as_a_picture_and_its_link_copied_by_one_click(b
     browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
     browser.get(f"{sample}?ranks=1&theme=dark")
     settle(browser)
-    wait(browser, "return document.querySelector('#picture .main-svg')")
+    wait(browser, "return window.Plotly")
     browser.find_element("id", "save-picture").click()
     asks_for_file = WebDriverWait(browser, 60, 0.1)
     (file,) = asks_for_file.until(lambda _: [*tmp_path.glob("dpro-slow_rank*.png")])
@@ -83,7 +84,7 @@ def test_the_first_view_is_saved_as_a_picture_and_its_link_copied_by_one_click(b
     width, height = struct.unpack(">II", picture[16:24])
     assert width == 2 * WIDTH
     assert height == 2 * browser.execute_script(
-        "return document.querySelector('#picture .js-plotly-plot').layout.height"
+        "return JSON.parse(document.getElementById('save-picture').dataset.figure).layout.height"
     )
     button = browser.find_element("id", "copy-link")
     button.send_keys("\n")  # by the keyboard
@@ -221,6 +222,49 @@ def test_nothing_is_cut_off_in_a_narrow_window(browser, offered):
         assert right <= 390
         assert top >= menu[3]
         assert bottom <= 900
+    assert complaints(browser) == []
+
+
+def test_the_total_of_a_kernel_is_beside_its_name_on_a_phone_and_what_has_the_focus_is_outlined(
+    browser, offered
+):
+    sized(browser, 390)
+    browser.get(f"{offered}?view=kernels")
+    wait(browser, "return document.querySelector('#kernels-table tbody td')")
+    right = box(browser, "#kernels-table tbody td:nth-child(2)")[2]
+    assert browser.find_element("css selector", "#kernels-table th:nth-child(2)").text.startswith("total")
+    assert right <= box(browser, "#kernels-table")[2]
+    browser.get(f"{offered}?view=whatif")
+    wait(browser, "return document.getElementById('edits')")
+    style = "const it = getComputedStyle(arguments[0]); return it.outlineStyle + it.outlineWidth"
+    for name, around in (("steps", "closest('.dash-input-container')"), ("edits", "closest('textarea')")):
+        browser.execute_script(f"document.getElementById('{name}').focus()")
+        outlined = browser.execute_script(f"return document.getElementById('{name}').{around}")
+        assert browser.execute_script(style, outlined) == "solid2px", name
+    assert complaints(browser) == []
+
+
+def test_what_is_of_the_whole_run_says_so_and_stays_while_steps_are_selected_and_its_links_keep_them(
+    browser, sample
+):
+    notes = "return [...document.querySelectorAll('.whole-run')].filter((each) => each.offsetParent).length"
+    browser.get(f"{sample}?view=verdict")
+    settle(browser)
+    assert browser.execute_script(notes) == 0
+    browser.execute_script("document.querySelector('#verdict-findings .card').dataset.kept = 'yes'")
+    browser.find_element("id", "steps").send_keys("31\n")
+    wait(browser, "return location.search.includes('steps=31')")
+    settle(browser)
+    assert browser.execute_script(notes) == 4  # in short, what was found, what to try, how far to believe it
+    wait(browser, "return document.querySelector('#verdict-run').innerText.includes('one step was marked')")
+    assert browser.execute_script("return document.querySelector('#verdict-findings .card').dataset.kept")
+    browser.find_element("link text", "what if").click()
+    wait(browser, "return new URLSearchParams(location.search).get('edit') === 'heal:rank=1'")
+    assert "steps=31" in browser.current_url
+    settle(browser)
+    wait(browser, "return document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
+    browser.execute_script("dpro.go({edit: 'no-launch'})")
+    wait(browser, "return !document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
     assert complaints(browser) == []
 
 
@@ -422,7 +466,11 @@ def test_keys_reach_every_view(browser, sample):
     browser.get(sample)
     settle(browser)
     body = browser.find_element("css selector", "body")
-    for key, view in zip("1234567890-=[];'\\`~", VIEWS, strict=True):
+    body.send_keys("?")
+    listed = wait(browser, "return document.querySelector('#keys .keyed').innerText")
+    assert "".join(listed.split()) == "".join(f"{key}{view.title}" for key, view in KEYED).replace(" ", "")
+    body.send_keys("?")
+    for key, view in KEYED:
         body.send_keys(key)
         wait(browser, f"{CURRENT}.endsWith({view.title!r})")
     first, *_, last = browser.execute_script(TABS)

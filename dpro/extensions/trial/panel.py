@@ -112,5 +112,6 @@ def measured_in_words(prediction: Prediction) -> list[str]:
 
 def add_tries(view: View) -> View:
     """The view What if with what was tried on this machine."""
-    panel = Panel("What was tried on this machine", "whatif-tries", "reading the ledger", _tries, wide=True)
+    tried = "What was tried on this machine"
+    panel = Panel(tried, "whatif-tries", "reading the ledger", _tries, wide=True, whole=True)
     return with_panel(view, panel, {"tries": lambda _loaded, _link: ledger_info(read()[0])})

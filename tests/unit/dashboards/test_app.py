@@ -15,6 +15,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+from dash import dcc
+from dash import html as components
 
 from dpro.dashboards import server
 from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
@@ -22,7 +24,7 @@ from dpro.dashboards.command import load
 from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import MAX_ROWS, table
+from dpro.dashboards.page import MAX_ROWS, in_few_components, table
 from dpro.dashboards.runs import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
@@ -113,18 +115,23 @@ def navigate(app, query: str, shown: Any = None, changed: str = "url.search") ->
 
 def dimmed(page) -> list[str]:
     """The views that the menu lists, since the run has no data for them."""
-    return [link["children"][-1] for link in in_menu(page)]
+    return [inside[-1] for _, _, inside in in_menu(page)]
 
 
-def in_menu(page) -> list[dict[str, Any]]:
+def written(component) -> list[Any]:
+    """What the page's script writes into a component."""
+    return json.loads(component["props"]["data-tree"])
+
+
+def in_menu(page) -> list[Any]:
     """The links in the menu, each of which has its reason."""
-    listed = page["more"]["children"][1]["props"]["children"] if page["more"]["children"] else []
-    assert all(why["props"]["children"] for why in listed[1::2])
-    return [name["props"]["children"]["props"] for name in listed[::2]]
+    listed = written(page["more"]["children"][1]) if page["more"]["children"] else []
+    assert all(why for _, _, (why,) in listed[1::2])
+    return [link for _, _, (link,) in listed[::2]]
 
 
 def tabs(page) -> list[str]:
-    return [each["props"]["children"][-1] for each in page["nav"]["children"]]
+    return [inside[-1] for _, _, inside in written(page["nav"]["children"])]
 
 
 def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_verdict(app, hung):
@@ -132,8 +139,8 @@ def test_a_link_without_a_view_shows_the_hang_of_a_job_that_hangs_and_else_the_v
     assert "its host code has not reached" in ask(hung, "hang-verdict", "")
     assert navigate(hung, "?view=verdict")["title"]["children"] == "Verdict"
     assert navigate(app, "")["title"]["children"] == "Verdict"
-    address = navigate(hung, "")["nav"]["children"][0]["props"]["href"]
-    assert address == "?view=verdict"
+    (_, first, _), *_ = written(navigate(hung, "")["nav"]["children"])
+    assert first["href"] == "?view=verdict"
 
 
 def test_views_without_anything_to_show_are_in_the_menu_and_say_one_sentence(app, stepless, loaded):
@@ -436,3 +443,22 @@ def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_lea
     body = table(["name", "count"], [[f"kernel {number}", number] for number in range(1000)]).children[1]
     assert len(body.children) == MAX_ROWS + 1
     assert body.children[-1].children.children == f"{1000 - MAX_ROWS} more: the CSV has them"
+
+
+def test_what_has_no_identity_is_one_component_whose_parts_the_script_writes_as_text():
+    cell = dcc.Link("<b>", href="?view=kernels", className="name")
+    made = in_few_components([table(["name", "n"], [[cell, 3]]), components.P("plain")])
+    assert [part.children for part in made] == [None, "plain"]
+    _, [_, _, [row]] = json.loads(getattr(made[0], "data-tree"))
+    link = ["a", {"href": "?view=kernels", "className": "name"}, ["<b>"]]
+    assert row == ["tr", {}, [["td", {"className": ""}, [link]], ["td", {"className": "number"}, ["3"]]]]
+
+
+def test_what_has_an_identity_or_is_a_figure_stays_a_component_and_what_is_beside_it_does_not():
+    button = components.Button("predict", id="predict")
+    rest = components.P([components.B("a"), ["b", [components.I("c")]], None])
+    made = in_few_components(components.Div([button, dcc.Graph(figure={}), rest]))
+    assert made.children[0] is button
+    assert isinstance(made.children[1], dcc.Graph)
+    written = [["b", {}, ["a"]], "b", ["i", {}, ["c"]]]
+    assert json.loads(getattr(made.children[2], "data-tree")) == written

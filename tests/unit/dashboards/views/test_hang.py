@@ -53,6 +53,8 @@ def test_the_chain_ends_at_the_rank_at_fault_and_ranks_that_wait_for_the_same_ar
     figure = chain_figure(chains, "light")
     assert [trace.name for trace in figure.data] == ["at fault", "ranks that wait", "what they wait in"]
     assert sum(note.showarrow for note in figure.layout.annotations) == len(chains.arrows)
+    left, right = figure.layout.xaxis.range
+    assert left > right  # the cause is drawn first
 
 
 def test_a_rank_that_came_and_does_not_finish_is_what_the_others_wait_for():
@@ -171,6 +173,9 @@ def test_who_is_behind_and_who_waits_where(stuck):
     assert {"#2", "#1, 1 behind"} <= set(heat.text.ravel())
     assert len(waiting.x) == 3
     assert len(absent.x) == 2
+    blamed = standing_figure(standing, "dark", first=(3,))
+    assert blamed.layout.xaxis.ticktext == (3, 0, 1, 2)
+    assert least_width(blamed) > 4 * 16  # each number has its room, however narrow the page is
 
 
 def test_the_state_of_a_rank_without_a_dump_is_unknown(stuck):

@@ -16,6 +16,9 @@ from dpro.analysis.summary import finding_info, gain_info, health_info, run_info
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.views.breakdown import VIEW as BREAKDOWN
+from dpro.dashboards.views.breakdown import part_info
+from dpro.dashboards.views.heatmap import heat_info
 from dpro.dashboards.views.verdict import (
     POINTS,
     VIEW,
@@ -24,7 +27,7 @@ from dpro.dashboards.views.verdict import (
 )
 from dpro.schema import STEPS, conform
 from dpro.verdict.words import limit_of_run
-from tests.builders import cpu_job
+from tests.builders import TinyRun, cpu_job
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,22 @@ def test_more_steps_than_can_be_shown_keep_their_extremes():
     assert shown["most_ms"].max() == 9e-6
 
 
+def test_steps_of_a_gpu_that_did_not_time_them_are_as_long_as_in_the_breakdown(tmp_path):
+    run = TinyRun()
+    for step in range(3):  # the host enqueues 300 us of work in 100 us
+        run.call(100 * step, 100 * step + 5, step)
+        run.kernel("gemm", 10 + 300 * step, 310 + 300 * step, step)
+        run.step(step, 100 * step, 100 * step + 100)
+    loaded = load(run.write(tmp_path))
+    parts = part_info(loaded.breakdown, "step", Link())
+    assert parts["duration_ms"][1] == pytest.approx(0.3)
+    assert step_info(loaded.timed_steps, Link())["median_ms"].to_list() == parts["duration_ms"].to_list()
+    assert heat_info(loaded)["value_ms"].to_list() == parts["duration_ms"].to_list()
+    assert "as in Breakdown" in str(VIEW.sections["verdict-run"](loaded, Link()))
+    basis = str(BREAKDOWN.sections["breakdown-rank"](loaded, Link()))
+    assert "The usual step, 303 us, is the mean of these steps" in basis
+
+
 def test_the_figure_of_the_steps_has_their_numbers(slow):
     steps = step_info(slow.steps, Link())
     figure = step_figure(steps, "dark")
@@ -63,13 +82,6 @@ def test_the_figure_of_the_steps_has_their_numbers(slow):
     line = next(trace for trace in figure.data if trace.name == "median of the ranks")
     assert list(line.y) == steps["median_ms"].to_list()
     assert figure.layout.yaxis.title.text == "step time, ms"
-
-
-def test_what_is_of_the_whole_run_says_so_where_steps_or_ranks_are_selected(slow):
-    fill, note = VIEW.sections["verdict-short"], "Of the whole run"
-    assert note not in str(fill(slow, Link()))
-    assert note in str(fill(slow, Link(steps=((5, 5),))))
-    assert note in str(fill(slow, Link(ranks=(1,))))
 
 
 def test_a_slow_rank_is_the_first_thing_that_is_said(slow):

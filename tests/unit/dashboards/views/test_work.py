@@ -19,7 +19,8 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
 from dpro.dashboards.views.difference import waterfall_figure
-from dpro.dashboards.views.kernels import kernel_info
+from dpro.dashboards.views.kernels import in_steps, kernel_info
+from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
     change_info,
@@ -42,6 +43,7 @@ from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
+from dpro.store import open_run
 from dpro.units import ms, us
 from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, gpu_job
@@ -139,11 +141,12 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     assert names("?filter=gemm") == ["gemm"]
     assert names("?sort=nonsense") == names("?sort=total_ms")
     assert names("?ranks=9") == []
-    one = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1&ranks=0"))
+    spans = in_steps(loaded.spans, loaded.steps)
+    one = kernel_info(spans, loaded.steps, parse_link("?steps=1&ranks=0"))
     assert one["count"].to_list() == [1] * 5
     assert one["share"].sum() == pytest.approx(1)
     assert one["per_step_ms"].to_list() == one["total_ms"].to_list()
-    two = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
+    two = kernel_info(spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
     assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
     without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
     assert without["per_step_ms"].null_count() == without.height > 0
@@ -283,6 +286,53 @@ def test_what_changes_on_the_critical_path_adds_up_to_what_is_predicted(request,
     figure = waterfall_figure(changes, "{}", "dark")
     unit_ms = {"us": 1e-3, "ms": 1.0, "s": 1e3}[figure.layout.xaxis.title.text]
     assert figure.data[0].x[-1] * unit_ms == pytest.approx(delta, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def unusual(repository):
+    """A run of 18 steps in depth, of which 5 are usual; what costs most is in the others."""
+    return load(open_run(repository / "sample_traces" / "h200_slow_host"))
+
+
+@pytest.mark.parametrize(
+    "text", ["heal:rank=1", "no-sync:within=aten::_local_scalar_dense\ncompress:topk=0.01"]
+)
+def test_a_waterfall_ends_at_its_prediction_where_steps_are_unusual_or_hosts_set_the_pace(unusual, text):
+    edits = [parse_edit(line) for line in text.splitlines()]
+    prediction = prediction_info(unusual, edits)
+    change_ns = prediction.predicted_ns - unusual.baseline_ns
+    assert change_info(unusual, edits)["delta_ms"].sum() == pytest.approx(ms(change_ns), abs=1e-9)
+    answer = html.Div(VIEW.sections["whatif-answer"](unusual, Link(options={"edit": text})))
+    *_, last = answer["changes-figure"].figure.layout.yaxis.ticktext
+    assert last == f"in all: {step_in_words(prediction)}"
+
+
+def test_a_finding_beside_what_healing_its_ranks_saves_says_of_which_steps_each_is(unusual):
+    answer = str(VIEW.sections["whatif-answer"](unusual, Link(options={"edit": "heal:rank=1"})))
+    page = str(FIRST.sections["verdict-findings"](unusual, Link()))
+    said = "of the usual step of 72.2 ms; its cost, 4.25 ms, is the mean of all recorded steps"
+    assert said in answer
+    assert said in page
+    assert "edit=heal:rank=1" in page
+    assert "dpro diagnose" not in answer + str(FIRST.sections["verdict-advice"](unusual, Link()))
+
+
+def test_a_card_marks_the_spans_it_names_and_says_what_is_likely(unusual):
+    rows = str(FIRST.sections["verdict-advice"](unusual, Link()))
+    assert "find=%5E%28ncclDevKernel_AllReduce_Sum_f32_RING_LL" in rows
+    assert "likely x1.7" in rows
+    assert "+model.register_comm_hook(None, default_hooks.bf16_compress_hook)" in rows
+
+
+def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
+    hung = load(open_run(repository / "sample_traces" / "h200_hang"))
+    answer = str(VIEW.sections["whatif-answer"](hung, Link()))
+    assert "Do: check the GPU of rank 1" in answer
+    for name in ("whatif-ranked", "whatif-limits"):
+        with pytest.raises(Unanswerable, match="no change gains anything before that is mended"):
+            VIEW.sections[name](hung, Link())
+    typed = str(VIEW.sections["whatif-answer"](hung, Link(options={"edit": "bucket:mb=100"})))
+    assert typed.index("Do: check the GPU of rank 1") < typed.index("throughput")
 
 
 def test_what_changes_most_on_the_critical_path_is_what_was_edited(loaded):
