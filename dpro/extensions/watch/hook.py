@@ -29,7 +29,7 @@ from msgspec.structs import asdict
 from dpro.detect.findings_log import FOLDER, Notice, WatchDocument, watch_document
 from dpro.documents import DocumentPart, encode
 from dpro.extensions.history.database import allow_command, culprit_of, run_name
-from dpro.extensions.watch.policy import Decision, Policy, Rule, class_of, decide
+from dpro.extensions.watch.policy import Policy, PolicyDecision, Rule, class_of, decide
 from dpro.units import NS_PER_S
 
 LOG = "hook.jsonl"
@@ -116,7 +116,7 @@ class Hook:
         finding, policy = notice.finding, self.policy
         culprit = culprit_of(finding, hosts)
         if policy.once and attempt == self._attempt:
-            decision = Decision(None, "the command was run for this start of the job already")
+            decision = PolicyDecision(None, "the command was run for this start of the job already")
         else:
             may_act = partial(self._may_act, culprit.host)
             class_ = class_of(finding) if policy.once else finding.class_

@@ -1,8 +1,8 @@
 """The policy of a watch: which finding, or which end of a job, has it stopped, restarted or moved.
 
-In: rules from options or a TOML file. Out: a `Decision` for each finding that begins, and for how the job
-ended. The first rule decides that is about the class, is sure enough, and has tries left; where none does,
-the decision says why nothing is done. To replace a host, a finding has to name exactly one.
+In: rules from options or a TOML file. Out: a `PolicyDecision` for each finding that begins, and for how the
+job ended. The first rule decides that is about the class, is sure enough, and has tries left; where none
+does, the decision says why nothing is done. To replace a host, a finding has to name exactly one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Action(StrEnum):
     REPLACE = "replace"
 
 
-class Limit(NamedTuple):
+class RateLimit(NamedTuple):
     """How often something may be done."""
 
     most: int
@@ -63,13 +63,13 @@ class Rule:
     Attributes:
         classes: of findings or ends, with `*` and `?` as in names of files.
         limit: how often, by all watchers of this user that go by the policy.
-        name: tells the rules of a policy apart, where there are several.
+        name: of the rule in its policy; empty where it is the only one.
     """
 
     classes: tuple[str, ...]
     action: Action
     min_confidence: float
-    limit: Limit
+    limit: RateLimit
     name: str = ""
 
     def is_about(self, class_: str) -> bool:
@@ -96,7 +96,7 @@ class Policy:
     once: bool = False
 
 
-class Decision(NamedTuple):
+class PolicyDecision(NamedTuple):
     """What is done about a finding.
 
     Attributes:
@@ -114,7 +114,7 @@ def decide(
     confidence: float,
     no_host: str,
     may_act: Callable[[Rule], bool],
-) -> Decision:
+) -> PolicyDecision:
     """Return what is done about a finding.
 
     Args:
@@ -133,11 +133,11 @@ def decide(
             tries = f"{rule.limit.most} times in the last {rule.limit.window_s} s"
             why = why or f"the command was run {tries} already"
         else:
-            return Decision(rule.action)
-    return Decision(None, why or no_host or f"{class_} is not among the classes of the policy")
+            return PolicyDecision(rule.action)
+    return PolicyDecision(None, why or no_host or f"{class_} is not among the classes of the policy")
 
 
-def parse_limit(text: str, of: str = "--at-most") -> Limit:
+def parse_limit(text: str, of: str = "--at-most") -> RateLimit:
     """Read `2/1h`, `1/30m`, `1/d`.
 
     Raises:
@@ -146,7 +146,7 @@ def parse_limit(text: str, of: str = "--at-most") -> Limit:
     match = _LIMIT.fullmatch(text)
     if not match or int(match[2] or 1) == 0:
         raise UsageError(f"{of} {text}: give a number and a time, as 1/1h or 3/d (s, m, h, d)")
-    return Limit(int(match[1]), int(match[2] or 1) * _SECONDS[match[3]])
+    return RateLimit(int(match[1]), int(match[2] or 1) * _SECONDS[match[3]])
 
 
 def parse_classes(words: Sequence[str], choices: Sequence[str], of: str = "--classes") -> tuple[str, ...]:
@@ -215,9 +215,9 @@ def class_of_end(analysis: Analysis) -> str:
         return OUTSIDE
     if end.how != FAILED:
         return ""
-    known = [class_of(finding) for finding in analysis.hangs[:1]]
-    if known and known[0] in ENDS:
-        return known[0]
+    causes = [class_of(finding) for finding in analysis.hangs[:1]]
+    if causes and causes[0] in ENDS:
+        return causes[0]
     died = [death for death in analysis.waiting.deaths.values() if not death.lost_peer][:1]
     if any(death.raised for death in died):
         return EXCEPTION

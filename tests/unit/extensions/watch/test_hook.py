@@ -29,8 +29,8 @@ from dpro.extensions.watch.policy import (
     CLASSES,
     OTHERS,
     Action,
-    Limit,
     Policy,
+    RateLimit,
     Rule,
     decide,
     parse_limit,
@@ -60,7 +60,7 @@ def offered(run: Path, command: str, *notices: Notice, **rules: Any) -> list[dic
         "classes": ("slow.nic", "slow.link", "hang.mismatch"),
         "action": Action.REPLACE,
         "min_confidence": 0.8,
-        "limit": Limit(5, 60),
+        "limit": RateLimit(5, 60),
         **rules,
     }
     said: list[str] = []
@@ -167,15 +167,15 @@ def test_nothing_is_run_when_a_finding_is_over_nor_in_a_dry_run(tmp_path) -> Non
 def test_a_command_is_not_run_more_often_than_it_may_be(tmp_path, monkeypatch, history) -> None:
     if history == "off":
         monkeypatch.setenv("DPRO_HISTORY", "off")
-    lines = offered(tmp_path, "true", notice(), notice(), notice(), limit=Limit(2, 60))
+    lines = offered(tmp_path, "true", notice(), notice(), notice(), limit=RateLimit(2, 60))
     # What is skipped is noted at once, what is run when it has ended.
     assert sorted(line["what"] for line in lines) == ["ran", "ran", "skipped"]
     assert any("2 times in the last 60 s" in line["why"] for line in lines)
 
 
 def test_a_command_of_another_run_counts_too(tmp_path) -> None:
-    assert offered(tmp_path / "a", "true", notice(), limit=Limit(1, 60))[0]["what"] == "ran"
-    assert offered(tmp_path / "b", "true", notice(), limit=Limit(1, 60))[0]["what"] == "skipped"
+    assert offered(tmp_path / "a", "true", notice(), limit=RateLimit(1, 60))[0]["what"] == "ran"
+    assert offered(tmp_path / "b", "true", notice(), limit=RateLimit(1, 60))[0]["what"] == "skipped"
 
 
 def test_a_command_that_fails_or_does_not_end_is_logged_and_ended(tmp_path, monkeypatch) -> None:
@@ -193,7 +193,7 @@ def test_a_command_that_fails_or_does_not_end_is_logged_and_ended(tmp_path, monk
 def test_offering_does_not_wait_for_the_command(tmp_path) -> None:
     (tmp_path / "findings").mkdir()
     command = f"while ! test -e {tmp_path}/go; do sleep 0.01; done"
-    rule = Rule(("slow.nic",), Action.REPLACE, 0.5, Limit(5, 60))
+    rule = Rule(("slow.nic",), Action.REPLACE, 0.5, RateLimit(5, 60))
     hook = Hook(tmp_path, Policy(command, (rule,), command), lambda _: None)
     hook.offer(notice(), HOSTS)  # returns, though the command waits for what comes after it
     (tmp_path / "go").touch()
@@ -209,9 +209,9 @@ def test_what_a_command_starts_may_outlive_it(tmp_path) -> None:
 
 
 def test_limits_are_read() -> None:
-    assert parse_limit("2/1h") == Limit(2, 3600)
-    assert parse_limit("1/30m") == Limit(1, 1800)
-    assert parse_limit("3/d") == Limit(3, 86400)
+    assert parse_limit("2/1h") == RateLimit(2, 3600)
+    assert parse_limit("1/30m") == RateLimit(1, 1800)
+    assert parse_limit("3/d") == RateLimit(3, 86400)
     for wrong in ("1", "x/1h", "1/0h", "1/1w", "-1/1h"):
         with pytest.raises(UsageError, match="--at-most"):
             parse_limit(wrong)
