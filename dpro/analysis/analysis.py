@@ -109,17 +109,21 @@ class Analysis(Cached):
         from dpro.detect.hang.memory import with_memory
         from dpro.detect.hang.stacks import needed_for_cpu_time, with_cpu_time
         from dpro.detect.machine.gpu_state import needed_for_errors, with_broken_links, with_errors
+        from dpro.detect.machine.memory_growth import needed_for_growth, with_growth_of_killed
 
         hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         hangs = with_memory(hangs, self.out_of_memory, self.workers, self.run.manifest.warnings)
         if not hangs:
             return hangs
-        events, cpu_time = [COUNTERS.empty()], [COUNTERS.empty()]
+        needed = needed_for_errors, needed_for_cpu_time, needed_for_growth
+        kept: list[list[pl.DataFrame]] = [[COUNTERS.empty()] for _ in needed]
         for part in self.run.part_by_part(COUNTERS, list(COUNTERS.columns)):
-            events.append(needed_for_errors(part))
-            cpu_time.append(needed_for_cpu_time(part))
-        hangs = with_cpu_time(hangs, pl.concat(cpu_time), self.workers, self.waiting.now_ns)
-        tables = self.steps, pl.concat(events), self.workers
+            for rows, wanted in zip(kept, needed, strict=True):
+                rows.append(wanted(part))
+        events, cpu_time, memory = map(pl.concat, kept)
+        hangs = with_cpu_time(hangs, cpu_time, self.workers, self.waiting.now_ns)
+        hangs = with_growth_of_killed(hangs, memory)
+        tables = self.steps, events, self.workers
         return with_broken_links(with_errors(hangs, *tables), *tables)
 
     @cached

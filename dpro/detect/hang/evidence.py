@@ -14,7 +14,7 @@ import polars as pl
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, OF_ITS_OWN, Case, Death, is_frozen
-from dpro.detect.hang.memory import CAUSE, advice_on, filled_by
+from dpro.detect.hang.memory import CAUSE, GREW, OF_HOST, advice_on, filled_by
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.stacks import (
@@ -119,6 +119,8 @@ _ADVICE |= {
     DEADLOCK: _DEADLOCK_ADVICE,
 }
 _ADVICE[SHORT] = _LEFT_ADVICE
+_MEANS[GREW] = "{who}: the process was killed after its memory had grown without end"
+_ADVICE[GREW] = f"{OF_HOST}{{signalled}}"
 _ADVICE[GROUPS] = remedy_of(GROUP)
 
 

@@ -22,6 +22,11 @@ from dpro.detect.observations import Observation, Value, observe
 from dpro.words import counted, few, numbers_in_words
 
 CAUSE = "out of memory"  # of ranks that ended by it
+GREW = "memory that grew"  # the cause of ranks that were killed
+OF_HOST = (
+    "look for what is kept from step to step: losses and outputs in lists (keep `loss.item()`, or "
+    "`.detach().cpu()` of few), caches, a Dataset that keeps what it has read"
+)
 UNHELD, FREE, OUTSIDE, UNKNOWN = "held by no Python object", "unused pieces", "other processes", "not known"
 SHOWN = 4  # names that are listed of a kind
 NOTABLE = 0.02  # of what is allocated: kinds that hold less are not listed

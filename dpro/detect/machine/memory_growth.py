@@ -10,7 +10,9 @@ takes them back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +21,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
+from dpro.detect.hang.memory import GREW, OF_HOST
 from dpro.detect.machine.telemetry import gpus_of_ranks
 from dpro.detect.observations import Observation, observe
 from dpro.replay.steps import step_series
@@ -33,10 +36,6 @@ STEADY = 0.5  # of what the first half grew by, that the second half has to
 CONFIRMED = 0.5  # of what processes grew by, that the host has to have less of
 MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # a job ends before that
 CONFIDENCE = 0.9
-_OF_HOST = (
-    "look for what is kept from step to step: losses and outputs in lists (keep `loss.item()`, or "
-    "`.detach().cpu()` of few), caches, a Dataset that keeps what it has read"
-)
 _OF_GPU = (
     "look for tensors that are kept longer than a step; `dpro memory FILE` names the line in a snapshot of "
     "PyTorch's allocator"
@@ -117,11 +116,53 @@ def growth_of(samples: pl.DataFrame, begin: int, end: int) -> Growth | None:
     return Growth(np.array(lowest, np.float64), (end - begin) * (PARTS - 1) / PARTS)
 
 
+OF_PROCESS = "memory_bytes"  # counter: what a rank's process holds of its host's memory
+
+
+def needed_for_growth(part: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `counters` that say what processes held."""
+    return part.filter((pl.col("counter") == OF_PROCESS) & (pl.col("rank") >= 0))
+
+
+def with_growth_of_killed(findings: Sequence[Finding], counters: pl.DataFrame) -> list[Finding]:
+    """Add to findings of ranks that SIGKILL ended by how much their processes had grown, where they had.
+
+    The kernel sends that where memory runs out, and does not always leave a word of it.
+
+    Args:
+        counters: as `needed_for_growth` gives them.
+    """
+    held = _by(counters, "rank")
+    explained = []
+    for finding in findings:
+        killed = {one.values["rank"] for one in finding.observations if _by_sigkill(one)}
+        grown = {rank: growth for rank in killed if (growth := _growth_of_all(held.get(rank))) is not None}
+        seen = [
+            _observed(rank, growth, "the memory of its process") for rank, growth in sorted(grown.items())
+        ]
+        explained.append(replace(finding.observing(*seen), cause=GREW) if seen else finding)
+    return explained
+
+
+def _by_sigkill(one: Observation) -> bool:
+    return one.values.get("exit_signal") == signal.SIGKILL and "rank" in one.values
+
+
+def _growth_of_all(samples: pl.DataFrame | None) -> Growth | None:
+    """How a process grew while it was sampled, without the first third; None where it did not, steadily."""
+    if samples is None:
+        return None
+    first, last = int(samples["time_ns"].min()), int(samples["time_ns"].max())  # type: ignore[arg-type]
+    begin = first + int((last - first) * WARM_UP)
+    growth = growth_of(samples, begin, last) if last - begin >= MIN_TIME_NS / 2 else None
+    return growth if growth is not None and growth.is_steady else None
+
+
 def _on_hosts(
     counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
 ) -> list[Finding]:
     hosts = dict(workers.select("rank", "host").iter_rows())
-    of_processes = counters.filter((pl.col("counter") == "memory_bytes") & (pl.col("rank") >= 0))
+    of_processes = needed_for_growth(counters)
     growing: dict[str, dict[int, Growth]] = {}
     for rank, samples in _by(of_processes, "rank").items():
         growth = growth_of(samples, *time)
@@ -135,7 +176,7 @@ def _on_hosts(
         available = growth_of(left.with_columns(-pl.col("value")), *time)  # what is taken grows
         grown = sum(growth.grown for growth in by_rank.values())
         if available is not None and available.grown >= CONFIRMED * grown:
-            findings += _found("host", host, by_rank, -float(available.lowest[-1]), step_ns, _OF_HOST)
+            findings += _found("host", host, by_rank, -float(available.lowest[-1]), step_ns, OF_HOST)
     return findings
 
 

@@ -8,7 +8,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.machine.memory_growth import find_memory_growth, growth_of
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import advice_in_words
+from dpro.detect.hang.memory import GREW
+from dpro.detect.machine.memory_growth import (
+    find_memory_growth,
+    growth_of,
+    needed_for_growth,
+    with_growth_of_killed,
+)
+from dpro.detect.observations import observe
 from dpro.detect.words import describe
 from dpro.schema import COUNTERS, STEPS, WORKERS, conform
 from dpro.units import NS_PER_S
@@ -113,3 +122,19 @@ def test_a_part_without_a_value_shows_no_growth():
 
 def test_a_run_without_samples_is_silent():
     assert find_memory_growth(STEPS.empty(), COUNTERS.empty(), WORKERS.empty()) == []
+
+
+@pytest.mark.parametrize(
+    ("curve", "exit_signal", "cause"), [(leaks, 9, GREW), (flat, 9, ""), (leaks, 11, "")]
+)
+def test_a_rank_that_is_killed_after_its_memory_grew_is_said_to_be(curve, exit_signal, cause) -> None:
+    _, counters, workers = job([flat, curve])
+    death = observe("death", "rank {rank} was ended", rank=1, exit_signal=exit_signal)
+    dead = Finding("dead.rank", "rank", "1", (1,), 1.0, 0.9, 0.0, (death,))
+    (finding,) = with_growth_of_killed([dead], needed_for_growth(counters))
+    assert finding.cause == cause
+    grown = [
+        line for line in finding.evidence if line.startswith("rank 1: the memory of its process grew from")
+    ]
+    assert len(grown) == bool(cause)
+    assert ("what is kept from step to step" in advice_in_words(finding, workers)) == bool(cause)
