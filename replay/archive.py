@@ -98,7 +98,12 @@ class _Arrays:
             return {kind.__name__: {name: self.taken_apart(getattr(value, name)) for name in names}}
         if isinstance(value, np.ndarray):
             if value.dtype == np.int64 and value.ndim == 1 and value.size <= MAX_SMALL:
-                return {"small": self._small(value)}
+                # Where an array begins and ends among the small ones.
+                if id(value) not in self._places:
+                    self._places[id(value)] = (self._size, self._size + value.size)
+                    self._size += value.size
+                    self.small.append(value)
+                return {"small": self._places[id(value)]}
             return {"array": self._named(value, narrow), "dtype": value.dtype.str}
         if isinstance(value, pl.DataFrame):
             return {"frame": self._named(value, _as_bytes)}
@@ -118,15 +123,6 @@ class _Arrays:
         if name not in self.by_name:
             self.by_name[name] = as_array(value)
         return name
-
-    def _small(self, value: Array) -> tuple[int, int]:
-        """Where an array begins and ends among the small ones."""
-        if id(value) not in self._places:
-            self._places[id(value)] = (self._size, self._size + value.size)
-            self._size += value.size
-            self.small.append(value)
-        place: tuple[int, int] = self._places[id(value)]
-        return place
 
 
 def _as_bytes(frame: pl.DataFrame) -> Array:

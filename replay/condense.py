@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.compiled import inlined
 from dpro.replay.engine import compiled
-from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
+from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled, frozen
 from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS, behind_older_work
 
 # Rounds after the first, each of which leaves out nodes at which paths merge where that needs no more edges.
@@ -632,7 +632,7 @@ def _sweep_all(
     """
     size, columns = work[0].shape
     most, room = size + int(ends[0][-1]), size + 1024
-    given = [tuple(map(_fixed, arrays)) for arrays in (ranks, work, edges, ends)]
+    given = [tuple(map(frozen, arrays)) for arrays in (ranks, work, edges, ends)]
     while True:
         state = np.empty(size, np.int64), *np.empty((2, size, columns), np.int64)
         pool = np.empty(size + 1, np.int64), np.empty(room, np.int64), np.empty((room, columns), np.int64)
@@ -645,7 +645,7 @@ def _sweep_all(
             np.empty(most, np.int64), np.empty((most, columns), np.int64), np.empty(most + 1, np.int64),
             np.empty(room, np.int64), np.empty((room, columns), np.int64),
         )  # fmt: skip
-        arguments: list[Any] = [*given, _fixed(flags), state, pool, scratch, result]
+        arguments: list[Any] = [*given, frozen(flags), state, pool, scratch, result]
         kept = _sweep_ranks(*arguments)
         if kept >= 0:
             break
@@ -655,10 +655,3 @@ def _sweep_all(
         array[:length].copy() for array, length in zip(result, (kept, kept, kept + 1, count, count))
     )
     return nodes, floors, indptr, source, lag
-
-
-def _fixed(array: NDArray[Any]) -> NDArray[Any]:
-    """An array as loops are compiled for: it cannot be written to."""
-    view = np.ascontiguousarray(array).view()
-    view.setflags(write=False)
-    return view

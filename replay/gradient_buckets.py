@@ -566,21 +566,7 @@ def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) 
     if within.height != buffers.num_gradients:
         raise Unanswerable(f"a pass has {within.height} gradients, not the {buffers.num_gradients} recorded")
     start, end = within["start_ns"].to_numpy().copy(), within["end_ns"].to_numpy().copy()
-    _fit(start, end, last, begun, ended)
-    return pl.DataFrame({"span_id": within["span_id"], "start_ns": start, "end_ns": end})
-
-
-def _fit(start: Ints, end: Ints, last: Ints, begun: Ints, ended: Ints) -> None:
-    """Have each call lie in the moment of the last gradient of its buffer, and the next one begin behind it.
-
-    Args:
-        start, end: [P] ns, of the moments; changed in place.
-        last: [B] the last gradient of each buffer.
-        begun, ended: [B] ns, of its call.
-
-    Raises:
-        Unanswerable: a call came before its last gradient.
-    """
+    # Each call lies in the moment of the last gradient of its buffer, and the next one begins behind it.
     early: Bools = begun < start[last]
     if early.any():
         raise Unanswerable("a buffer was reduced before all the gradients recorded in it were ready")
@@ -588,6 +574,7 @@ def _fit(start: Ints, end: Ints, last: Ints, begun: Ints, ended: Ints) -> None:
     behind = last[:-1] + 1
     start[behind] = np.maximum(start[behind], ended[:-1])
     end[behind] = np.maximum(end[behind], start[behind])
+    return pl.DataFrame({"span_id": within["span_id"], "start_ns": start, "end_ns": end})
 
 
 def _parameters(turn: pl.DataFrame, buffers: Buffers) -> Parameters:

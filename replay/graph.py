@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
@@ -169,10 +170,9 @@ class Edges:
         """Some of them, in the order of `which` [K]."""
         return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
 
-    def and_also(self, more: Edges) -> Edges:
+    def and_also(self, *more: Edges) -> Edges:
         """These edges, and behind them more between the same nodes."""
-        pairs = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in dataclasses.fields(Edges)}
-        return Edges(**{name: np.concatenate(columns) for name, columns in pairs.items()})
+        return Edges(*map(np.concatenate, zip(*(edges.columns for edges in (self, *more)))))
 
 
 Columns = TypeVar("Columns", Nodes, Edges)
@@ -249,11 +249,11 @@ class Graph:
 
     def with_durations(self, duration: Ints) -> Graph:
         """The same graph with other durations, [N] ns."""
-        return dataclasses.replace(self, nodes=dataclasses.replace(self.nodes, duration=_frozen(duration)))
+        return dataclasses.replace(self, nodes=dataclasses.replace(self.nodes, duration=frozen(duration)))
 
     def with_lags(self, lag: Ints) -> Graph:
         """The same graph with other lags, [E] ns."""
-        return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=_frozen(lag)))
+        return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=frozen(lag)))
 
     def of_same_job(self, graph: Graph) -> Graph:
         """The same graph with what is known of the job that another graph is of."""
@@ -271,7 +271,7 @@ class Graph:
         """The same graph without the edges marked in `drop` [E]; the order stays valid."""
         edges = self.edges.taken(np.flatnonzero(~drop))
         kept_before = np.append(0, np.cumsum(~drop))
-        return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(kept_before[self.indptr]))
+        return dataclasses.replace(self, edges=_freeze(edges), indptr=frozen(kept_before[self.indptr]))
 
     def with_edges_instead(self, drop: Bools, more: Edges) -> Graph:
         """The same graph with more edges in place of those marked in `drop` [E]; the order stays valid.
@@ -383,10 +383,11 @@ def assembled(
     if num_nodes and nodes.duration.min() < 0:
         raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
     indptr, order = by_target(edges.source, edges.target, num_nodes)
-    return Graph(_freeze(nodes), _freeze(edges.taken(order)), _frozen(indptr), names, lanes, origin_ns)
+    return Graph(_freeze(nodes), _freeze(edges.taken(order)), frozen(indptr), names, lanes, origin_ns)
 
 
-def _frozen(array: Ints) -> Ints:
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that cannot be written to, as the compiled loops take it."""
     view = np.ascontiguousarray(array).view()  # the caller's own array stays writable
     view.setflags(write=False)
     return view

@@ -227,21 +227,18 @@ class RankSummary:
         lags: what it shows of lags.
         calls: the collectives that it called.
         begins: when its first node began, ns; the latest time where it has none.
-        background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run says where its steps begin.
         on_gpu: whether it has work on a GPU.
-        num_nodes, num_edges: how many it has.
+        num_nodes: how many it has.
     """
 
     rank: int
     lags: LagFacts
     calls: tuple[CallOrder, ...]
     begins: int
-    background: int
     steps_known: bool
     on_gpu: bool
     num_nodes: int
-    num_edges: int
 
 
 def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankSummary:
@@ -286,11 +283,9 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
         lags=facts_of(started, graph.names),
         calls=bare.calls,
         begins=int(graph.nodes.measured_start.min(initial=np.iinfo(np.int64).max)),
-        background=sum(part.background for part in parts),
         steps_known=any(view.step_start.size for view in views),
         on_gpu=bool(np.isin(graph.nodes.kind, GPU_KINDS).any()),
         num_nodes=graph.num_nodes,
-        num_edges=graph.edges.source.size,
     )
 
 
@@ -373,10 +368,9 @@ class Pooled:
         lags: of work.
         origin_ns: when the first node of any rank began.
         positions: by rank, where in its steps its collectives stand.
-        background: spans that were left out.
         steps_known: whether the run says where steps begin.
         on_gpu: whether any rank has work on a GPU.
-        num_nodes, num_edges: how many all ranks have, without those of rendezvous.
+        num_nodes: how many all ranks have, without those of rendezvous.
         has_shapes: whether shapes of arguments were recorded.
         scales: by rank and window how many times the prior of `recording_cost` is taken out of their work;
             where there are none, ranks are as recorded.
@@ -385,11 +379,9 @@ class Pooled:
     lags: Lags
     origin_ns: int
     positions: dict[int, Positions]
-    background: int
     steps_known: bool
     on_gpu: bool
     num_nodes: int
-    num_edges: int
     has_shapes: bool = False
     scales: Mapping[Cell, float] = dataclasses.field(default_factory=dict)
 
@@ -412,11 +404,9 @@ def pool(facts: Iterable[RankSummary]) -> Pooled:
         lags=pooled(part.lags for part in parts),
         origin_ns=min(part.begins for part in parts),
         positions=positions_in_steps(calls for part in parts for calls in part.calls),
-        background=sum(part.background for part in parts),
         steps_known=any(part.steps_known for part in parts),
         on_gpu=any(part.on_gpu for part in parts),
         num_nodes=sum(part.num_nodes for part in parts),
-        num_edges=sum(part.num_edges for part in parts),
     )
 
 
@@ -691,7 +681,7 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
 
     columns = (skeleton.instance, skeleton.arrive, skeleton.transfer)
     instance, arrive, transfer = (column[members] for column in columns)
-    return RankGraph(begins, nodes, graph.edges, instance, arrive, transfer, background=0)
+    return RankGraph(begins, nodes, graph.edges, instance, arrive, transfer)
 
 
 # One rank as it runs in the joined graph: its own nodes, replayed by themselves.

@@ -297,7 +297,8 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     if series.is_empty():
         return None
     times = series["duration_ns"].to_numpy().astype(np.float64)
-    usual = _usual(times)
+    median = pl.Series(_full(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
+    usual = np.asarray(np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0))
     noise = _noise(times / usual)
     paused = _paused(times / usual - 1, noise)
     return StepSeries(
@@ -332,12 +333,6 @@ def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
     """The steps that recording did not slow down; all, where there are no such steps."""
     outside = steps.sort("rank", "step").filter(~disturbed(steps))
     return steps if outside.is_empty() else outside
-
-
-def _usual(times: Floats) -> Floats:
-    """The median of the steps around each; just where the job becomes slower, what it is then."""
-    median = pl.Series(_full(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
-    return np.asarray(np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0))
 
 
 def _full(rolled: pl.Series) -> Floats:

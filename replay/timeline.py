@@ -542,7 +542,11 @@ def critical_path_of_steps(
         # A step that ends with the work before it has nothing of its own to wait for.
         path = path_to(last) if last.any() else []
         of_step = [_pieces(stretch, begins) for stretch in path]
-        pieces += [*of_step, _from_begin(path, of_step, finish - begins)]
+        # First comes what the step lasts before work that decides its end may start.
+        rest = (finish - begins) - sum(int(piece["duration_ns"].sum()) for piece in of_step)
+        rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
+        first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
+        pieces += [*of_step, pl.DataFrame([first], schema=PIECES)]
     return _summed(pieces)
 
 
@@ -562,18 +566,6 @@ def _steps_between(
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
     return wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
-
-
-def _from_begin(path: Sequence[Stretch], pieces: Sequence[pl.DataFrame], lasts: int) -> pl.DataFrame:
-    """The part of a step before the first piece of work that decides its end may start.
-
-    Args:
-        lasts: ns of the step.
-    """
-    rest = lasts - sum(int(piece["duration_ns"].sum()) for piece in pieces)
-    rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
-    first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
-    return pl.DataFrame([first], schema=PIECES)
 
 
 def _pieces(stretch: Stretch, since: int) -> pl.DataFrame:

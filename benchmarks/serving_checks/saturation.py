@@ -22,7 +22,7 @@ from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import Server, changed
 from dpro.extensions.serving.engine import Engine, IterationCost
 from dpro.extensions.serving.fit import COST_PARTS, FittedCost, fit_requests
-from dpro.extensions.serving.load import served_per_s
+from dpro.extensions.serving.outlook import served_per_s
 from dpro.extensions.serving.predict import MIN_ERROR, answered, figures_of, moved, predict
 from dpro.units import NS_PER_S
 

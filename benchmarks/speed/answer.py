@@ -35,7 +35,7 @@ from dpro.replay.alignment.match import match_collectives
 from dpro.replay.fidelity.saved import load
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.predict import baseline_steps, predict
-from dpro.replay.whatif.search import search
+from dpro.replay.whatif.search import explore
 from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
 from dpro.store import Run, open_run, write_manifest, write_part
 
@@ -170,7 +170,7 @@ def inside(run: Run, as_it_is: Run, rounds: int, cache: Path) -> dict[str, float
         "load_s": seconds(lambda: load(file, run), rounds),
         "one_edit_s": seconds(lambda: predict(built.predictive, baseline, [EDIT], trust), rounds),
         "spans_searched": as_it_is.rows()[SPANS.name],
-        "search_s": seconds(lambda: search(small.predictive, small_trust), rounds),
+        "search_s": seconds(lambda: explore(small.predictive, small_trust), rounds),
     }
 
 

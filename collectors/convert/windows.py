@@ -165,13 +165,17 @@ def cut(frames: Mapping[str, pl.DataFrame], start_ns: int, end_ns: int) -> dict[
     kept = pl.concat([host, gpu])
     ids = kept["span_id"].implode()
     source, target = pl.col("source_span_id").is_in(ids), pl.col("target_span_id").is_in(ids)
+    rows = frames[COUNTERS.name]
+    before = rows.filter(pl.col("time_ns") < start_ns).sort("time_ns", maintain_order=True)
+    held = before.unique(["host", "device", "counter"], keep="last", maintain_order=True)
+    within = rows.filter(pl.col("time_ns").is_between(start_ns, end_ns, closed="left"))
     return {
         **frames,
         SPANS.name: kept.sort(SPANS.sort_by, maintain_order=True),
         COLLECTIVES.name: _collectives(frames[COLLECTIVES.name], ids, start_ns, end_ns),
         SYNCS.name: frames[SYNCS.name].filter(pl.col("span_id").is_in(ids)),
         DEPENDENCIES.name: frames[DEPENDENCIES.name].filter(source & target),
-        COUNTERS.name: _counters(frames[COUNTERS.name], start_ns, end_ns),
+        COUNTERS.name: pl.concat([held.with_columns(time_ns=pl.lit(start_ns, pl.Int64)), within]),
     }
 
 
@@ -208,14 +212,6 @@ def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int)
     return rows.filter(
         pl.when(linked).then(issued).otherwise(pl.col("start_ns").is_between(start_ns, end_ns))
     )
-
-
-def _counters(rows: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
-    """The values of the steps, the ones that held when they began included."""
-    before = rows.filter(pl.col("time_ns") < start_ns).sort("time_ns", maintain_order=True)
-    held = before.unique(["host", "device", "counter"], keep="last", maintain_order=True)
-    within = rows.filter(pl.col("time_ns").is_between(start_ns, end_ns, closed="left"))
-    return pl.concat([held.with_columns(time_ns=pl.lit(start_ns, pl.Int64)), within])
 
 
 # One row per collective: what a deep window saw of it, and what the flight recorder knew.

@@ -27,7 +27,12 @@ def load() -> None:
         if launch:
             _install(launch, archive)
     except Exception as error:
-        _complain(launch, error)
+        try:
+            if os.lstat(launch).st_uid == os.geteuid():
+                with open(os.path.join(launch, "log.txt"), "a") as log:
+                    log.write(f"the recorder could not be loaded: {error!r}\n")
+        except OSError:
+            pass
 
 
 def _launch() -> str:
@@ -63,12 +68,3 @@ def _is_private(folder: str) -> bool:
 
     status = os.lstat(folder)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def _complain(launch: str, error: Exception) -> None:
-    try:
-        if os.lstat(launch).st_uid == os.geteuid():
-            with open(os.path.join(launch, "log.txt"), "a") as log:
-                log.write(f"the recorder could not be loaded: {error!r}\n")
-    except OSError:
-        pass

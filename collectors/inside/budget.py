@@ -238,12 +238,9 @@ class Budget:
         is_paid = self._is_paid(0)
         never = self._slow >= LASTING and lasting_ns > self._share * block.mean_ns
         if is_paid if self._stopped else never and not is_paid:
-            return self._changed(before)
+            self._stopped = not self._stopped
+            longer = self._longer_ns / self._longer_steps / before.mean_ns
+            if not self._stopped:
+                self._longer_ns = self._longer_steps = 0.0
+            return WindowsChange(self._stopped, self._spent_ns, self._elapsed_ns, longer)
         return None
-
-    def _changed(self, before: Sample) -> WindowsChange:
-        self._stopped = not self._stopped
-        longer = self._longer_ns / self._longer_steps / before.mean_ns
-        if not self._stopped:
-            self._longer_ns = self._longer_steps = 0.0
-        return WindowsChange(self._stopped, self._spent_ns, self._elapsed_ns, longer)

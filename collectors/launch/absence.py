@@ -97,7 +97,8 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
         return "it was started with its own PYTHONPATH, without the folder that loads the recorder"
     if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":
         return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables the recorder"
-    if _user(pid) != os.geteuid():
+    match = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if (int(match[1]) if match else -1) != os.geteuid():
         return "it runs as another user than `dpro record`, and recordings are private to their user"
     with suppress(PermissionError):  # only its own user may look into its folders
         if hidden := _hidden(pid, Path(inject).parent, raw):
@@ -141,12 +142,6 @@ def seen_by(pid: int, path: Path) -> Path:
         else:
             reached = here
     return root / reached.relative_to("/")
-
-
-def _user(pid: int) -> int:
-    """The effective user of a process."""
-    match = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(match[1]) if match else -1
 
 
 def flags_of(words: list[str]) -> set[str]:

@@ -153,7 +153,9 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
-    _occupy_standard_streams()
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        pass
+    os.close(descriptor)
     run = claim(of_this_start(run.resolve()))
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
@@ -181,13 +183,6 @@ def say_where(run: Path) -> None:
         name = run.relative_to(here) if run.is_relative_to(here) else run
         line = f"dpro: recording into {name}; once the job has ended: dpro {name}"
         print(line, file=sys.stderr, flush=True)
-
-
-def _occupy_standard_streams() -> None:
-    """Give no file of ours the number of a standard stream that is closed; the job starts without it, too."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
-        pass
-    os.close(descriptor)
 
 
 def of_this_start(run: Path) -> Path:

@@ -370,7 +370,9 @@ def _counted(family: int, answer: bytes) -> TcpCounts | None:
     """A connection of an answer; None where an old kernel says too little."""
     _, _, source, target = _SOCKET.unpack_from(answer, 4)
     size = 4 if family == socket.AF_INET else 16
-    local, remote = (_address(family, packed[:size]) for packed in (source, target))
+    local, remote = (
+        socket.inet_ntop(family, packed[:size]).removeprefix("::ffff:") for packed in (source, target)
+    )
     inode = struct.unpack_from("=I", answer, _ANSWER_BYTES - 4)[0]
     info = _attribute(answer, _INFO)
     if len(info) < _RATE[0] + 8:
@@ -380,11 +382,6 @@ def _counted(family: int, answer: bytes) -> TcpCounts | None:
         for offset, form in (_RTT, _AGAIN, _ACKNOWLEDGED, _SEGMENTS, _RATE)
     )
     return TcpCounts(inode, local, remote, sent, segments, again, rtt, rate)
-
-
-def _address(family: int, packed: bytes) -> str:
-    """An address in words; that of an IPv4 peer of an IPv6 socket as of IPv4."""
-    return socket.inet_ntop(family, packed).removeprefix("::ffff:")
 
 
 def _attribute(answer: bytes, wanted: int) -> bytes:

@@ -49,7 +49,12 @@ class SampleWriter:
             OSError: it could not be written whole, for want of space, say; there is no use in going on.
         """
         if self._descriptor < 0:
-            self._open()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self._descriptor = os.open(self._path(OPEN_SUFFIX), flags, 0o644)
+            self._stream = zlib.compressobj()
+            self._written = 0
+            self._last: dict[tuple[int, str], dict[str, float]] = {}
+            self._write(json.dumps({"host": self._host}) + "\n")
         lines = [line for sample in samples for line in self._changes(sample)]
         if lines:
             self._write("".join(lines))
@@ -68,14 +73,6 @@ class SampleWriter:
 
     def _path(self, suffix: str = "") -> Path:
         return self._folder / f"telemetry-{self._files:05d}.z{suffix}"
-
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        self._descriptor = os.open(self._path(OPEN_SUFFIX), flags, 0o644)
-        self._stream = zlib.compressobj()
-        self._written = 0
-        self._last: dict[tuple[int, str], dict[str, float]] = {}
-        self._write(json.dumps({"host": self._host}) + "\n")
 
     def _changes(self, sample: TelemetrySample) -> Iterator[str]:
         values = sample.values

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -19,6 +19,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, OUT_OF_MEMORY, SPANS, STEPS, WORKERS
 from dpro.stages import stage
 from dpro.store import Run
+from dpro.table import Table
 from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 
 Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot show
+
+
+def _table(table: Table) -> cached[Any, pl.DataFrame]:
+    """A table of the run, read once."""
+    return cached(lambda analysis: analysis.run.table(table))
 
 
 class Analysis(Cached):
@@ -64,35 +70,12 @@ class Analysis(Cached):
 
         return steps_of(self.run)
 
-    @cached
-    def spans(self) -> pl.DataFrame:
-        """Table `spans`."""
-        return self.run.table(SPANS)
-
-    @cached
-    def collectives(self) -> pl.DataFrame:
-        """Table `collectives`."""
-        return self.run.table(COLLECTIVES)
-
-    @cached
-    def counters(self) -> pl.DataFrame:
-        """Table `counters`."""
-        return self.run.table(COUNTERS)
-
-    @cached
-    def model_calls(self) -> pl.DataFrame:
-        """Table `model_calls`."""
-        return self.run.table(MODEL_CALLS)
-
-    @cached
-    def out_of_memory(self) -> pl.DataFrame:
-        """Table `out_of_memory`."""
-        return self.run.table(OUT_OF_MEMORY)
-
-    @cached
-    def workers(self) -> pl.DataFrame:
-        """Table `workers`."""
-        return self.run.table(WORKERS)
+    spans = _table(SPANS)
+    collectives = _table(COLLECTIVES)
+    counters = _table(COUNTERS)
+    model_calls = _table(MODEL_CALLS)
+    out_of_memory = _table(OUT_OF_MEMORY)
+    workers = _table(WORKERS)
 
     @cached
     def waiting(self) -> Case:

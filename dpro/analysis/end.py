@@ -132,7 +132,9 @@ def end_of(evidence: RunEvidence) -> JobEnd:
         if why and status:  # it failed before anything was recorded of a rank
             return replace(NOT_WATCHED, how=FAILED, sentence=f"{capitalised(why)}.")
         return NOT_WATCHED  # traces: nothing watched the processes
-    return _with_sentence(_judged(evidence, evidence.hangs, status), evidence)
+    end = _judged(evidence, evidence.hangs, status)
+    said = _sentence(end, evidence) or (_stands_still(evidence) if end.how == RUNNING else "")
+    return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
 
 
 def _recorded(workers: pl.DataFrame) -> bool:
@@ -219,11 +221,6 @@ def _last_step(evidence: EndEvidence) -> int:
 def _completed(evidence: EndEvidence) -> str:
     steps = evidence.steps["step"].n_unique()
     return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
-
-
-def _with_sentence(end: JobEnd, evidence: RunEvidence) -> JobEnd:
-    said = _sentence(end, evidence) or (_stands_still(evidence) if end.how == RUNNING else "")
-    return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
 
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:

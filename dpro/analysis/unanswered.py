@@ -155,7 +155,14 @@ def why_no_window(run: Run) -> str:
     last = run.table(STEPS, ["step"])["step"].max()
     if not isinstance(last, int):
         return ""
-    why_not = _why_no_window_was_kept(run.manifest)
+    # What the recorder says of the windows that failed or were missed; empty where there were none.
+    manifest = run.manifest
+    failed = [reason for reason in manifest.warnings if _FAILED_WINDOWS.search(reason)]
+    missed = [
+        f"{count} {reason}" for reason, count in manifest.skipped.items() if reason.startswith("deep windows")
+    ]
+    reasons = failed[:1] or missed
+    why_not = f"no deep window was kept: {'; '.join(reasons)}" if reasons else ""
     if options.get("on_request"):
         return why_not or (
             "the job was recorded with deep windows on request only (--on-request), and none was asked for: "
@@ -168,16 +175,6 @@ def why_no_window(run: Run) -> str:
         advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
         return f"the job ended after {steps} steps, {whole}{advice}"
     return why_not or "no deep window was kept: the recording does not say why"
-
-
-def _why_no_window_was_kept(manifest: Manifest) -> str:
-    """What the recorder says of the windows that failed or were missed; empty where there were none."""
-    failed = [reason for reason in manifest.warnings if _FAILED_WINDOWS.search(reason)]
-    missed = [
-        f"{count} {reason}" for reason, count in manifest.skipped.items() if reason.startswith("deep windows")
-    ]
-    reasons = failed[:1] or missed
-    return f"no deep window was kept: {'; '.join(reasons)}" if reasons else ""
 
 
 # What a run of pretended ranks says of their job; nothing of it was measured on that job.

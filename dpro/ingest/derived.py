@@ -254,7 +254,25 @@ def _candidates(names: Array) -> list[int]:
     return [period for period in sorted(distances) if _MIN_SPANS <= period <= size // _MIN_REPETITIONS]
 
 
-# Which call launched a kernel, and which range on the calling thread that call lies in.
+# Which calls wait or mark what is waited for, which launched a kernel, and which range a call lies in.
+
+# Runtime and driver calls, CUDA and HIP, with and without suffixes such as `_v2`, `WithFlags`, `_ptsz`.
+_SYNC_CALLS = (
+    (r"^(cuda|hip|cu)EventRecord", "event_record"),
+    (r"^(cuda|hip|cu)StreamWaitEvent", "stream_wait_event"),
+    (r"^(cuda|hip|cu)EventSynchronize", "event_sync"),
+    (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
+    (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+)
+
+
+def sync_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """Calls of a runtime that wait, or mark what is waited for, with their `kind` in table `syncs`."""
+    kinds = (
+        pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(kind)) for pattern, kind in _SYNC_CALLS
+    )
+    named = calls.select(pl.col("name").unique()).with_columns(kind=pl.coalesce(*kinds)).drop_nulls()
+    return calls.join(named, on="name", maintain_order="left")
 
 
 def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -48,7 +48,10 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
     """
     if spans.is_empty():
         return spans, Counter()
-    absurd = _are_absurd(spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy())
+    start = spans["start_ns"].to_numpy()
+    absurd: Bools = spans["duration_ns"].to_numpy() > LONGEST_NS
+    if int(start.max()) - int(start.min()) > FARTHEST_NS:
+        absurd |= np.abs(start - int(np.median(start))) > FARTHEST_NS
     counts = Counter({ABSURD: int(absurd.sum())})
     spans = spans.filter(~absurd) if absurd.any() else spans
     work = _work(spans)
@@ -77,14 +80,6 @@ def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
     if moved:
         words.append(f"{counted(moved, 'span')} moved, since the clock of their device is off")
     return [f"{name}: {', and '.join(words)}; record again before relying on it"] if words else []
-
-
-def _are_absurd(start: Ints, duration: Ints) -> Bools:
-    """[N] which spans last for days, or begin days away from most."""
-    absurd: Bools = duration > LONGEST_NS
-    if int(start.max()) - int(start.min()) > FARTHEST_NS:
-        absurd |= np.abs(start - int(np.median(start))) > FARTHEST_NS
-    return absurd
 
 
 def _work(spans: pl.DataFrame) -> pl.DataFrame:

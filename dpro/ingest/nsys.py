@@ -23,11 +23,11 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
-from dpro.ingest.derived import REPETITION, enclosed, guess_steps, launched
+from dpro.ingest.derived import REPETITION, enclosed, guess_steps, launched, sync_calls
 from dpro.ingest.derived import find_steps as find_marked_steps
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import Source, blocks, rank_of_name
-from dpro.ingest.trace import RankTrace
+from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import GPU_WORK_KINDS, SYNCS
 
 SOURCE = "nsys"
@@ -127,7 +127,7 @@ def _trace(
     return RankTrace(
         rank=rank,
         world_size=world_size,
-        frames={name: frame.with_columns(rank=pl.lit(rank, pl.Int32)) for name, frame in frames.items()},
+        frames={name: of_rank(frame, rank) for name, frame in frames.items()},
         host=session.host,
         gpus=[model] if model else [],
         versions=session.versions,
@@ -379,8 +379,11 @@ def read_spans(export: Export) -> tuple[pl.DataFrame, dict[str, int]]:
         Columns of `spans` without ids, and `process` (its id), `domain` (of an NVTX range) and `payload`
         (its JSON, empty for none), by start and then the longer first. Times are as the export has them.
     """
+    names = {"demangledName": pl.Int64, "shortName": pl.Int64}
+    rows = export.rows("CUPTI_ACTIVITY_KIND_KERNEL", _ON_GPU | names)
+    named = export.named(rows, long="demangledName", short="shortName")
     parts = [
-        _kernels(export),
+        _on_gpu(named, "kernel", pl.coalesce("long", "short")),
         _graphs(export),
         _copies(export),
         _fills(export),
@@ -414,13 +417,6 @@ def _on_gpu(rows: pl.DataFrame, kind: str, name: pl.Expr) -> pl.DataFrame:
         correlation="correlationId",
         bytes="bytes" if "bytes" in rows.columns else pl.lit(-1, pl.Int64),
     )
-
-
-def _kernels(export: Export) -> pl.DataFrame:
-    names = {"demangledName": pl.Int64, "shortName": pl.Int64}
-    rows = export.rows("CUPTI_ACTIVITY_KIND_KERNEL", _ON_GPU | names)
-    named = export.named(rows, long="demangledName", short="shortName")
-    return _on_gpu(named, "kernel", pl.coalesce("long", "short"))
 
 
 def _graphs(export: Export) -> pl.DataFrame:
@@ -542,7 +538,7 @@ def _share_guess(traces: Sequence[RankTrace]) -> None:
     guessed = [trace.frames["steps"] for trace in traces]
     if all((steps["source"] == REPETITION).any() for steps in guessed):
         for trace in traces:
-            trace.frames["steps"] = guessed[0].with_columns(rank=pl.lit(trace.rank, pl.Int32))
+            trace.frames["steps"] = of_rank(guessed[0], trace.rank)
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -622,13 +618,6 @@ def _cycles(ranges: pl.DataFrame) -> pl.DataFrame:
 
 # Synchronisation in a Nsight Systems export: the calls that waited, and what they waited for.
 
-_CALLS = (
-    (r"^(cuda|cu|hip)EventRecord", "event_record"),
-    (r"^(cuda|cu|hip)StreamWaitEvent", "stream_wait_event"),
-    (r"^(cuda|cu|hip)EventSynchronize", "event_sync"),
-    (r"^(cuda|cu|hip)StreamSynchronize", "stream_sync"),
-    (r"^(cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)", "device_sync"),
-)
 _WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
 _NONE = 0xFFFFFFFF  # of streams and events
 _SYNC_COLUMNS = [name for name in SYNCS.columns if name != "rank"]
@@ -670,10 +659,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     calls = spans.filter(pl.col("kind") == "runtime").select(
         "name", "span_id", "correlation", "start_ns", "duration_ns"
     )
-    kind = pl.lit(None, dtype=pl.String)
-    for pattern, called in _CALLS:
-        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(called)).otherwise(kind)
-    named = calls.with_columns(kind=kind).drop_nulls("kind")
+    named = sync_calls(calls)
     details = pl.concat([synchronised.drop("start_ns", "duration_ns"), recorded]).unique(
         "correlation", keep="first", maintain_order=True
     )

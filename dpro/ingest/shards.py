@@ -255,7 +255,9 @@ def _import_shard(
     stage_part(traces, staging, shard, reading)
     _put(store, staging, there, last=own_mark)
     try:
-        missing = _missing_in_store(store, staging, there, shard)
+        store.invalidate_cache()  # other processes write there too
+        marks = [_there(there, staging, mark_of(staging, index)) for index in range(shard.count)]
+        missing = [index for index, mark in enumerate(marks) if not store.exists(mark)]
         if not missing:
             store.get(f"{there}/", f"{staging}/", recursive=True)
             finish(traces, staging, run, reading)
@@ -272,13 +274,6 @@ def _import_shard(
         run.mkdir(exist_ok=True)
         store.get_file(f"{root}/{MANIFEST}", str(run / MANIFEST))
     return None
-
-
-def _missing_in_store(store: Any, staging: Path, there: str, shard: Shard) -> list[int]:
-    """The shards that have not left their marks in the store."""
-    store.invalidate_cache()  # other processes write there too
-    marks = [_there(there, staging, mark_of(staging, index)) for index in range(shard.count)]
-    return [index for index, mark in enumerate(marks) if not store.exists(mark)]
 
 
 def _put(store: Any, folder: Path, to: str, *, last: Path) -> None:

@@ -35,13 +35,11 @@ class Threads:
         segments: what each thread was doing, by thread.
         annotations: which annotation was around it.
         helpers: threads that work while the main thread waits for them: those that run backward.
-        background: number of spans on all other threads.
     """
 
     segments: dict[int, ThreadSegments]
     annotations: dict[int, ThreadSegments]
     helpers: list[int]
-    background: int
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,9 @@ def threads_of(view: RankView, names: Names) -> Threads:
         finish = int(view.end[spans].max())  # after the end of its last span a thread did nothing
         annotation = spans[view.kind[spans] == KIND["annotation"]]
         segments[tid], annotations[tid] = (_segments(view, of, finish) for of in (spans, annotation))
-    background = int((~np.isin(view.tid[cpu], list(active))).sum())
     main = segments.get(view.main_tid)
     in_turn = {tid for tid in segments if main is not None and _launches_in_turn(view, main, tid)}
-    return Threads(segments, annotations, sorted((runs_backward | in_turn) - {view.main_tid}), background)
+    return Threads(segments, annotations, sorted((runs_backward | in_turn) - {view.main_tid}))
 
 
 def _launches_in_turn(view: RankView, main: ThreadSegments, tid: int) -> bool:

@@ -82,7 +82,6 @@ class Numbering:
     work: Ints
     begins: Ints
     ends: Ints
-    num_nodes: int
 
 
 def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Bools) -> Numbering:
@@ -98,7 +97,7 @@ def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Boo
     size = np.where(is_collective[work], 2, 1)
     begins[work] = sum(sizes) + np.cumsum(size) - size
     ends[work] = begins[work] + size - 1
-    return Numbering(pieces, first, work, begins, ends, sum(sizes) + int(size.sum()))
+    return Numbering(pieces, first, work, begins, ends)
 
 
 def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:

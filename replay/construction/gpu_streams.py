@@ -175,7 +175,8 @@ def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> P
         if recorded not in streams.by_stream or waiting not in streams.by_stream:
             continue
         source = _last_launched(streams, recorded, row["called"])
-        target = _next_launched(streams, waiting, row["start_ns"])
+        place = int(np.searchsorted(streams.called[waiting], row["start_ns"], side="left"))
+        target = int(streams.by_stream[waiting][place]) if place < streams.called[waiting].size else -1
         if source >= 0 and target >= 0 and view.end[source] <= view.start[target] + ROUNDING_NS:
             pairs.append((source, target))
     return pairs
@@ -185,12 +186,6 @@ def _last_launched(streams: Streams, stream: int, time: int) -> int:
     """Of one stream's work, the last that was launched before a time; -1 for none."""
     place = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
     return int(streams.by_stream[stream][place]) if place >= 0 else -1
-
-
-def _next_launched(streams: Streams, stream: int, time: int) -> int:
-    """Of one stream's work, the first that was launched at or after a time; -1 for none."""
-    place = int(np.searchsorted(streams.called[stream], time, side="left"))
-    return int(streams.by_stream[stream][place]) if place < streams.called[stream].size else -1
 
 
 def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:

@@ -78,7 +78,6 @@ class Built:
     Attributes:
         matching: collectives and their instances.
         alignment: the clock of each rank.
-        background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run says where steps begin; else each window counts as one step.
         of_operations: whether the nodes are whole operations, whose roles imply what depends on what.
         unknown: what the trace leaves open, one line each.
@@ -89,7 +88,6 @@ class Built:
     graph: Graph
     matching: Matching
     alignment: Alignment
-    background: int
     steps_known: bool
     of_operations: bool = False
     unknown: tuple[str, ...] = ()
@@ -168,7 +166,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     done()
     graph = dataclasses.replace(graph, messages=messages, places=places_of(workers), run=run)
     steps_known = any(view.step_start.size for view in views)
-    return Built(graph, matching, alignment, sum(part.background for part in rank_graphs), steps_known)
+    return Built(graph, matching, alignment, steps_known)
 
 
 def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
@@ -237,7 +235,7 @@ def build_operation_view(run: Run) -> Built:
     how = "moved onto one clock" if has_operations(run) else "one trace"
     alignment = one_clock(((rank, 0) for rank in made.graph.places), how)
     steps_known = made.steps_known
-    return Built(made.graph, made.matching, alignment, 0, steps_known, True, made.unknown, made.assumed)
+    return Built(made.graph, made.matching, alignment, steps_known, True, made.unknown, made.assumed)
 
 
 def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:

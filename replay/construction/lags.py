@@ -159,7 +159,7 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     Args:
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
     """
-    is_work = _on_stream(nodes)
+    is_work: Bools = STARTED[nodes.kind]
     chosen = np.flatnonzero(is_work[edges.target])
     source, target, kind = edges.source[chosen], edges.target[chosen], edges.kind[chosen]
     work = np.flatnonzero(is_work)
@@ -373,12 +373,6 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     anchored[keeps] = True
     anchored[work[leads_to[fitted]]] = True
     return keeps
-
-
-def _on_stream(nodes: Nodes) -> Bools:
-    """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave the same."""
-    of_all: Bools = STARTED[nodes.kind]
-    return of_all
 
 
 def _lasted(started: Started, which: Ints) -> Ints:

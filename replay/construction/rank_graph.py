@@ -55,7 +55,6 @@ class RankGraph:
         nodes: writes their columns, and returns the lanes of the part.
         edges: between them.
         instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
-        background: spans on threads that touch neither a stream nor a collective, left out.
     """
 
     begins: Ints
@@ -64,7 +63,6 @@ class RankGraph:
     instance: Ints
     arrive: Ints
     transfer: Ints
-    background: int
 
 
 def build_rank_graph(
@@ -106,7 +104,7 @@ def build_rank_graph(
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
     began = np.repeat(view.start[work], numbering.ends[work] - numbering.begins[work] + 1)
     begins = np.concatenate([*(piece.start for piece in pieces.values()), began])
-    return RankGraph(begins, nodes, edges, instance, arrive, transfer, threads.background)
+    return RankGraph(begins, nodes, edges, instance, arrive, transfer)
 
 
 def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:

@@ -322,7 +322,12 @@ def count_starts(timeline: Timeline) -> StartCounts:
     """Count what the starts in a replay of the unchanged graph, or of one rank of it, rest on."""
     graph = timeline.graph
     work = is_started(graph)
-    anchored, fitted = _anchored(graph), _fitted(graph)
+    anchored = graph.nodes.anchored.copy()
+    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
+    anchored[graph.edges.target[late[graph.edges.source]]] = True
+    on_full_streams = np.zeros(graph.num_nodes, np.bool_)
+    on_full_streams[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    fitted = on_full_streams & graph.nodes.anchored
     bound = timeline.binding != NO_NODE
     inferred = np.zeros(graph.num_nodes, np.bool_)
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
@@ -344,19 +349,6 @@ def taken_from_trace(graph: Graph) -> Bools:
     taken = nodes.anchored.copy()
     taken[graph.edges.target[((nodes.kind == NodeKind.DELAY) & recorded)[graph.edges.source]]] = True
     return taken
-
-
-def _anchored(graph: Graph) -> Bools:
-    taken = graph.nodes.anchored.copy()
-    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
-    taken[graph.edges.target[late[graph.edges.source]]] = True
-    return taken
-
-
-def _fitted(graph: Graph) -> Bools:
-    full = np.zeros(graph.num_nodes, np.bool_)
-    full[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
-    return full & graph.nodes.anchored
 
 
 def _count_streams(graph: Graph) -> tuple[int, int]:
@@ -749,12 +741,14 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
         on_gpu: whether any rank of the run has work on a GPU.
     """
     graph, misses = timeline.graph, judged_starts(derived, on_gpu)
+    duration, kind = graph.nodes.duration, graph.nodes.kind
+    cpu = kind <= NodeKind.GAP
     return FitFacts(
         ranks=rank_start_errors(misses),
         misses=counted(misses),
         starts=count_starts(timeline),
         unexplained=unexplained_ns(graph),
-        gaps=_gaps_ns(graph),
+        gaps=np.array([duration[kind == NodeKind.GAP].sum(), duration[cpu].sum()], np.int64),
         classified=_classified_ns(graph),
         kernels=kernels_beside(graph),
     )
@@ -795,12 +789,6 @@ def unexplained_ns(graph: Graph) -> Ints:
     lag = np.maximum(nodes.measured_start - ready, 0)[started]
     extents = extents_of(graph, ["rank", "window"], nodes.measured_start, nodes.measured_end)
     return np.array([lag.sum(), (extents["end"] - extents["start"]).sum()], np.int64)
-
-
-def _gaps_ns(graph: Graph) -> Ints:
-    duration, kind = graph.nodes.duration, graph.nodes.kind
-    cpu = kind <= NodeKind.GAP
-    return np.array([duration[kind == NodeKind.GAP].sum(), duration[cpu].sum()], np.int64)
 
 
 def _classified_ns(graph: Graph) -> Ints:

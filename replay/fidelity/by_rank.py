@@ -182,7 +182,7 @@ def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:
 
 
 def _built(matched: MatchedRun, pooled: Pooled, joined: JoinedGraph) -> Built:
-    return Built(joined.graph, matched.matching, matched.alignment, pooled.background, pooled.steps_known)
+    return Built(joined.graph, matched.matching, matched.alignment, pooled.steps_known)
 
 
 def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes, compared: bool) -> FitFacts:

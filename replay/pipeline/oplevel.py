@@ -73,7 +73,9 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     met = _with_nodes(met.select("instance", "arrived"), count + delays.height)
     steps = _with_nodes(steps, count + delays.height + met.height, stride=2)
     nodes = [*_operation_nodes(rows), _delay_nodes(delays), _rendezvous_nodes(met), *_step_nodes(steps)]
-    edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
+    given = direct.select(source="leaves", target="enters", lag="lag", kind="kind", inferred="handed")
+    moved = rows.filter("communicates").select(source="first", target="last")
+    edges = [*[given, _edges(moved, EdgeKind.STREAM)], *_rendezvous_edges(rows, met)]
     doors = _step_entries(rows, direct, steps) if operations.begins is None else _rank_step_entries(rows)
     edges += [*_delay_edges(delays, direct, doors), *_step_edges(rows, steps, doors)]
     graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
@@ -226,13 +228,6 @@ def _edges(frame: pl.DataFrame, kind: EdgeKind, inferred: bool = False) -> pl.Da
     return frame.select(
         "source", "target", lag=lag, kind=pl.lit(int(kind), pl.Int64), inferred=pl.lit(inferred)
     )
-
-
-def _operation_edges(rows: pl.DataFrame, direct: pl.DataFrame) -> list[pl.DataFrame]:
-    """Dependencies between operations, and each transfer after its own arrival."""
-    given = direct.select(source="leaves", target="enters", lag="lag", kind="kind", inferred="handed")
-    moved = rows.filter("communicates").select(source="first", target="last")
-    return [given, _edges(moved, EdgeKind.STREAM)]
 
 
 def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFrame]:

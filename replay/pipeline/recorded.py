@@ -281,7 +281,13 @@ def read_recorded(run: Run) -> Operations:
     # Clocks are aligned by recorded comparisons alone: operations are not matched with collectives.
     nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
     alignment = align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
-    places = _places(run, table)
+    # By the pipeline's own stages; data-parallel ranks without a coordinate by their order on a stage.
+    stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
+    dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
+    order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
+    places_of = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
+    ordered = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
+    places = {rank: MeshPosition(place, stage) for rank, place, stage in ordered.iter_rows()}
     device = on_device(run, table) if run.manifest.gpus else None
     table, recorded = (device.table, device.steps) if device else (table, run.table(STEPS))
     table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(recorded))
@@ -318,16 +324,6 @@ _COLUMNS = (
 def _windowless(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows as rows outside windows: a rank's first clock is then taken."""
     return frame.with_columns(window=pl.lit(-1, pl.Int32))
-
-
-def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
-    """By the pipeline's own stages; data-parallel ranks without a coordinate by their order on a stage."""
-    stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
-    dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
-    order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
-    places_of = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
-    ordered = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
-    return {rank: MeshPosition(place, stage) for rank, place, stage in ordered.iter_rows()}
 
 
 def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:

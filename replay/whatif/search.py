@@ -394,7 +394,10 @@ class _Limits:
         """As `least_after_ns`, worked out."""
         before = self._sets.facts
         if first not in self._after:
-            self._after[first] = _facts_after(before, self._sets.changed[first])
+            changed = self._sets.changed[first]
+            timeline = replay(with_own_known(changed))
+            baseline = changed_ends(before.baseline, changed, timeline.end)
+            self._after[first] = RunFacts(timeline.graph, timeline, baseline, before.suspects)
         after = self._after[first]
         samples = first.samples(before.graph)
         can, is_known = taken(self._sets, after, second, samples)
@@ -404,13 +407,6 @@ class _Limits:
             except (Unanswerable, GraphError):
                 return math.inf if in_order([first, second])[0] is first else 0.0
         return (after.base_ns - max(can, 0.0)) / samples
-
-
-def _facts_after(facts: RunFacts, changed: Graph) -> RunFacts:
-    """What a changed graph shows, its windows counted from where those of the unchanged one begin."""
-    timeline = replay(with_own_known(changed))
-    baseline = changed_ends(facts.baseline, changed, timeline.end)
-    return RunFacts(timeline.graph, timeline, baseline, facts.suspects)
 
 
 def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
@@ -541,14 +537,6 @@ class SearchResult:
     interactions: list[Interaction]
     untried: list[str]
     little: list[SmallGain] = dataclasses.field(default_factory=list)
-
-
-def search(
-    graph: Graph, trust: Trust, suspects: Collection[int] = ()
-) -> tuple[list[Prediction], list[Refusal]]:
-    """Predictions and refusals of `explore`."""
-    result = explore(graph, trust, suspects=suspects)
-    return result.predictions, result.refused
 
 
 def explore(

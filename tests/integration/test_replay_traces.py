@@ -25,7 +25,7 @@ from dpro.replay.timeline import (
 )
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import search
+from dpro.replay.whatif.search import explore
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
 from tests.reference.condensed import assert_replays_as, condense, with_transfers_of
@@ -430,13 +430,13 @@ def test_an_edit_that_changes_nothing_changes_no_nanosecond(jobs, name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_search_on_a_real_job_is_repeatable_and_its_edits_can_be_typed(jobs, name):
     graph, trust = jobs[name].graph, jobs[name].trust
-    predictions, refused = search(graph, trust)
-    assert (predictions, refused) == search(graph, trust)
-    for prediction in predictions:
+    found, again = explore(graph, trust), explore(graph, trust)
+    assert (found.predictions, found.refused) == (again.predictions, again.refused)
+    for prediction in found.predictions:
         assert prediction.low_ns <= prediction.predicted_ns <= prediction.high_ns
         assert all(parse_edit(str(edit)) == edit for edit in prediction.edits)
     if name == SLEEP_1S:  # what a slow rank costs is a bound: it is listed, and is no advice
-        gains = {str(prediction.edits[0]): prediction.speedup for prediction in predictions}
+        gains = {str(prediction.edits[0]): prediction.speedup for prediction in found.predictions}
         assert gains["heal:rank=2"] > 3
 
 

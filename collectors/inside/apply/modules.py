@@ -222,7 +222,8 @@ def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any
         for name, module in list(_fitting(model, pattern)):
             if getattr(module.forward, "__wrapped__", None) is checkpoint:
                 continue
-            if _is_checkpointed(module):
+            wrappers = ("CheckpointWrapper", "OffloadWrapper")
+            if any(type(part).__name__ in wrappers for part in module.modules()):
                 report.refuse(f"the script checkpoints {name} itself")
                 continue
             module.forward = _checkpointed(module.forward)
@@ -255,12 +256,6 @@ def _fitting(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
         if any(fnmatchcase(spelling, pattern) for spelling in (name, name.removeprefix(WRAPPER))):
             taken.append(name)
             yield name, module
-
-
-def _is_checkpointed(module: Any) -> bool:
-    """Whether the script has wrapped it, or something within, as PyTorch's own helpers do."""
-    wrappers = ("CheckpointWrapper", "OffloadWrapper")
-    return any(type(part).__name__ in wrappers for part in module.modules())
 
 
 PREFETCH_CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch([next, …])"

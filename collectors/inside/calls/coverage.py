@@ -81,7 +81,10 @@ class UnrecordedCalls:
         """Write what is lacking, if there is more of it than before."""
         if self._recorder.folder is None or not dist.is_initialized():
             return
-        now = lacks(_backends(), entries())
+        configs = backend_configs()
+        now = lacks(
+            {part.rpartition(":")[2] for config in configs for part in config.split(",") if part}, entries()
+        )
         if now != self._said:
             self._said = now
             self._recorder.write_file(LACKS, "".join(f"{line}\n" for line in now).encode())
@@ -96,9 +99,3 @@ def install(recorder: Recorder) -> None:
     recorder.listen("open", coverage.say)
     recorder.listen("end", coverage.say)  # groups may have been made since
     recorder.listen("fork", coverage.on_fork)
-
-
-def _backends() -> set[str]:
-    """The backends of all process groups, of each device: `cpu:gloo,cuda:nccl` are two."""
-    configs = backend_configs()
-    return {part.rpartition(":")[2] for config in configs for part in config.split(",") if part}

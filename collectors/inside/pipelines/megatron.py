@@ -63,7 +63,10 @@ class MegatronHooks:
         place = chunk * num_stages + stage
         if place not in self._places:
             self._places[place] = chunk
-            self._describe(state, stage, num_stages)
+            said = getattr(state, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()
+            num_chunks = max(int(said or 1), 1 + max(self._places.values()))
+            schedule = "1F1B" if num_chunks == 1 else "interleaved 1F1B"
+            self._operations.describe(f"{SOURCE} {schedule}", stage, self._places, num_stages * num_chunks)
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             self._in_flight.clear()
         self._in_flight[_output(result[0])] = _Forward(place, int(micro_batch), start_ns, end_ns)
@@ -75,13 +78,6 @@ class MegatronHooks:
             place, micro_batch, begun_ns, ended_ns = forward
             self._operations.note(FORWARD, place, micro_batch, begun_ns, ended_ns)
             self._operations.note(BACKWARD, place, micro_batch, start_ns, end_ns)
-
-    def _describe(self, state: Any, stage: int, num_stages: int) -> None:
-        """A chunk of ours was met."""
-        said = getattr(state, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()
-        num_chunks = max(int(said or 1), 1 + max(self._places.values()))
-        schedule = "1F1B" if num_chunks == 1 else "interleaved 1F1B"
-        self._operations.describe(f"{SOURCE} {schedule}", stage, self._places, num_stages * num_chunks)
 
 
 def _chunk(state: Any, kwargs: Any) -> int:

@@ -51,7 +51,8 @@ class PipelineHooks:
             wrap(owner, name, timed(self._recorder, noted))
 
     def _on_backward(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
-        self._on_chunk(_kind_of_backward(args, kwargs), start_ns, end_ns, args, kwargs)
+        full = args[1 + FULL] if len(args) > 1 + FULL else kwargs.get("full_backward", True)
+        self._on_chunk(BACKWARD if full else BACKWARD_INPUT, start_ns, end_ns, args, kwargs)
 
     def _on_chunk(self, kind: str, start_ns: int, end_ns: int, args: Any, kwargs: Any, *_: Any) -> None:
         """A stage has done an operation; its second argument is the micro-batch."""
@@ -81,12 +82,6 @@ class PipelineHooks:
         self._known = {chunk_place: number for number, chunk_place in enumerate(sorted(self._known))}
         source = f"{SOURCE} {self._schedule}".strip()
         self._operations.describe(source, int(stage.group_rank), self._known, int(stage.num_stages))
-
-
-def _kind_of_backward(args: Any, kwargs: Any) -> str:
-    """Whether it is also of weights: by an argument whose place and name all versions share."""
-    full = args[1 + FULL] if len(args) > 1 + FULL else kwargs.get("full_backward", True)
-    return BACKWARD if full else BACKWARD_INPUT
 
 
 def install(recorder: Recorder) -> None:

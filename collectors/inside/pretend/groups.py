@@ -12,10 +12,12 @@ import functools
 import os
 import pickle
 import sys
+import sysconfig
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +30,6 @@ from ..recorder import Recorder
 from ..torch_internals import CHECKPOINT, FAKE, group_ranks, has_fake_backend, is_within_backward
 from .calls import Calls, Members
 from .received import SMALL, Received, unmark
-from .refusal import PretendedRefusal, is_of_script, place
 
 _EXPLICIT = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "recv", "scatter")
 
@@ -609,3 +610,55 @@ class Mailbox:
 
     def _path(self, key: str) -> Path:
         return self._folder / quote(f"mail {key}", safe="")
+
+
+# The end of a process that cannot be pretended: one line that names the call and its place in the script.
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_PYTHON = sysconfig.get_paths()["stdlib"]
+CODE = 3  # exit code of a process that was refused
+
+
+class NotPretended(SystemExit):
+    """Ends the process. It is none of the exceptions that scripts catch."""
+
+
+def is_of_script(frame: Any) -> bool:
+    """Whether a frame runs code of the job: neither torch's, nor Python's, nor ours."""
+    return not frame.f_code.co_filename.startswith((_OURS, _TORCH, _PYTHON, "<"))
+
+
+def place() -> str:
+    """Where in the script the present call was made: `train.py:12`; the innermost where all is torch's."""
+    frame, innermost = sys._getframe(1), ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, "<")):
+            here = f"{os.path.basename(name)}:{frame.f_lineno}"
+            if is_of_script(frame):
+                return here
+            innermost = innermost or here
+        frame = frame.f_back  # type: ignore[assignment]
+    return innermost
+
+
+class PretendedRefusal:
+    """How this process refuses."""
+
+    def __init__(self, recorder: Recorder, rank: int, world: int) -> None:
+        self._recorder = recorder
+        self._who = f"rank {rank} of {world} cannot be pretended"
+
+    def refuse(self, call: str, why: str) -> None:
+        """End the process.
+
+        Raises:
+            NotPretended: always.
+        """
+        line = f"{self._who}: {call} at {place()}: {why}"
+        with suppress(OSError), (self._recorder.launch / "log.txt").open("a") as log:
+            log.write(f"{line}\n")
+        with suppress(OSError, ValueError):
+            print(f"dpro: {line}", file=sys.stderr, flush=True)
+        raise NotPretended(CODE)

@@ -16,7 +16,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -107,15 +106,10 @@ def install(recorder: Recorder) -> None:
         recorder.named = actor.facts
         recorder.calls_saved_each_s = SAVED_EACH_S
         manager = worker.function_actor_manager
-        _replace_known(manager, actor.ranged)
+        methods = attributes(manager).get("_function_execution_info", {})
+        for number, method in list(methods.items()):
+            methods[number] = method._replace(function=actor.ranged(method.function))
         make = manager._make_actor_method_executor
         manager._make_actor_method_executor = lambda *of_method: actor.ranged(make(*of_method))
 
     recorder.on_import(MODULE, look)
-
-
-def _replace_known(manager: Any, ranged: Callable[[Any], Any]) -> None:
-    """Note calls of methods of a class that Ray had loaded before the job imported torch."""
-    methods = attributes(manager).get("_function_execution_info", {})
-    for number, method in list(methods.items()):
-        methods[number] = method._replace(function=ranged(method.function))

@@ -67,15 +67,10 @@ class SglangHooks:
             wrap(module.ScheduleBatch, "retract_decode", followed_by(call, self._on_retracted))
         if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
             self._knows_tokens = True
-            wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
+            wrap(module.PrefillAdder, "add_one_req", followed_by(call, self._on_attempt))
 
-    def _around_attempt(self, original: Any) -> Any:
-        def add_one_req(adder: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(adder, *args, **kwargs)
-            self._refused = getattr(result, "name", "") == NO_TOKEN
-            return result
-
-        return add_one_req
+    def _on_attempt(self, result: Any, *_: Any) -> None:
+        self._refused = getattr(result, "name", "") == NO_TOKEN
 
     def _begin(self, scheduler: Any) -> None:
         """Learn which engine this is, and which of its ranks."""

@@ -65,8 +65,9 @@ class TransformersHooks:
     def _look_at_cache(self, scheduler: Any) -> None:
         """Set the hooks that say who waits for blocks and who loses them, where this version has them."""
         manager = getattr(sys.modules.get(f"{PACKAGE}.offloading_manager"), "OffloadingManager", None)
+        call = self._recorder.call
         wanted = (
-            (scheduler, "_process_candidates", self._around_candidates),
+            (scheduler, "_process_candidates", followed_by(call, self._on_candidates)),
             (manager, "offload_requests", self._around_offload),
         )
         if all(hasattr(owner, name) for owner, name, _ in wanted):
@@ -74,23 +75,13 @@ class TransformersHooks:
             for owner, name, around in wanted:
                 wrap(owner, name, around)
             if hasattr(scheduler, "_try_to_meet_safety_margin"):
-                wrap(scheduler, "_try_to_meet_safety_margin", self._around_margin)
+                wrap(scheduler, "_try_to_meet_safety_margin", followed_by(call, self._on_margin))
 
-    def _around_margin(self, original: Any) -> Any:
-        def try_to_meet_safety_margin(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            self._refused |= result is False  # so few blocks are free that no prompt is begun
-            return result
+    def _on_margin(self, result: Any, *_: Any) -> None:
+        self._refused |= result is False  # so few blocks are free that no prompt is begun
 
-        return try_to_meet_safety_margin
-
-    def _around_candidates(self, original: Any) -> Any:
-        def process_candidates(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            self._refused |= isinstance(result, tuple) and result[1:2] == (True,)
-            return result
-
-        return process_candidates
+    def _on_candidates(self, result: Any, *_: Any) -> None:
+        self._refused |= isinstance(result, tuple) and result[1:2] == (True,)
 
     def _around_offload(self, original: Any) -> Any:
         def offload_requests(manager: Any, *args: Any, **kwargs: Any) -> Any:

@@ -68,14 +68,14 @@ class VllmHooks:
         manager = getattr(module, "KVCacheManager", None)
         if hasattr(manager, "allocate_slots"):
             self._knows_blocks = True
-            wrap(manager, "allocate_slots", self._around_allocate)
+            wrap(manager, "allocate_slots", followed_by(self._recorder.call, self._on_allocated))
 
     def on_worker(self, module: Any) -> None:
         """Have each batch of a worker end a step, where its process has no scheduler."""
         worker = getattr(module, "Worker", None)
         if not hasattr(worker, "execute_model"):
             raise LookupError("vLLM's worker has no execute_model: its steps are those of model calls")
-        wrap(worker, "execute_model", self._around_execute)
+        wrap(worker, "execute_model", followed_by(self._recorder.call, self._on_executed))
 
     def _around_schedule(self, original: Any) -> Any:
         def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,23 +86,12 @@ class VllmHooks:
 
         return schedule
 
-    def _around_allocate(self, original: Any) -> Any:
-        def allocate_slots(manager: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks = original(manager, *args, **kwargs)
-            if blocks is None:
-                self._refused = True
-            return blocks
+    def _on_allocated(self, blocks: Any, *_: Any) -> None:
+        self._refused |= blocks is None
 
-        return allocate_slots
-
-    def _around_execute(self, original: Any) -> Any:
-        def execute_model(worker: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(worker, output, *args, **kwargs)
-            if not self._begun and getattr(output, "total_num_scheduled_tokens", False):
-                self._recorder.call(self._served.end_step, time.time_ns())
-            return result
-
-        return execute_model
+    def _on_executed(self, _result: Any, _worker: Any, output: Any, *_: Any) -> None:
+        if not self._begun and getattr(output, "total_num_scheduled_tokens", False):
+            self._served.end_step(time.time_ns())
 
     def _on_scheduled(self, scheduler: Any, output: Any, start_ns: int) -> None:
         total = output.total_num_scheduled_tokens

@@ -526,7 +526,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         exit_status=manifest.exit_status,
         applied=manifest.applied,
         role=", ".join(sorted({*run.table(WORKERS, ["role"])["role"]} - {""})),
-        attempts=_earlier_attempts(run),
+        attempts=[str(path.parent) for path in sorted(run.path.glob("attempts/*/manifest.json"))],
         while_it_ran=logged_findings(run.path),
         windows=msgspec.convert(manifest.windows, WindowCosts),
         recording=recording_share(manifest),
@@ -570,11 +570,6 @@ def how_ended(code: int, number: int) -> str:
         return "not known"
     names = {one.value: one.name for one in signal.Signals}
     return f"killed by {names.get(number, f'signal {number}')}"
-
-
-def _earlier_attempts(run: Run) -> list[str]:
-    """Runs of the job before it was restarted."""
-    return [str(path.parent) for path in sorted(run.path.glob("attempts/*/manifest.json"))]
 
 
 def _coverage(run: Run, steps: pl.DataFrame) -> InfoCoverage:

@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -621,7 +620,10 @@ def searched(
     with suppress(OSError, TypeError, DproError):  # a full disk, say: the answer is there all the same
         text = json.dumps(_written(result))
         if _read(json.loads(text)) == result:
-            _keep(file, text.encode())
+            content = text.encode()
+            with written_whole(file.parent.resolve(), file.name) as stream:
+                stream.write(content)
+            keep_latest(file.parent, "*.json", KEPT)
     return result
 
 
@@ -643,12 +645,6 @@ def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
     for table in (graph.network, graph.products):
         digest.update(b"\0" if table is None else table.write_csv().encode())
     return digest.hexdigest()
-
-
-def _keep(file: Path, content: bytes) -> None:
-    with written_whole(file.parent.resolve(), file.name) as stream:
-        stream.write(content)
-    keep_latest(file.parent, "*.json", KEPT)
 
 
 def _written(result: SearchResult) -> dict[str, Any]:

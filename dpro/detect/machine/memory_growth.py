@@ -135,7 +135,7 @@ def with_growth_of_killed(findings: Sequence[Finding], counters: pl.DataFrame) -
     held = _by(counters, "rank")
     explained = []
     for finding in findings:
-        killed = {one.values["rank"] for one in finding.observations if _by_sigkill(one)}
+        killed = finding.ranks if any(map(_by_sigkill, finding.observations)) else ()
         grown = {rank: growth for rank in killed if (growth := _growth_of_all(held.get(rank))) is not None}
         seen = [
             _observed(rank, growth, "the memory of its process") for rank, growth in sorted(grown.items())
@@ -145,7 +145,7 @@ def with_growth_of_killed(findings: Sequence[Finding], counters: pl.DataFrame) -
 
 
 def _by_sigkill(one: Observation) -> bool:
-    return one.values.get("exit_signal") == signal.SIGKILL and "rank" in one.values
+    return one.values.get("exit_signal") == signal.SIGKILL
 
 
 def _growth_of_all(samples: pl.DataFrame | None) -> Growth | None:

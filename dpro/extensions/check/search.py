@@ -325,13 +325,13 @@ def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures
     return PeerFigures(math.exp(middle), math.exp(far) * (1 - 1e-9))
 
 
-def slower_than_peers(figures: Mapping[Key, float], least: float = MIN_SLOW) -> dict[Key, float]:
+def slower_than_peers(figures: Mapping[Key, float]) -> dict[Key, float]:
     """How many times as fast the others typically are, of what is clearly slower than them."""
     slower = {}
     values = list(figures.values())
     for place, (key, figure) in enumerate(figures.items()):
         others = values[:place] + values[place + 1 :]
-        times = peers_of(others, least).times(figure) if others else 0.0
+        times = peers_of(others).times(figure) if others else 0.0
         if times:
             slower[key] = times
     return slower

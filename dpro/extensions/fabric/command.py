@@ -119,7 +119,7 @@ def topology(
         raise UsageError("--hosts needs a run: dpro topology FILE --attach RUN --hosts hosts.csv")
     hosts: list[str] = []
     if run is not None:
-        from dpro.ingest.host_map import put_hosts, read_host_map
+        from dpro.extensions.fabric.host_map import put_hosts, read_host_map
         from dpro.store import open_run
 
         opened = open_run(run)

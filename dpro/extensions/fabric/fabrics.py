@@ -98,19 +98,14 @@ def _joined(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFi
     if leaves == 1:
         return TopologyFile(hosts=hosts, switches=switches, links=links)
     if leaves <= size.ports:
-        spines = _spines(leaves, up, size.ports)
+        fewest = ceil(leaves * up / size.ports)
+        spines = next(count for count in range(fewest, up + 1) if up % count == 0)
         switches.append(SwitchEntry(_range("spine", 0, spines - 1), "spine"))
         links.append(
             LinkEntry(_range("leaf", 0, leaves - 1), _range("spine", 0, spines - 1), size.gbit, up // spines)
         )
         return TopologyFile(hosts=hosts, switches=switches, links=links)
     return _three_tiers(size, leaves, hosts, switches, links)
-
-
-def _spines(leaves: int, up: int, ports: int) -> int:
-    """The fewest spines that take `up` cables of each leaf, as many from each."""
-    fewest = ceil(leaves * up / ports)
-    return next(count for count in range(fewest, up + 1) if up % count == 0)
 
 
 def _three_tiers(

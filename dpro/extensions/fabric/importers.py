@@ -319,7 +319,10 @@ def read_inside(path: Path, names: str) -> HostEntry:
         raise InputError(f"{path}: no XML: {error}") from error
     if root.tag != "system":
         raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
-    _keep_one_host(root)
+    hosts = [cpu.get("host_hash") for cpu in root.findall("cpu")]
+    for cpu, host in zip(root.findall("cpu"), hosts):
+        if host != hosts[0]:
+            root.remove(cpu)
     gpus: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = []
     ports: list[tuple[_Place, ElementTree.Element]] = []
     for place, element, parent in _walk(path, root):
@@ -342,14 +345,6 @@ def read_inside(path: Path, names: str) -> HostEntry:
         gbit or HostEntry("").nic_gbit,
         _near([place for place, *_ in gpus], [place for place, _ in ports]),
     )
-
-
-def _keep_one_host(root: ElementTree.Element) -> None:
-    """Drop all processors but those of the first host: NVLinks may join several in one file."""
-    hosts = [cpu.get("host_hash") for cpu in root.findall("cpu")]
-    for cpu, host in zip(root.findall("cpu"), hosts):
-        if host != hosts[0]:
-            root.remove(cpu)
 
 
 def _walk(

@@ -96,15 +96,6 @@ def _crossing(placement: Placed, choose: Choice) -> dict[int, list[str]]:
     return crossing
 
 
-def _ranks(placement: Placed) -> dict[int, list[int]]:
-    """By host, its ranks."""
-    host_of = {gpu: host for host, gpus in enumerate(placement.fabric.gpus) for gpu in gpus}
-    ranks_of = defaultdict(list)
-    for rank, gpu in enumerate(placement.gpus):
-        ranks_of[host_of[gpu]].append(rank)
-    return ranks_of
-
-
 def _drawn(loaded: Loaded, link: Link) -> Any:
     placement = placed(loaded.outline.predictive)
     (then, metric), cables = _chosen(link), _cables(loaded, link)
@@ -115,12 +106,17 @@ def _drawn(loaded: Loaded, link: Link) -> Any:
             f" The paths of {unknown} connections are not known: they are drawn as if they used all evenly. "
             "`dpro topology RUN --paths FILE` names them."
         )
+    # By host, its ranks.
+    host_of = {gpu: host for host, gpus in enumerate(placement.fabric.gpus) for gpu in gpus}
+    ranks_of = defaultdict(list)
+    for rank, gpu in enumerate(placement.gpus):
+        ranks_of[host_of[gpu]].append(rank)
     return [
         choices(link, "paths", PATHS, "now"),
         choices(link, "metric", METRICS, "load"),
         graph(
             "fabric-figure",
-            fabric_figure(node_info(placement.fabric, _ranks(placement)), cables, metric, link.theme),
+            fabric_figure(node_info(placement.fabric, ranks_of), cables, metric, link.theme),
         ),
         csv_link(NAME, "cables", link),
         html.P(note, className="note"),
@@ -204,7 +200,11 @@ def cable_info(
         which anything crosses that), `bytes` (of a step, of all links, both ways), `connections` (as text),
         the most load last.
     """
-    drawn = _drawn_as(fabric)
+    # Ports are drawn as their hosts, switches as themselves; what is inside of hosts is not drawn.
+    drawn = {int(node): int(node) for node in np.flatnonzero(fabric.kind == SWITCH)}
+    host_of = {name: -1 - host for host, name in enumerate(fabric.hosts)}
+    for node in np.flatnonzero(fabric.kind == NIC).tolist():
+        drawn[node] = host_of[fabric.names[node].rpartition(":")[0]]
     load = used.sent / fabric.gbps / lasted
     busy = used.sent / fabric.gbps / np.maximum(used.busy, 1.0)
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -222,15 +222,6 @@ def cable_info(
         )  # fmt: skip
     columns = ["lower", "upper", "name", "load", "busy", "bytes", "connections"]
     return pl.DataFrame(rows, schema=columns, orient="row").sort("load", "lower", "upper")
-
-
-def _drawn_as(fabric: Fabric) -> _Parts:
-    """Ports are drawn as their hosts, switches as themselves; what is inside of hosts is not drawn."""
-    drawn = {int(node): int(node) for node in np.flatnonzero(fabric.kind == SWITCH)}
-    host_of = {name: -1 - host for host, name in enumerate(fabric.hosts)}
-    for node in np.flatnonzero(fabric.kind == NIC).tolist():
-        drawn[node] = host_of[fabric.names[node].rpartition(":")[0]]
-    return drawn
 
 
 def _few(names: list[str]) -> str:

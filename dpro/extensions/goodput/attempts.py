@@ -21,11 +21,17 @@ from dpro.detect.hang.case import signal_name
 from dpro.errors import DproError, InputError
 from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, START_PARTS, STARTS, STEPS, WORKERS
 from dpro.store import Run, open_run
+from dpro.table import Table
 from dpro.units import NS_PER_S, format_duration
 
 ATTEMPTS = "attempts"  # the folder in a run that has those before it
 WARM_STEPS = 3  # of an attempt, the first: what they take longer is warm-up
 SAVE, LOAD = "save", "load"
+
+
+def _table(table: Table) -> cached_property[pl.DataFrame]:
+    """A table of an attempt's run, read once."""
+    return cached_property(lambda attempt: attempt.run.table(table))
 
 
 @dataclass(frozen=True)
@@ -46,20 +52,11 @@ class Attempt:
     notes: tuple[str, ...] = ()
     followed: bool = False
 
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        """Table `steps`."""
-        return self.run.table(STEPS)
-
-    @cached_property
-    def starts(self) -> pl.DataFrame:
-        """Table `starts`."""
-        return self.run.table(STARTS)
-
-    @cached_property
-    def checkpoints(self) -> pl.DataFrame:
-        """Table `checkpoints`."""
-        return self.run.table(CHECKPOINTS)
+    steps = _table(STEPS)
+    starts = _table(STARTS)
+    checkpoints = _table(CHECKPOINTS)
+    counters = _table(COUNTERS)
+    workers = _table(WORKERS)
 
     @cached_property
     def parts(self) -> pl.DataFrame:
@@ -73,16 +70,6 @@ class Attempt:
         )
         latest = pl.col("end_ns").cum_max().shift(1).over("rank")
         return ordered.filter(latest.is_null() | (pl.col("start_ns") >= latest))
-
-    @cached_property
-    def counters(self) -> pl.DataFrame:
-        """Table `counters`."""
-        return self.run.table(COUNTERS)
-
-    @cached_property
-    def workers(self) -> pl.DataFrame:
-        """Table `workers`."""
-        return self.run.table(WORKERS)
 
     @property
     def begin_ns(self) -> int:
@@ -245,7 +232,11 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
         return AttemptEnd(COMPLETED, "finished", "ended well")
     if end.how == FAILED:
         words = end.cause or (f"the command ended with {end.by}" if end.by else "did not end well")
-        return AttemptEnd(FAILED, _label(attempt, rank), words, rank)
+        of_rank = attempt.workers.filter(pl.col("rank") == rank)
+        number = of_rank["exit_signal"].max()
+        return AttemptEnd(
+            FAILED, signal_name(number) if isinstance(number, int) and number > 0 else "error", words, rank
+        )
     if end.how == ENDED:
         return AttemptEnd(ENDED, "killed from outside", f"was ended by {end.by}")
     if end.how == RUNNING and not attempt.followed:
@@ -255,13 +246,6 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
     if attempt.ended_well:
         return AttemptEnd(COMPLETED, "finished", "ended well")
     return AttemptEnd(FAILED, "failed", "did not end well")
-
-
-def _label(attempt: Attempt, rank: int) -> str:
-    """What ended the first rank: a signal, or an error."""
-    of_rank = attempt.workers.filter(pl.col("rank") == rank)
-    number = of_rank["exit_signal"].max()
-    return signal_name(number) if isinstance(number, int) and number > 0 else "error"
 
 
 def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:

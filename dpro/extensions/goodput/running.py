@@ -92,19 +92,15 @@ def run_so_far(run: Path) -> Iterator[Run]:
     starts_so_far = attempts(of_training([process for process, _ in recorded]))
     if not starts_so_far:
         raise InputError(f"{run}: no rank has recorded anything yet; try again in a moment")
-    chosen = _some_ranks([process.rank for process in starts_so_far[-1]])
+    ranks = [process.rank for process in starts_so_far[-1]]
+    every = -(-len(ranks) // MAX_RANKS)
+    chosen = set(sorted(ranks)[::every])
     with TemporaryDirectory(prefix="dpro-life-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         for number, attempt in enumerate(starts_so_far):
             to = folder if number + 1 == len(starts_so_far) else folder / ATTEMPTS / str(number)
             _write(to, [process for process in attempt if process.rank in chosen] or attempt[:1], launched)
         yield replace(open_run(folder), source=run)
-
-
-def _some_ranks(ranks: Sequence[int]) -> set[int]:
-    """At most `MAX_RANKS` ranks, the first and others as far apart as can be."""
-    every = -(-len(ranks) // MAX_RANKS)
-    return set(sorted(ranks)[::every])
 
 
 def _write(to: Path, attempt: Sequence[RecordedProcess], launched: dict[Path, int]) -> None:

@@ -457,7 +457,12 @@ class _Reader:
             self.reports.append(Report(MEMORY, when, host, f"Slurm: tasks {tasks} ran out of memory"))
         code = _EXITED.search(how)
         number = next((number for words, number in _TASK_SIGNALS.items() if how.startswith(words)), 0)
-        for task in _numbers_of(tasks):
+        numbers: list[int] = []
+        for part in tasks.strip("[]").split(","):
+            first, _, last = part.partition("-")
+            if first.isdigit() and (not last or last.isdigit()):
+                numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
+        for task in numbers:
             end = LoggedEnd(task, host=host)
             _set_exit(end, int(code[1]) if code else -number, when)
             if end.exit_code > 0 or end.exit_signal > 0:
@@ -562,15 +567,6 @@ def _set_exit(end: LoggedEnd, code: int, when: int) -> None:
     if code > 128 and code - 128 in {*signal.Signals}:  # of a shell
         end.exit_code, end.exit_signal = -1, code - 128
     end.ended_ns = when
-
-
-def _numbers_of(text: str) -> list[int]:
-    numbers: list[int] = []
-    for part in text.strip("[]").split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
-            numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
-    return numbers
 
 
 def _workers(ends: Iterable[LoggedEnd]) -> pl.DataFrame:

@@ -144,7 +144,11 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
     tokens = micro_batch * model.sequence / cp
     clock = _Clock(rows.height, machine, software.dtype)
     _add_attention(clock, model, software, micro_batch, tp, cp)
-    _add_pointwise(clock, model, software, tokens, tp)
+    # Readings and writings of a token's vector: two norms, two residuals. Backward, norms read twice.
+    whole = 10.0 + (1.0 if software.dropout else 0.0)
+    shared = tp if software.sequence_parallel else 1.0
+    rotated = 4.0 * model.hidden / tp
+    clock.moved("pointwise", SIZE * tokens * (whole * model.hidden / shared + rotated), 1.6)
     wide = model.ffn * (2 if model.gated else 1)
     clock.product("dense", tokens, wide / tp, np.full_like(tokens, model.hidden))
     clock.product("dense", tokens, np.full_like(tokens, model.hidden), model.ffn / tp)
@@ -208,15 +212,6 @@ def _add_attention(
     # Softmax reads and writes the scores; dropout again, with a mask of a byte. Backward reads one more.
     passes = 2 + (2.5 if software.dropout else 0)
     clock.moved("scores", SIZE * passes * batch * queries * model.sequence, 1 + 1 / passes)
-
-
-def _add_pointwise(clock: _Clock, model: Model, software: Software, tokens: Floats, tp: Floats) -> None:
-    """Norms, residuals, dropout, rotation: whole vectors of each token."""
-    # Readings and writings of a token's vector: two norms, two residuals. Backward, norms read twice.
-    whole = 10.0 + (1.0 if software.dropout else 0.0)
-    shared = tp if software.sequence_parallel else 1.0
-    rotated = 4.0 * model.hidden / tp
-    clock.moved("pointwise", SIZE * tokens * (whole * model.hidden / shared + rotated), 1.6)
 
 
 def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Floats, ep: Floats) -> None:
@@ -286,7 +281,9 @@ def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwa
     tensor = 4 * one_way_us(vectors, tp, one, machine) * exposed
     # What was cut is gathered once more for the gradients of weights.
     backward = tensor * (1.25 if software.sequence_parallel else 1.0)
-    passed = _context_us(model, tokens, tp, cp, machine, software)
+    keys = 2 * model.kv_heads * model.head_size if not model.kv_rank else model.heads * model.widths[0] * 2
+    whole = SIZE * tokens * cp * keys / tp
+    passed: Floats = one_way_us(whole, cp, tp, machine) * (1 - software.context_overlap)
     experts = _expert_us(model, tokens, tp, cp, ep, machine)
     head = 2 * one_way_us(vectors, tp, one, machine)
     return Exchanges(
@@ -298,16 +295,6 @@ def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwa
         _message_us(model, rows, machine, software),
         *_data_us(model, rows, machine, software),
     )
-
-
-def _context_us(
-    model: Model, tokens: Floats, tp: Floats, cp: Floats, machine: Machine, software: Software
-) -> Floats:
-    """Keys and values pass around the ring of context parallelism, mostly while others are attended to."""
-    keys = 2 * model.kv_heads * model.head_size if not model.kv_rank else model.heads * model.widths[0] * 2
-    whole = SIZE * tokens * cp * keys / tp
-    us: Floats = one_way_us(whole, cp, tp, machine) * (1 - software.context_overlap)
-    return us
 
 
 def _expert_us(model: Model, tokens: Floats, tp: Floats, cp: Floats, ep: Floats, machine: Machine) -> Floats:

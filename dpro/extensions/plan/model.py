@@ -164,7 +164,7 @@ class Model:
         return 6.0 * weights + 3 * 2 * scores
 
 
-def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int | None = None) -> Model:
+def model_of(config: Mapping[str, Any], sequence: int | None = None) -> Model:
     """The model that a configuration describes.
 
     Args:
@@ -189,7 +189,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     ffn = sizes["ffn"] or 4 * hidden
     experts = sizes["experts"]
     model = Model(
-        layers=layers or sizes["layers"],
+        layers=sizes["layers"],
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else sizes["kv_heads"] or heads,
@@ -203,7 +203,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
         experts_per_token=sizes["experts_per_token"] or (1 if experts else 0),
         expert_ffn=(sizes["expert_ffn"] or ffn) if experts else 0,
         shared_experts=sizes["shared_experts"] if experts else 0,
-        dense_layers=min(sizes["dense_layers"], layers or sizes["layers"]),
+        dense_layers=min(sizes["dense_layers"], sizes["layers"]),
         q_rank=sizes["q_rank"],
         kv_rank=sizes["kv_rank"],
         rope_size=sizes["rope_size"] if latent else 0,

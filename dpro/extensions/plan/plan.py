@@ -95,9 +95,12 @@ def _times(
     """Which rows are replayed, and [N] of each of `PARTS`; measured rows, at the end, are replayed, too."""
     bound = step_times(job, machine, replay=False)
     times = {name: bound[name].to_numpy().copy() for name in PARTS}
-    wanted = _worth_replaying(times["step_ms"][: tokens.size] / tokens, fits)
+    ms_per_token = times["step_ms"][: tokens.size] / tokens
+    possible = np.array([word != "no" for word in fits])
+    order = np.lexsort([ms_per_token, ~possible])
+    wanted: Ints = order[:REPLAYED].astype(np.int64)
     row_numbers = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
-    exact = step_times(_some(job, row_numbers), machine)
+    exact = step_times(replace(job, rows=job.rows[row_numbers], work=job.work[row_numbers]), machine)
     for name in PARTS:
         times[name][row_numbers] = exact[name].to_numpy()
     return wanted, times
@@ -108,18 +111,6 @@ def _tokens(model: Model, rows: pl.DataFrame) -> Floats:
     batch = (rows["dp"] * rows["micro_batch"] * rows["micro_batches"]).to_numpy().astype(np.float64)
     per_gpu: Floats = batch * model.sequence / gpus_of(rows)
     return per_gpu
-
-
-def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
-    """The rows that fit and are fastest; where none fits, the fastest."""
-    possible = np.array([word != "no" for word in fits])
-    order = np.lexsort([ms_per_token, ~possible])
-    rows: Ints = order[:REPLAYED].astype(np.int64)
-    return rows
-
-
-def _some(job: TimedLayouts, indices: Ints) -> TimedLayouts:
-    return replace(job, rows=job.rows[indices], work=job.work[indices])
 
 
 def _calibrated(

@@ -128,13 +128,24 @@ def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
         "forward_thread",
     ]
     spans = graph.run.table(SPANS, columns).filter(pl.col("rank") == rank)
-    launched_in = graph.nodes.span[_launcher(graph, kernels)]
+    # [N] the node that launched each, or itself.
+    edges = graph.edges
+    source = np.arange(graph.num_nodes)
+    launch = edges.kind == EdgeKind.LAUNCH
+    source[edges.target[launch]] = edges.source[launch]
+    launcher: Ints = source[kernels]
+    launched_in = graph.nodes.span[launcher]
     calls = pl.DataFrame({"row": np.arange(kernels.size), "span_id": launched_in})
     calls = calls.join(spans.select("span_id", "tid", "start_ns"), on="span_id").sort("start_ns")
     operators = spans.filter(pl.col("kind") == "cpu_op")
     back = _inside(calls, operators.filter(pl.col("forward_thread") > 0))
     is_product = pl.col("name").is_in(list(MATMULS)) | pl.col("name").str.contains(ATTENTION)
-    made = _inside(calls, _innermost(operators.filter(is_product)))
+    ordered = operators.filter(is_product).sort(
+        "tid", "start_ns", "duration_ns", descending=[False, False, True]
+    )
+    following = pl.col("start_ns").shift(-1).over("tid")
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    made = _inside(calls, ordered.filter((following >= end).fill_null(True)))
     named = made.select("row", "operator", text=pl.col("name") + pl.col("shapes"))
     rows = (
         pl.DataFrame({"row": np.arange(kernels.size)})
@@ -155,24 +166,6 @@ def _by_kernels(graph: Graph, kernels: Ints, rows: pl.DataFrame) -> pl.DataFrame
     is_product = pl.Series(multiplies[graph.nodes.name[kernels]])
     named = pl.when(pl.col("text") == "").then(names).otherwise(pl.col("text"))
     return rows.with_columns(text=pl.when(is_product).then(named).otherwise(pl.lit("")))
-
-
-def _launcher(graph: Graph, kernels: Ints) -> Ints:
-    """[N] the node that launched each, or itself."""
-    edges = graph.edges
-    source = np.arange(graph.num_nodes)
-    launch = edges.kind == EdgeKind.LAUNCH
-    source[edges.target[launch]] = edges.source[launch]
-    launcher: Ints = source[kernels]
-    return launcher
-
-
-def _innermost(operators: pl.DataFrame) -> pl.DataFrame:
-    """Operators in which no other of them begins."""
-    ordered = operators.sort("tid", "start_ns", "duration_ns", descending=[False, False, True])
-    following = pl.col("start_ns").shift(-1).over("tid")
-    end = pl.col("start_ns") + pl.col("duration_ns")
-    return ordered.filter((following >= end).fill_null(True))
 
 
 def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from dpro.extensions.plan.layout import SCHEDULE_NAMES, column, gpus_of
 from dpro.extensions.plan.model import Model, Software
 from dpro.replay.cost.machine import Machine
 from dpro.replay.engine import grouped, longest_path, topological_order
-from dpro.replay.pipeline.schedules import HALF, SCHEDULES, TaskTable, table_of
+from dpro.replay.pipeline.schedules import HALF, SCHEDULES, table_of
 
 
 class Stages(NamedTuple):
@@ -277,7 +277,7 @@ class StageOrder:
     """Computes of one step, in topological order.
 
     Attributes:
-        stage, micro_batch: [N] of each compute.
+        stage: [N] of each compute.
         place: [N] number of its chunk in the model, from the input.
         kind: [N] index into `tasks.KINDS`.
         apart: [N] whether it is a backward of inputs alone.
@@ -287,7 +287,6 @@ class StageOrder:
 
     stage: Ints
     place: Ints
-    micro_batch: Ints
     kind: Ints
     apart: Bools
     indptr: Ints
@@ -308,10 +307,7 @@ def pipeline(stages: int, chunks: int, count: int, schedule: str = "1f1b") -> St
     if schedule not in SCHEDULES:
         raise UsageError(f"no schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
     chosen = SCHEDULES["interleaved" if schedule == "1f1b" and chunks > 1 else schedule]
-    return _in_order(table_of(chosen.orders(stages, count, chunks), chosen.place))
-
-
-def _in_order(work: TaskTable) -> StageOrder:
+    work = table_of(chosen.orders(stages, count, chunks), chosen.place)
     number = np.arange(work.stage.size)
     follows = number[1:][work.stage[1:] == work.stage[:-1]]
     source = np.concatenate([follows - 1, work.source])
@@ -324,7 +320,6 @@ def _in_order(work: TaskTable) -> StageOrder:
     return StageOrder(
         work.stage[order],
         work.place[order],
-        work.batch[order],
         work.kind[order],
         work.apart[order],
         indptr,

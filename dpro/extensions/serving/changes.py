@@ -82,7 +82,13 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
         Unanswerable: an edit needs what the run lacks, or windows hold too few iterations.
     """
     ordered = iterations.sort("start_ns")
-    by_iteration = with_kept_tables(_steps_are_iterations(graph, ordered))
+    # The graph with the number of the iteration as the step of each node, by when it began as recorded.
+    starts = ordered["start_ns"].to_numpy() - graph.origin_ns
+    last = starts[-1] + ordered["duration_ns"][-1] if starts.size else 0
+    began = graph.nodes.measured_start
+    number = np.searchsorted(starts, began, side="right") - 1
+    number = np.where(began >= last, AFTER_STEPS, np.where(number < 0, BEFORE_STEPS, number))
+    by_iteration = with_kept_tables(replace(graph, nodes=replace(graph.nodes, step=number.astype(np.int64))))
     changed = apply_all(by_iteration, edits).graphs[-1]
     before, after = replay(by_iteration), replay(changed)
     baseline = step_ends(by_iteration, before.start, before.end)
@@ -99,16 +105,6 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
     prompts, decodes = map(_times_as_long, kinds)
     assumed = max((edit.doubt for edit in edits), default=0.0)
     return ChangedIterations(prompts, decodes, assumed * max(abs(np.log(prompts)), abs(np.log(decodes))))
-
-
-def _steps_are_iterations(graph: Graph, iterations: pl.DataFrame) -> Graph:
-    """The graph with the number of the iteration as the step of each node, by when it began as recorded."""
-    starts = iterations["start_ns"].to_numpy() - graph.origin_ns
-    last = starts[-1] + iterations["duration_ns"][-1] if starts.size else 0
-    began = graph.nodes.measured_start
-    number = np.searchsorted(starts, began, side="right") - 1
-    number = np.where(began >= last, AFTER_STEPS, np.where(number < 0, BEFORE_STEPS, number))
-    return replace(graph, nodes=replace(graph.nodes, step=number.astype(np.int64)))
 
 
 def _times_as_long(durations: pl.DataFrame) -> float:

@@ -311,7 +311,14 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
         said.append(f"the engine is busy {busy:.0%} of the time")
     if seen.capacity:
         said.append(f"it makes {number(seen.capacity)} output tokens per busy second")
-    share = _lacking(seen)
+    # Share of the time of iterations in which requests wait for blocks of the KV cache.
+    engines = seen.by_replica.values()
+    whole = sum(float(engine.durations.sum()) for engine in engines)
+    share = (
+        sum(float(engine.durations[engine.lacks_blocks].sum()) for engine in engines) / whole
+        if whole
+        else 0.0
+    )
     if share >= SEEN:
         said.append(f"requests wait for blocks of the KV cache in {share:.0%} of its iterations' time")
     parts = {part: ms for part, ms in seen.parts.items() if part != "idle"}
@@ -320,17 +327,6 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
         said.append(f"most of an iteration is {most} ({parts[most] / sum(parts.values()):.0%})")
     what = "The engine limits" if queue >= QUEUED * latency else "Arrivals limit"
     return f"{what} throughput: {'; '.join(said)}."
-
-
-def _lacking(seen: SeenServer) -> float:
-    """Share of the time of iterations in which requests wait for blocks of the KV cache."""
-    engines = seen.by_replica.values()
-    whole = sum(float(engine.durations.sum()) for engine in engines)
-    return (
-        sum(float(engine.durations[engine.lacks_blocks].sum()) for engine in engines) / whole
-        if whole
-        else 0.0
-    )
 
 
 def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:
@@ -419,20 +415,15 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
             & (pl.col("start_ns") + pl.col("duration_ns") > begun)
             & (pl.col("start_ns") < ended)
         )
-        seen = _whole(_with_work(covered, of_rank), spans.filter(pl.col("rank") == rank))
+        starts = of_rank["start_ns"].sort().to_numpy()
+        low = np.searchsorted(starts, covered["start_ns"].to_numpy())
+        high = np.searchsorted(starts, (covered["start_ns"] + covered["duration_ns"]).to_numpy())
+        seen = _whole(covered.filter(pl.Series(high > low)), spans.filter(pl.col("rank") == rank))
         if seen.height:
             count += seen.height
             for part, ns in _of_rank(of_rank, seen).items():
                 total[part] += ns / NS_PER_MS
     return ({part: ms / count for part, ms in total.items()} if count else {}), count
-
-
-def _with_work(iterations: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """The iterations in which some work begins: those in a window."""
-    starts = work["start_ns"].sort().to_numpy()
-    low = np.searchsorted(starts, iterations["start_ns"].to_numpy())
-    high = np.searchsorted(starts, (iterations["start_ns"] + iterations["duration_ns"]).to_numpy())
-    return iterations.filter(pl.Series(high > low))
 
 
 def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
@@ -466,16 +457,11 @@ def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:
         ns_of[part] = float(lengths[here].sum())
         free &= ~here
     ns_of[HOST] = float(lengths[free].sum())
-    ns_of[IDLE] = _between(iterations)
-    return ns_of
-
-
-def _between(iterations: pl.DataFrame) -> float:
-    """ns between iterations that follow each other; those of two windows do not."""
     ordered = iterations.sort("start_ns")
     gaps = ordered["start_ns"].shift(-1) - ordered["start_ns"] - ordered["duration_ns"]
     follows = ordered["iteration"].diff().shift(-1) == 1
-    return float(gaps.filter(follows.fill_null(False)).clip(0).sum())
+    ns_of[IDLE] = float(gaps.filter(follows.fill_null(False)).clip(0).sum())
+    return ns_of
 
 
 def _covered(

@@ -128,8 +128,17 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
     rows, evictions = [], 0
     for replica in range(min(engine.replicas, max(requests.height, 1))):  # the others serve none
         of_replica = np.ascontiguousarray(ordered[replica :: engine.replicas])
+        # Iterations at most, if nothing is evicted; there is room for as many again.
+        chunks = -(-of_replica[:, PROMPT] // engine.token_budget)
+        decodes = of_replica[:, OUTPUT].max(initial=0) / engine.tokens_per_decode
+        prompts = (of_replica[:, PROMPT] - of_replica[:, CACHED]).sum() / engine.token_budget
+        if max(decodes, prompts) > MAX_ITERATIONS:
+            raise _too_long()
         moments, iterations, evicted = run_requests(
-            of_replica, _limits(engine), cost.array(), _at_most(of_replica, engine)
+            of_replica,
+            _limits(engine),
+            cost.array(),
+            int(min(2 * (of_replica[:, OUTPUT] + chunks).sum() + 1, MAX_ITERATIONS)),
         )
         if len(iterations) == MAX_ITERATIONS:
             raise _too_long()
@@ -179,20 +188,6 @@ def _limits(engine: Engine) -> Ints:
     limits[MASKED] = engine.masked
     limits[CLIENTS] = -(-engine.clients // engine.replicas)
     return limits
-
-
-def _at_most(requests: Ints, engine: Engine) -> int:
-    """Iterations that serve the requests at most, if nothing is evicted; room for as many again.
-
-    Raises:
-        Unanswerable: the longest output, or all prompts, take too many by themselves.
-    """
-    chunks = -(-requests[:, PROMPT] // engine.token_budget)
-    decodes = requests[:, OUTPUT].max(initial=0) / engine.tokens_per_decode
-    prompts = (requests[:, PROMPT] - requests[:, CACHED]).sum() / engine.token_budget
-    if max(decodes, prompts) > MAX_ITERATIONS:
-        raise _too_long()
-    return int(min(2 * (requests[:, OUTPUT] + chunks).sum() + 1, MAX_ITERATIONS))
 
 
 def _too_long() -> Unanswerable:

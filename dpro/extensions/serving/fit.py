@@ -103,7 +103,12 @@ def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | Non
     if chosen.sum() < SMALLEST:
         raise Unanswerable(f"{chosen.sum()} requests have all their moments: {SMALLEST} are needed")
     measured = requests.filter(pl.Series(chosen))
-    usual = _usual(measured)
+    # [8] logarithms of usual parts, for the requests of a recording.
+    per_token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1)
+    begun = pl.when(pl.col("scheduled_ns") >= 0).then("scheduled_ns").otherwise("arrival_ns")
+    prompt = (pl.col("first_token_ns") - begun) / pl.col("prompt_tokens")
+    decode_ns, token_ns = measured.select(per_token.min().alias("decode"), prompt.quantile(0.1)).row(0)
+    usual = _usual_parts(max(decode_ns, 1) / NS_PER_S, max(token_ns, 1) / NS_PER_S)
     variants = [(False, True)] * 2 if engine.kv_tokens else [(False, True), (False,)]
     fits = []
     for ahead, keeps in product(*variants):
@@ -179,15 +184,6 @@ def seconds(cost: IterationCost, prefill: Floats, decodes: Floats, context: Floa
     hidden = cost.overlapped * np.minimum(joined, attended)
     times = np.where(prefill > 0, cost.with_prompts, cost.only_decodes)
     return np.asarray(times * (cost.host_s + joined + attended - hidden + cost.request_s * decodes))
-
-
-def _usual(measured: pl.DataFrame) -> Floats:
-    """[8] logarithms of usual parts, for the requests of a recording."""
-    per_token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1)
-    begun = pl.when(pl.col("scheduled_ns") >= 0).then("scheduled_ns").otherwise("arrival_ns")
-    prompt = (pl.col("first_token_ns") - begun) / pl.col("prompt_tokens")
-    decode_ns, token_ns = measured.select(per_token.min().alias("decode"), prompt.quantile(0.1)).row(0)
-    return _usual_parts(max(decode_ns, 1) / NS_PER_S, max(token_ns, 1) / NS_PER_S)
 
 
 def _usual_parts(decode_s: float, token_s: float) -> Floats:
@@ -389,17 +385,14 @@ def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | N
     engine = engine or engine_of(requests, iterations)
     if iterations.filter(KNOWN).height < SMALLEST:
         return fit_requests(requests, engine)
-    fitted = fit_iterations(_cycles(iterations), engine)
+    ordered = iterations.sort("start_ns")
+    next_start, next_decodes = pl.col("start_ns").shift(-1), pl.col("decode_tokens").shift(-1)
+    cycle = pl.when(next_decodes > 0).then(next_start - pl.col("start_ns")).otherwise("duration_ns")
+    fitted = fit_iterations(
+        ordered.with_columns(duration_ns=pl.max_horizontal(cycle, "duration_ns").cast(pl.Int64)), engine
+    )
     waited = requests.filter(pl.col("scheduled_ns") >= 0).select(
         pl.col("scheduled_ns") - pl.col("arrival_ns")
     )
     least = waited.to_series().quantile(0.1) if waited.height else 0.0
     return with_delay(fitted, max(least or 0.0, 0.0) / NS_PER_S)
-
-
-def _cycles(iterations: pl.DataFrame) -> pl.DataFrame:
-    """Iterations that last until the next one, where that holds decodes: the engine was not idle."""
-    ordered = iterations.sort("start_ns")
-    next_start, next_decodes = pl.col("start_ns").shift(-1), pl.col("decode_tokens").shift(-1)
-    cycle = pl.when(next_decodes > 0).then(next_start - pl.col("start_ns")).otherwise("duration_ns")
-    return ordered.with_columns(duration_ns=pl.max_horizontal(cycle, "duration_ns").cast(pl.Int64))

@@ -299,7 +299,12 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
     gaining = sorted(
         (changes for changes in rates if rates[changes] > rates[()]), key=lambda changes: -rates[changes]
     )
-    likely = _likely_costs(fitted)
+    # Costs and delays that are as likely as the fitted one, in a run that is a little faster or slower.
+    other_run = np.random.default_rng(0).normal(0, MIN_ERROR, FEW_DRAWS)
+    likely = [
+        (moved(cost, [log] * len(COST_PARTS)), delay_s)
+        for (cost, delay_s), log in zip(fitted.draws(FEW_DRAWS), other_run.tolist(), strict=True)
+    ]
     allowed = [
         Allowed(changes, recorded * _fastest(server, likely, goal, changes))
         for changes in [(), *_fewest(gaining, rates)[:MAX_JUDGED]]
@@ -317,15 +322,6 @@ def _fewest(
     for changes in sorted(gaining, key=len):
         best.setdefault(rates[changes], changes)
     return sorted(best.values(), key=lambda changes: -rates[changes])
-
-
-def _likely_costs(fitted: FittedCost) -> list[tuple[IterationCost, float]]:
-    """Costs and delays that are as likely as the fitted one, in a run that is a little faster or slower."""
-    other_run = np.random.default_rng(0).normal(0, MIN_ERROR, FEW_DRAWS)
-    return [
-        (moved(cost, [log] * len(COST_PARTS)), delay_s)
-        for (cost, delay_s), log in zip(fitted.draws(FEW_DRAWS), other_run.tolist(), strict=True)
-    ]
 
 
 def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:

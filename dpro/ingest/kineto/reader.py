@@ -7,7 +7,6 @@ events are not read: the arrows repeat what correlation and sequence numbers say
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.errors import InputError
-from dpro.ingest.derived import enclosed, find_iterations, guess_steps, model_calls
+from dpro.ingest.derived import enclosed, find_iterations, guess_steps, model_calls, sync_calls
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.kineto.collectives import (
     COLUMNS,
@@ -345,15 +344,6 @@ _EVENT_NAMES = {
     "Stream Sync": "stream_sync",
     "Context Sync": "device_sync",
 }
-# Runtime and driver calls, CUDA and HIP, with and without suffixes such as `_v2`, `WithFlags`, `_ptsz`.
-_CALL_NAMES = (
-    (r"^(cuda|hip|cu)EventRecord", "event_record"),
-    (r"^(cuda|hip|cu)StreamWaitEvent", "stream_wait_event"),
-    (r"^(cuda|hip|cu)EventSynchronize", "event_sync"),
-    (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
-    (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
-)
-_TEXTS = {"name": pl.String, "kind": pl.String}
 
 
 def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventArguments]) -> pl.DataFrame:
@@ -363,19 +353,11 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventAr
         spans: all spans of the rank, with `span_id`.
         events: the `cuda_sync` events, with `position`.
     """
-    calls = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id").filter(
-        pl.col("kind") == "runtime"
-    )
+    columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id")
+    calls = columns.filter(pl.col("kind") == "runtime").drop("kind")
     explained = _explained(events, args, calls)
-    names = calls["name"].unique().to_list()
-    kinds = pl.DataFrame({"name": names, "kind": [*map(_kind_of_call, names)]}, schema_overrides=_TEXTS)
-    named = calls.drop("kind").join(kinds.drop_nulls(), on="name", maintain_order="left")
-    unexplained = named.join(explained, on="correlation", how="anti")
+    unexplained = sync_calls(calls).join(explained, on="correlation", how="anti")
     return pl.concat([explained, _unexplained(unexplained)]).sort("start_ns", "span_id", maintain_order=True)
-
-
-def _kind_of_call(name: str) -> str | None:
-    return next((kind for pattern, kind in _CALL_NAMES if re.search(pattern, name)), None)
 
 
 def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.DataFrame) -> pl.DataFrame:

@@ -25,7 +25,6 @@ from dpro.ingest.kineto.columns import (
     PYTHON,
     SYNC_KIND,
     UNTAKEN,
-    Array,
     Columns,
     Memory,
     is_detailed,
@@ -236,20 +235,17 @@ class Scanner:
         detailed = self._detailed.of(names) > 0
         kernels = np.flatnonzero(kinds == KERNEL)
         detailed[kernels] = self._communicate.of(names[kernels])
-        self._note_plain(categories, kinds, names, detailed)
-        detailed |= kinds == SYNC_KIND
-        explained = rows[detailed & (phases == _X) & (kinds != PYTHON) & (kinds < UNTAKEN)]
-        kept = [self._columns.keep(event.args or NO_ARGS) for event in self._events(text, explained)]
-        self._positions[explained] = kept
-        return others
-
-    def _note_plain(self, categories: Ints, kinds: Array, names: Ints, detailed: Array) -> None:
-        """Have spans like these be marked only where details of them are kept."""
+        # Have spans like these be marked only where details of them are kept.
         untold = (kinds == PYTHON) | (kinds >= UNTAKEN)
         asked = np.where(kinds == KERNEL, _OF_KERNELS, _OF_OTHERS)
         strings = self._strings.strings
         strings[categories, kernel.ASKS] = np.where(kinds == SYNC_KIND, _ALWAYS, np.where(untold, 0, asked))
         strings[names[~detailed], kernel.PLAIN] |= asked[~detailed]
+        detailed |= kinds == SYNC_KIND
+        explained = rows[detailed & (phases == _X) & (kinds != PYTHON) & (kinds < UNTAKEN)]
+        kept = [self._columns.keep(event.args or NO_ARGS) for event in self._events(text, explained)]
+        self._positions[explained] = kept
+        return others
 
     def _events(self, text: bytes, rows: Ints) -> list[TraceEvent]:
         """The typed decoder's view of some rows of a list."""

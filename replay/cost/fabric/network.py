@@ -167,7 +167,6 @@ class Routes:
 
     Attributes:
         network: of which.
-        alive: [L] whether a link works.
         place: [N] number of a switch among switches, -1 of other nodes.
         out, into: [N] the link of a port to its switch, and from it; -1 of other nodes and where it failed.
         column: [N] of `far`, of switches that ports are linked to: only those are destinations; -1 of others.
@@ -177,7 +176,6 @@ class Routes:
     """
 
     network: Fabric
-    alive: Bools
     place: Ints
     out: Ints
     into: Ints
@@ -221,7 +219,7 @@ def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
     into[network.target[cables]] = cables
     far = _hops(begin, end, count, place[leaves])
     indptr = np.searchsorted(begin, np.arange(count + 1)).astype(np.int64)
-    return Routes(network, alive, place, out, into, column, far, indptr, used)
+    return Routes(network, place, out, into, column, far, indptr, used)
 
 
 def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:

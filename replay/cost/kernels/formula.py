@@ -64,7 +64,6 @@ class OperationSizes:
     n: Floats
     k: Floats
     moved: Floats
-    written: Floats
 
     def __getitem__(self, rows: slice) -> OperationSizes:
         """Some of them."""
@@ -88,7 +87,6 @@ def sizes_of(operations: pl.DataFrame) -> OperationSizes:
         n,
         np.where(attends, 2 * k, k),
         read + written,
-        written,
     )
 
 

@@ -245,21 +245,18 @@ def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Grap
     Raises:
         Unanswerable: in the recorded times, work depends on chunks that come after it.
     """
-    made = _Chunked(graph, costs, _with_fewer_bytes(graph, segments, costs.chunks))
+    num_bytes = graph.nodes.bytes.copy()  # of each collective of segments those of a chunk
+    is_cut = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
+    num_bytes[is_cut] = np.maximum(np.rint(num_bytes[is_cut] / costs.chunks), 1)
+    made = _Chunked(
+        graph, costs, dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, bytes=num_bytes))
+    )
     for segment in segments:
         made.cut_up(segment)
     try:
         return made.draft.finish()
     except GraphError as error:
         raise Unanswerable("the recorded order of calls leaves no room for chunks") from error
-
-
-def _with_fewer_bytes(graph: Graph, segments: Sequence[Segment], chunks: int) -> Graph:
-    """The graph, each collective of segments with the bytes of a chunk."""
-    num_bytes = graph.nodes.bytes.copy()
-    is_cut = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
-    num_bytes[is_cut] = np.maximum(np.rint(num_bytes[is_cut] / chunks), 1)
-    return dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, bytes=num_bytes))
 
 
 class _Chunked:
@@ -317,7 +314,6 @@ class _Chain:
         self.job, self.stages = job, stages
         self.nodes, self.edges = job.graph.nodes, job.graph.edges
         self.done: list[list[int]] = [[_last(stage)] for stage in stages]  # by stage, the last node per chunk
-        self.calls: dict[tuple[int, int], int] = {}
         self.on_thread = any(
             isinstance(stage, WorkStage) and self.nodes.kind[stage.nodes[0]] in CPU_KINDS for stage in stages
         )
@@ -396,7 +392,12 @@ class _Chain:
         draft.link(arrive, transfer, EdgeKind.STREAM)
         if meet >= 0:
             draft.link(arrive, meet, EdgeKind.RENDEZVOUS)
-            draft.link(meet, transfer, EdgeKind.RENDEZVOUS, self._lag_from_meeting(stage.transfer))
+            lags = [
+                int(self.edges.lag[edge])
+                for edge in self.job.into(stage.transfer)
+                if self.nodes.kind[self.edges.source[edge]] == NodeKind.RENDEZVOUS
+            ]
+            draft.link(meet, transfer, EdgeKind.RENDEZVOUS, max(lags, default=0))
         if self.on_thread and stage.call >= 0:
             call = draft.insert(stage.call, duration=int(nodes.duration[stage.call]))
             draft.link(call, arrive, EdgeKind.LAUNCH, self._launch_of(stage.arrive)[1])
@@ -406,14 +407,6 @@ class _Chain:
             self._launch(stage.arrive, arrive, 1)
             self._after_stage_before(number, arrive, EdgeKind.EVENT)
         return transfer
-
-    def _lag_from_meeting(self, transfer: int) -> int:
-        lags = [
-            int(self.edges.lag[edge])
-            for edge in self.job.into(transfer)
-            if self.nodes.kind[self.edges.source[edge]] == NodeKind.RENDEZVOUS
-        ]
-        return max(lags, default=0)
 
     def _launch_of(self, node: int) -> tuple[int, int]:
         """The call that launches a node, -1 where none is known, and its lag."""
@@ -781,13 +774,10 @@ def _stages(order: Order, members: Sequence[Member]) -> tuple[Stage, ...]:
     """Collectives of a rank in order, and the work between each and the next."""
     stages: list[Stage] = [members[0]]
     for one, other in pairwise(members):
-        last = other.before if other.before != other.call else _in_front_of(order, other.before)
+        last = other.before
+        if last == other.call:  # on its thread, the work ends in front of the call
+            last = int(order.nodes[order.place[last] - 1])
         if order.place[one.after] <= order.place[last]:
             stages.append(WorkStage(tuple(order.within(one.after, last))))
         stages.append(other)
     return tuple(stages)
-
-
-def _in_front_of(order: Order, node: int) -> int:
-    """The node before a call on its thread."""
-    return int(order.nodes[order.place[node] - 1])

@@ -356,7 +356,12 @@ class Algorithm(TransferEdit):
         before = time_ns(spent, link, num_bytes)
         if self.to != HIERARCHICAL:
             return time_ns(cost(message.op, self.to, message.num_ranks), link, num_bytes) / before
-        hosts, per_host = _layout(graph, message)
+        ranks = _hosts_in(graph, message)
+        if len(ranks) < 2:
+            raise Unanswerable("its ranks are all on one host")
+        if len(set(ranks.values())) > 1:
+            raise Unanswerable("its hosts have different numbers of ranks")
+        hosts, per_host = len(ranks), next(iter(ranks.values()))
         inside = self._inside(graph, lines, num_bytes)
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
@@ -440,17 +445,3 @@ def _hosts_in(graph: Graph, message: Message) -> Counter[str]:
     if len(ranks) < message.num_ranks or not set(ranks) <= hosts.keys():
         raise Unanswerable("the run does not name the hosts of all ranks of the group")
     return Counter(hosts[rank] for rank in ranks)
-
-
-def _layout(graph: Graph, message: Message) -> tuple[int, int]:
-    """Hosts of a group, and ranks on each.
-
-    Raises:
-        Unanswerable: the run does not name them, there is but one, or they hold different numbers of ranks.
-    """
-    ranks = _hosts_in(graph, message)
-    if len(ranks) < 2:
-        raise Unanswerable("its ranks are all on one host")
-    if len(set(ranks.values())) > 1:
-        raise Unanswerable("its hosts have different numbers of ranks")
-    return len(ranks), next(iter(ranks.values()))

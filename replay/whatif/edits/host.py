@@ -62,7 +62,9 @@ class NoLaunch(RankwiseEdit):
         """
         late = graph.nodes.kind == NodeKind.DELAY
         if late.any():
-            return _without_delays(graph, late)
+            freed = graph.with_durations(np.where(late, 0, graph.nodes.duration))
+            freed = freed.with_lags(np.maximum(graph.edges.lag, 0))
+            return freed.without_edges(late[graph.edges.source])
         launch = graph.edges.kind == EdgeKind.LAUNCH
         calls = launching_calls(graph, launch)
         require_launches(graph)
@@ -365,9 +367,3 @@ def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_
 def num_launches(graph: Graph) -> int:
     """How many calls launch GPU work."""
     return int(launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).sum())
-
-
-def _without_delays(graph: Graph, late: NDArray[np.bool_]) -> Graph:
-    freed = graph.with_durations(np.where(late, 0, graph.nodes.duration))
-    freed = freed.with_lags(np.maximum(graph.edges.lag, 0))
-    return freed.without_edges(late[graph.edges.source])

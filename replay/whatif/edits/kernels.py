@@ -396,13 +396,17 @@ class Precision(Edit):
         kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
         if not kernels.any():
             raise Unanswerable("no such GPU kernel in the run: nothing is known of the precision of CPUs")
-        matmuls = kernels & _matmuls(graph)
+        computes: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
+        matmuls = kernels & computes[graph.nodes.name]
         if not matmuls.any():
             raise Unanswerable(
                 "none of these kernels is a matmul, a convolution or attention by its name: fewer bits "
                 "change nothing that is known of the others"
             )
-        computing = matmuls & _more_bits(graph, self.dtype)
+        more: Bools = np.array(
+            [BYTES.get(stored_as(name), 0) > BYTES[self.dtype] for name in graph.names], np.bool_
+        )
+        computing = matmuls & more[graph.nodes.name]
         if self.speedup is not None and not computing.any():
             raise Unanswerable(
                 f"no matmul in the run has more bits than {self.dtype}, by the names of its kernels"
@@ -428,18 +432,6 @@ def half_of(graph: Graph) -> str:
     """What a run's GPU multiplies in half precision: bf16, or fp16 where it is too old for that."""
     model = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
     return "fp16" if model and "bf16" not in GPUS[model].tflops else "bf16"
-
-
-def _matmuls(graph: Graph) -> Bools:
-    """[N] kernels of matmuls, convolutions and attention, by their names."""
-    computes: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
-    return computes[graph.nodes.name]
-
-
-def _more_bits(graph: Graph, dtype: str) -> Bools:
-    """[N] kernels that read more bits than these, by their names."""
-    more: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
-    return more[graph.nodes.name]
 
 
 def _pointwise_floats(graph: Graph) -> Bools:

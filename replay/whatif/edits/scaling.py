@@ -165,16 +165,13 @@ class DataParallelSize(Edit):
         later = (largest_of(self.ranks) - largest_of(recorded)) * noise * into_transfers
         lag = graph.edges.lag
         made = tuple(scaled.with_lags(lag + np.rint(many * later).astype(np.int64)) for many in times)
-        alone = self._alone(graph, recorded, between)
-        return tuple(end.without_edges(alone) for end in made) if alone.any() else made
-
-    def _alone(self, graph: Graph, recorded: int, between: Bools) -> Bools:
-        """[E] where ranks meet of which only one is left."""
+        # [E] where ranks meet of which only one is left.
         left = [self._ranks_of(message, recorded) == 1 for message in graph.messages]
         single = np.append(between & np.array(left, np.bool_), False)[graph.nodes.message]
         collectives = graph.nodes.collective[single & (graph.nodes.kind == NodeKind.TRANSFER)]
         met: Bools = graph.edges.kind == EdgeKind.RENDEZVOUS
-        return met & np.isin(graph.nodes.collective[graph.edges.source], collectives)
+        alone = met & np.isin(graph.nodes.collective[graph.edges.source], collectives)
+        return tuple(end.without_edges(alone) for end in made) if alone.any() else made
 
     def _ranks_of(self, message: Message, recorded: int) -> int:
         """How many ranks a group that has data-parallel ranks then has."""
@@ -296,7 +293,8 @@ def _noise_before(graph: Graph) -> Floats:
     """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
     nodes, edges = graph.nodes, graph.edges
     spread = np.zeros(graph.edges.lag.size)
-    deviation = _deviation_of_phases(graph)
+    columns = (*graph.nodes.columns, graph.names, graph.messages)
+    deviation = kept(graph, "deviation-of-phases", columns, lambda: _find_deviation_of_phases(graph))
     meets = np.flatnonzero(edges.kind == EdgeKind.RENDEZVOUS)
     met = meets[nodes.kind[edges.target[meets]] == NodeKind.TRANSFER]
     arrives = meets[nodes.kind[edges.source[meets]] == NodeKind.ARRIVE]
@@ -304,12 +302,6 @@ def _noise_before(graph: Graph) -> Floats:
     phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
     spread[met] = [deviation.get(position, 0.0) for position in phase[edges.source[met]].tolist()]
     return spread
-
-
-def _deviation_of_phases(graph: Graph) -> dict[int, float]:
-    """Of each phase of a step how long its work deviates from what its rank usually takes, ns."""
-    columns = (*graph.nodes.columns, graph.names, graph.messages)
-    return kept(graph, "deviation-of-phases", columns, lambda: _find_deviation_of_phases(graph))
 
 
 def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
@@ -803,7 +795,7 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     position = np.full(graph.num_nodes, -1)
     position[picked] = np.arange(picked.size)
     first = graph.num_nodes + picked.size * np.arange(times)  # number of each copy's first node
-    edges = [graph.edges, _into(copied, step, position + first[0])]
+    edges = [_into(copied, step, position + first[0])]
     edges += [_within(copied, step, position + shift) for shift in first]
     behind = _behind(graph, step, position, first)
     if times == MAX_COPIES:
@@ -811,9 +803,7 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
         behind[-2:] = [dataclasses.replace(behind[-2], lag=between),
                        dataclasses.replace(behind[-1], lag=between + between.size)]  # fmt: skip
     edges += behind
-    joined = Edges(
-        **{f.name: np.concatenate([getattr(e, f.name) for e in edges]) for f in dataclasses.fields(Edges)}
-    )
+    joined = graph.edges.and_also(*edges)
     del edges
     begins = np.append(graph.nodes.measured_start, np.tile(graph.nodes.measured_start[picked], times))
     order, stuck = order_of(joined, begins)
@@ -862,25 +852,21 @@ def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int, order: Ints) -
     return Nodes(**columns)
 
 
-def _chosen(edges: Edges, mask: NDArray[np.bool_], source: Ints, target: Ints) -> Edges:
-    """The masked edges between other nodes."""
-    kept = Edges(**{f.name: getattr(edges, f.name)[mask] for f in dataclasses.fields(Edges)})
-    return dataclasses.replace(kept, source=source, target=target)
-
-
 def _within(graph: Graph, step: Ints, number: Ints) -> Edges:
     """Edges within steps, between the nodes of a copy."""
     edges, window = graph.edges, graph.nodes.window
     source, target = edges.source, edges.target
-    mask = (step[source] == step[target]) & (step[source] >= 0) & (window[source] == window[target])
-    return _chosen(edges, mask, number[source[mask]], number[target[mask]])
+    inside = (step[source] == step[target]) & (step[source] >= 0) & (window[source] == window[target])
+    kept = edges.taken(np.flatnonzero(inside))
+    return dataclasses.replace(kept, source=number[kept.source], target=number[kept.target])
 
 
 def _into(graph: Graph, step: Ints, number: Ints) -> Edges:
     """Edges into a step from before it, to its first copy."""
     edges = graph.edges
-    mask = (step[edges.target] >= 0) & (step[edges.source] < step[edges.target])
-    return _chosen(edges, mask, edges.source[mask], number[edges.target[mask]])
+    enters = (step[edges.target] >= 0) & (step[edges.source] < step[edges.target])
+    kept = edges.taken(np.flatnonzero(enters))
+    return dataclasses.replace(kept, target=number[kept.target])
 
 
 def _behind(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges]:

@@ -238,7 +238,12 @@ def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
         graph: the graph, of which durations and lags do not matter.
         mask: [N] the work.
     """
-    edges, mask = graph.edges, mask | _arriving(graph, mask)
+    # [N] arrivals at collectives whose transfers are masked.
+    nodes = graph.nodes
+    member = nodes.collective * (int(nodes.rank.max(initial=0)) + 2) + nodes.rank
+    moved = mask & (nodes.kind == NodeKind.TRANSFER)
+    arriving: Bools = (nodes.kind == NodeKind.ARRIVE) & np.isin(member, member[moved])
+    edges, mask = graph.edges, mask | arriving
     unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
     return mask | calls_only_for(graph, mask), unmet
 
@@ -254,15 +259,6 @@ def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
         np.where(gone, 0, graph.nodes.duration),
         np.where(gone[graph.edges.target], np.minimum(lag, 0), lag),
     )
-
-
-def _arriving(graph: Graph, mask: Bools) -> Bools:
-    """[N] arrivals at collectives whose transfers are masked."""
-    nodes = graph.nodes
-    member = nodes.collective * (int(nodes.rank.max(initial=0)) + 2) + nodes.rank
-    moved = mask & (nodes.kind == NodeKind.TRANSFER)
-    arriving: Bools = (nodes.kind == NodeKind.ARRIVE) & np.isin(member, member[moved])
-    return arriving
 
 
 @dataclass(frozen=True)

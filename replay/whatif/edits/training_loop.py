@@ -231,7 +231,10 @@ class Garbage(Edit):
         duration = graph.nodes.duration - paused
         if self.every:
             ranks = graph.ranks
-            duration[first_work(graph, ranks)] += round(_longest(graph, paused) / self.every)
+            noted = [end - begin for _, begin, end in collecting(graph)]
+            duration[first_work(graph, ranks)] += round(
+                float(max(noted, default=int(paused.max(initial=0)))) / self.every
+            )
         return graph.with_durations(duration)
 
     def describe(self) -> str:
@@ -254,12 +257,6 @@ def paused_ns(graph: Graph) -> Ints:
         named = (nodes.name == graph.names.index(GARBAGE_COLLECTION)) & (nodes.kind == NodeKind.KERNEL)
         paused[named] = nodes.duration[named]
     return paused
-
-
-def _longest(graph: Graph, paused: Ints) -> float:
-    """The longest collection: noted, or as an operation."""
-    noted = [end - begin for _, begin, end in collecting(graph)]
-    return float(max(noted, default=int(paused.max(initial=0))))
 
 
 def _outside(graph: Graph) -> str:

@@ -99,7 +99,11 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     """
     slow = {(rank, kind): times for rank, kind, times in slowness.iter_rows()}
     table, recorded = wanted.table, graph
-    graph = dataclasses.replace(graph, names=_names(graph, table))
+    labels = [label(int(chunk), int(batch)) for chunk, batch in {*zip(table.chunk, table.batch)}]
+    existing = set(graph.names)
+    graph = dataclasses.replace(
+        graph, names=((*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - existing)))
+    )
     draft = GraphEditor(graph)
     replaced = np.zeros(graph.num_nodes, np.bool_)
     replaced[rows["node"].to_numpy()] = True
@@ -162,13 +166,6 @@ def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
         raise Unanswerable("stages are of different numbers of ranks: which pass on to which is not known")
     firsts = sided.with_columns(first=pl.col("rank").min().over("step", "dp", "side"))
     return firsts.sort("step", "first", "stage", "start", "node")
-
-
-def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
-    """The names of the graph, and those of its new pieces of work."""
-    labels = [label(int(chunk), int(batch)) for chunk, batch in {*zip(table.chunk, table.batch)}]
-    existing = set(graph.names)
-    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - existing))
 
 
 def label(chunk: int, batch: int) -> str:

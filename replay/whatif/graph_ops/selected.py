@@ -106,7 +106,9 @@ class NodeSelection:
         if self.step is not None:
             mask &= nodes.step == self.step
         if self.stream is not None:
-            mask &= _on_stream(graph, self.stream)[nodes.lane]
+            stream = self.stream
+            labels = {f"stream {stream}", f"communication {stream}"} | ({"compute"} if stream == 0 else set())
+            mask &= np.array([what in labels for _, what in graph.lanes] + [False], np.bool_)[nodes.lane]
         if self.rank is not None or self.host or self.stage is not None or self.dp is not None:
             mask &= np.isin(nodes.rank, ranks_at(graph, self.rank, self.host, self.stage, self.dp))
         if self.op or self.group or self.axis:
@@ -203,12 +205,6 @@ def hosts_of(graph: Graph) -> dict[int, str]:
     if not hosts:
         raise Unanswerable("the hosts of the ranks were not recorded")
     return hosts
-
-
-def _on_stream(graph: Graph, stream: int) -> Bools:
-    """[lanes + 1] lanes that are this stream; the last is for nodes on no lane."""
-    labels = {f"stream {stream}", f"communication {stream}"} | ({"compute"} if stream == 0 else set())
-    return np.array([what in labels for _, what in graph.lanes] + [False], np.bool_)
 
 
 def _of_collectives(graph: Graph, op: str, group: str, axis: str) -> Bools:

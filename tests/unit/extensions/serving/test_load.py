@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import Server
 from dpro.extensions.serving.engine import Engine, IterationCost, serve
 from dpro.extensions.serving.fit import NO_LIMIT, SPREAD, FittedCost, engine_of, fit_requests, most_at_once
-from dpro.extensions.serving.load import load_of, served_per_s
+from dpro.extensions.serving.outlook import load_of, served_per_s
 from dpro.extensions.serving.predict import PredictedFigure, figures_of, predict
 from dpro.schema import ITERATIONS
 from tests.unit.extensions.serving.test_fit import TRUTH, arrivals

@@ -31,7 +31,7 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
 from dpro.replay.whatif.predict import baseline_steps, predict, ranked
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import search
+from dpro.replay.whatif.search import explore
 from tests.builders import COMM, COMPUTE, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
 
@@ -372,20 +372,21 @@ def test_edits_compose_in_the_order_given(jobs):
 @pytest.mark.parametrize("job", ["cpu", "gpu"])
 def test_searching_twice_finds_the_same_ranked_and_each_can_be_asked_for(jobs, job):
     graph, trust = jobs[job]
-    first, second = search(graph, trust), search(graph, trust)
-    assert first == second
-    assert first[0] == ranked(first[0])
-    assert all(parse_edit(str(edit)) == edit for prediction in first[0] for edit in prediction.edits)
+    first, second = explore(graph, trust), explore(graph, trust)
+    assert (first.predictions, first.refused) == (second.predictions, second.refused)
+    assert first.predictions == ranked(first.predictions)
+    assert all(parse_edit(str(edit)) == edit for prediction in first.predictions for edit in prediction.edits)
 
 
 def test_the_search_finds_what_was_made_slow_and_says_what_it_cannot_answer(jobs):
     graph, trust = jobs["cpu"]
-    predictions, refused = search(graph, trust)
+    found = explore(graph, trust)
+    predictions, refused = found.predictions, found.refused
     assert str(predictions[0].edits[0]) == "hide-input"
     assert ["heal:rank=1"] in [list(map(str, prediction.edits)) for prediction in predictions]
     assert "no-launch" in [refusal.edit for refusal in refused]
     gpu, gpu_trust = jobs["gpu"]
-    largest = max(search(gpu, gpu_trust)[0], key=lambda prediction: prediction.speedup)
+    largest = max(explore(gpu, gpu_trust).predictions, key=lambda prediction: prediction.speedup)
     assert str(largest.edits[0]) == "heal:rank=1"
 
 

@@ -33,7 +33,6 @@ from dpro.replay.whatif.search import (
     goes_with,
     in_order,
     replayed_gains,
-    search,
 )
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
@@ -41,6 +40,11 @@ from tests.builders import TinyRun
 from tests.ddp import ddp_job
 from tests.jobs import ROOT
 from tests.unit.detect.jobs import equal_work, graph_of, slower, write_job
+
+
+def search(graph, trust, suspects=()):
+    found = explore(graph, trust, suspects=suspects)
+    return found.predictions, found.refused
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from dpro.collectors.inside.calls import deepspeed  # noqa: E402
-from dpro.collectors.inside.calls.deepspeed import ENGINE, ZERO_1_2, ZERO_3, DeepSpeedBuckets  # noqa: E402
+from dpro.collectors.inside.calls import buckets as deepspeed  # noqa: E402
+from dpro.collectors.inside.calls.buckets import ENGINE, ZERO_1_2, ZERO_3, DeepSpeedBuckets  # noqa: E402
 
 REDUCE_3 = "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.errors import InputError, UsageError
-from dpro.ingest.host_map import put_hosts, read_host_map
+from dpro.extensions.fabric.host_map import put_hosts, read_host_map
 from dpro.schema import WORKERS
 from dpro.store import Run, open_run
 from tests.builders import TinyRun
