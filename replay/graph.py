@@ -281,7 +281,7 @@ class Graph:
         """
         edges = self.edges.taken(np.flatnonzero(~drop)).and_also(more)
         indptr, order = by_target(edges.source, edges.target, self.num_nodes)
-        return dataclasses.replace(self, edges=_freeze(edges.taken(order)), indptr=_frozen(indptr))
+        return dataclasses.replace(self, edges=_freeze(edges.taken(order)), indptr=frozen(indptr))
 
 
 def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:
