@@ -50,7 +50,8 @@ def test_the_account_of_the_watcher_may_do_what_its_commands_do(manifests):
     script = (RECIPES / "kubernetes.sh").read_text() + watch["args"][0]
     needed = {
         "kubectl get pod": ("pods", "get"), "kubectl get pods": ("pods", "list"),
-        "kubectl cordon": ("nodes", "patch"), "kubectl delete pod": ("pods", "delete"),
+        "kubectl cordon": ("nodes", "patch"), "kubectl delete pod": ("pods", "deletecollection"),
+        "kubectl patch": ("jobs", "patch"),
     }  # fmt: skip
     used = set(re.findall(r"kubectl (?:get|delete) \w+|kubectl \w+", script))
     assert used == needed.keys()

@@ -63,10 +63,10 @@ def test_the_rank_whose_short_sleep_is_mostly_hidden_is_the_only_one_named(trace
 
 def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_it(traces):
     # Its host sleeps some 20 ms in three places of each step. By their kernels the others wait for it 9 ms
-    # a step. Healing gains 9.7 of 226 ms: 8.5 in the first step, and 10.8 and 9.8.
+    # a step. Healing gains 10.3 of 144 ms, the usual step.
     (finding,) = diagnosed(imported(traces, "torchrec_v100_4r_opt4"))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
-    assert 0.035 < finding.severity < 0.05
+    assert 0.065 < finding.severity < 0.08
     assert "came last to 12 of 27 collectives" in finding.evidence[1]
 
 

@@ -41,7 +41,7 @@ def test_document_says_what_each_attempt_did(restarted):
 def test_command_prints_classes_largest_first_and_one_object_for_programs(restarted):
     path = str(restarted.path)
     lines = dpro("goodput", path).stdout.splitlines()
-    assert lines[0].startswith("goodput 30.6% of 36 s on 2 ranks; 11 steps in 2 attempts")
+    assert lines[0].startswith("goodput 30.6% of 36 s on 2 ranks; 11 steps done in 2 attempts")
     shares = [float(line.split("%")[0].split()[-1]) for line in lines[1:] if "a rank" in line]
     assert shares == sorted(shares, reverse=True)
     document = json.loads(dpro("goodput", path, "--json").stdout)

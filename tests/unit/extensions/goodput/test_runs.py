@@ -102,7 +102,7 @@ def test_job_that_is_being_recorded_is_accounted_for_so_far(tmp_path, monkeypatc
     monkeypatch.setattr("dpro.cli.runs.is_live", lambda _run: True)
     done = dpro("goodput", str(tmp_path))
     assert "is still being recorded: this is the account so far, of 5 of 10 ranks" in done.stderr
-    assert "goodput 26.3% of 19 s on 5 ranks; 5 steps in 1 attempt;" in done.stdout
+    assert "goodput 26.3% of 19 s on 5 ranks; 5 steps done in 1 attempt;" in done.stdout
     assert "still runs, or its end was not seen" in done.stdout
 
 
