@@ -60,7 +60,8 @@ _COMPARE = (
 )
 _COMPARE_PLACES = (
     "make these calls on all ranks, in the same order: see why {who} takes another path (a branch on the "
-    "rank or its own data, another number of batches)"
+    "rank or its own data, another number of batches, which DDP's `join()` allows, or one that it skipped "
+    "after an exception)"
 )
 _ALIVE = (
     ": `py-spy dump --pid PID` for stacks, `ps -o stat,wchan -p PID` (T: stopped, D: waiting for a "
