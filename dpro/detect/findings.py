@@ -17,6 +17,7 @@ from dpro.words import short_name, shortened
 TIME_SLICES = "shared-gpu"  # an observation: other processes have shares of a GPU's time
 HIDDEN = "hidden-by-queue"  # an observation: queued work of GPUs hides a slow host in most steps
 PAUSES = "pauses"  # a class
+OTHER_STEPS = 1.5  # times as long, or as short, as usual: steps of which a cost says its share alone
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 _CLASS_WORDS = {  # of a hang its meaning says the rest
     "hang.host": "hang",
@@ -116,12 +117,14 @@ class Finding:
     def of_usual_step(self, step_ns: float) -> Finding:
         """The finding with what it costs of the usual step, of which its share is.
 
-        What pauses cost is no part of a usual step; of time slices a share of time is known, as recorded.
+        What pauses cost is no part of a usual step. Of time slices a share of time is known, as recorded; so
+        it is of what was found in steps of quite another length, as those outside of deep windows may have.
         """
         if self.costs_pauses or self.of_hang or not 0 < self.cost_ns < math.inf:
             return self
-        sliced = any(one.kind == TIME_SLICES for one in self.observations)
-        cost_ns = self.severity * step_ns if sliced else min(self.cost_ns, step_ns)
+        elsewhere = not 1 / OTHER_STEPS <= self.cost_ns / max(self.severity * step_ns, 1.0) <= OTHER_STEPS
+        by_share = elsewhere or any(one.kind == TIME_SLICES for one in self.observations)
+        cost_ns = min(self.severity, 1.0) * step_ns if by_share else min(self.cost_ns, step_ns)
         return replace(self, cost_ns=cost_ns, severity=round(cost_ns / step_ns, 4))
 
     @property

@@ -15,8 +15,9 @@ LATE = Finding("slow.host", "rank", "1", (1,), severity=0.2, confidence=0.9, cos
 @pytest.mark.parametrize(
     ("finding", "cost_ns", "share"),
     [
-        (LATE, 20.0, 0.4),  # its steps took 100 ns, the usual one takes 50
-        (replace(LATE, cost_ns=60.0), 50.0, 1.0),
+        (replace(LATE, severity=0.4, cost_ns=24.0), 24.0, 0.48),  # its steps took 60 ns, the usual one 50
+        (replace(LATE, severity=0.9, cost_ns=54.0), 50.0, 1.0),
+        (LATE, 10.0, 0.2),  # they took 100 ns: of quite other steps a share alone is known
         (LATE.observing(observe(TIME_SLICES, "stands still")), 10.0, 0.2),
         (LATE.observing(observe(HIDDEN, "hidden")), 20.0, 0.2),
         (replace(LATE, class_=PAUSES), 20.0, 0.2),
