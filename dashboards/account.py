@@ -26,7 +26,7 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import NS_PER_MS, format_duration, format_ms
 from dpro.verdict.advice import MUCH, Advice
-from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED
+from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED, cause_of_finding
 from dpro.verdict.limits import (
     ALLOCATOR,
     BUBBLE,
@@ -41,7 +41,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import NAMING, Explanation
+from dpro.verdict.verdict import Explanation
 from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
 
 STEP = "the step as it runs"
@@ -92,7 +92,7 @@ def entry_info(account: Account) -> pl.DataFrame:
 
 def healing_of(finding: Finding) -> list[Edit]:
     """The edits that make ranks that a finding blames as fast as their peers; none where it blames none."""
-    blames = finding.class_ in ("slow.host", "slow.compute") and finding.component_kind in NAMING[:2]
+    blames = cause_of_finding(finding) == RANK
     return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
 
 

@@ -130,7 +130,7 @@ def changes(runs: Runs, *, whole: bool = False) -> list[Input | State]:
     The last is the link itself: sections of a view that is left are not asked.
 
     Args:
-        whole: whether the section is of the whole run, so that another selection is no other link.
+        whole: whether the section is of the whole run, so that another selection leaves its link as it is.
     """
     version = [Input("version", "data")] if runs.change else []
     return [Input("whole" if whole else "link", "data"), *version, State("url", "search")]

@@ -274,7 +274,7 @@ class Graph:
         return dataclasses.replace(self, edges=_freeze(edges), indptr=frozen(kept_before[self.indptr]))
 
     def with_edges_instead(self, drop: Bools, more: Edges) -> Graph:
-        """The same graph with more edges in place of those marked in `drop` [E]; the order stays valid.
+        """This graph with more edges in place of those marked in `drop` [E]; the order stays valid.
 
         Args:
             more: from nodes to such as are numbered after them.

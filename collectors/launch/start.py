@@ -153,6 +153,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
+    # No file of ours gets the number of a standard stream that is closed; the job starts without it, too.
     while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
         pass
     os.close(descriptor)

@@ -151,7 +151,7 @@ def _basis(loaded: Loaded) -> str:
     said = "As recorded"
     if loaded.has_gpu_work:
         said += "; a step ends when its GPU has done what was launched in it"
-    with suppress(DproError):  # there is no graph
+    with suppress(DproError):  # the run has no graph
         if loaded.num_rows[SPANS.name] <= MAX_UNASKED:
             usual, every = durations_of(loaded.baseline).height, loaded.baseline.height
             of = f"the mean of {usual} of the {every} steps" if usual < every else "the mean of these steps"

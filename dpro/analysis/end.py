@@ -255,13 +255,8 @@ def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
     Args:
         ended_ns: int, when it ended; None where that is not known.
     """
-    steps = evidence.steps
-    last_ns = (steps["start_ns"] + steps["duration_ns"]).max()
-    usual_ns = steps["duration_ns"].median()
-    if not isinstance(ended_ns, int) or not isinstance(last_ns, int) or not isinstance(usual_ns, float):
-        return ""
-    stood_ns = ended_ns - last_ns
-    if stood_ns < max(STOOD_STILL_NS, STOOD_STILL * usual_ns):
+    lasted = _still_until(ended_ns, evidence.steps, STOOD_STILL_NS)
+    if not lasted:
         return ""
     calls = evidence.workers.filter(pl.col("stack") != "").select("rank", "stack").sort("rank")
     at = {rank: own_call(stack.splitlines()) for rank, stack in calls.iter_rows()}
@@ -269,25 +264,32 @@ def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
         f"{ranks_in_words(rank for rank in at if at[rank] == place)}: {place}"
         for place in dict.fromkeys(at.values())
     )
-    return (
-        f"no step had ended for {format_duration(float(stood_ns))}, where one takes "
-        f"{format_duration(usual_ns)}, and no call waited for another rank{f' ({places})' if places else ''}"
-    )
+    said = f"no step had ended for {lasted}, and no call waited for another rank"
+    return f"{said} ({places})" if places else said
 
 
 def _stands_still(evidence: RunEvidence) -> str:
     """For how long no step has ended of a job that runs, where that is far longer than a step takes."""
-    steps, now_ns = evidence.steps, evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
+    now_ns = evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
+    lasted = _still_until(now_ns, evidence.steps, STANDS_STILL_NS)
+    again = "if that lasts, another copy says which rank is waited for (`dpro attach RUN -o COPY`)"
+    return f"No step has ended for {lasted}: {again}." if lasted else ""
+
+
+def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
+    """Say how long no step had ended by a moment, and how long one takes; empty where that is not far longer.
+
+    Args:
+        until_ns: int; None where that is not known.
+        least_ns: what counts as long, however short steps are.
+    """
     last_ns, usual_ns = (steps["start_ns"] + steps["duration_ns"]).max(), steps["duration_ns"].median()
-    if not (isinstance(now_ns, int) and isinstance(last_ns, int) and isinstance(usual_ns, float)):
+    if not (isinstance(until_ns, int) and isinstance(last_ns, int) and isinstance(usual_ns, float)):
         return ""
-    if now_ns - last_ns < max(STANDS_STILL_NS, STOOD_STILL * usual_ns):
+    still_ns = until_ns - last_ns
+    if still_ns < max(least_ns, STOOD_STILL * usual_ns):
         return ""
-    return (
-        f"No step has ended for {format_duration(float(now_ns - last_ns))}, where one takes "
-        f"{format_duration(usual_ns)}: if that lasts, another copy says which rank is waited for "
-        "(`dpro attach RUN -o COPY`)."
-    )
+    return f"{format_duration(float(still_ns))}, where one takes {format_duration(usual_ns)}"
 
 
 def _lasted(end: JobEnd, evidence: EndEvidence) -> str:

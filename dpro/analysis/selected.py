@@ -95,7 +95,7 @@ class SelectedRun(Analysis):
 
     @cached
     def usual_breakdown(self) -> pl.DataFrame:
-        """The same of usual steps; as recorded where none of these is selected."""
+        """Where the usual steps among them go; as recorded where none of these is selected."""
         usual = self._selection.keep(self._whole.usual_breakdown)
         return usual if usual.height else self.breakdown
 

@@ -236,7 +236,11 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(_stage_table(tables.stages))
     if tables.phases.height:
         out.print(_phase_table(tables.phases))
-    title = "GPU kernels in deep windows" if tables.on_gpu else "CPU operators in deep windows, own time"
+    title = (
+        "GPU kernels in deep windows"
+        if tables.on_gpu
+        else "CPU operators in deep windows, own time (no GPU work)"
+    )
     out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
     if tables.modules.height:
         out.print(_module_table(tables, top, ranks))

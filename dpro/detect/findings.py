@@ -117,7 +117,7 @@ class Finding:
     def of_usual_step(self, step_ns: float) -> Finding:
         """The finding with what it costs of the usual step, of which its share is.
 
-        What pauses cost is no part of a usual step. Of time slices a share of time is known, as recorded; so
+        What pauses cost is outside the usual step. Of time slices a share of time is known, as recorded; so
         it is of what was found in steps of quite another length, as those outside of deep windows may have.
         """
         if self.costs_pauses or self.of_hang or not 0 < self.cost_ns < math.inf:

@@ -201,7 +201,7 @@ def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advi
 
 
 def _joined_recordings(ranked: Sequence[Advice]) -> list[Advice]:
-    """The same, with all that is to be recorded in one place: it is one recording, and one thing to do."""
+    """Advice with all that is to be recorded in one place: it is one recording, and one thing to do."""
     recordings = [advice for advice in ranked if advice.kind == RECORD_MORE]
     if len(recordings) < 2:
         return [*ranked]

@@ -207,7 +207,7 @@ class FreeCopies:
     """
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """The graph in which they take none."""
         copies = copies_of(graph)
         left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph, copies), 0)
         return graph.with_durations(np.where(copies, 0, left_ns))
@@ -215,6 +215,12 @@ class FreeCopies:
 
 def _copying_ns(graph: Graph, copies: Bools) -> Ints:
     """[N] ns that calls last beside the copies that they made."""
+    nodes, edges = graph.nodes, graph.edges
+    columns = (nodes.kind, nodes.span, nodes.measured_start, edges.kind, edges.source, edges.target)
+    return once(graph, "copying", columns, lambda: _beside_copies(graph, copies))
+
+
+def _beside_copies(graph: Graph, copies: Bools) -> Ints:
     nodes, edges = graph.nodes, graph.edges
     made = (edges.kind == EdgeKind.LAUNCH) & copies[edges.target]
     call, copy = edges.source[made], edges.target[made]

@@ -356,7 +356,7 @@ def _job(analysis: Analysis, steps: str) -> str:
 
 
 def steps_in_words(steps: pl.DataFrame, step_ns: float, typical_ns: float | None) -> str:
-    """How long a step is, and how many were timed, those in deep windows named apart.
+    """How long a step is, and how many were timed, and how many of them in deep windows.
 
     Args:
         steps: as of `steps_of`; empty of traces of one step.

@@ -510,9 +510,9 @@ def policy_of(
         dry_run: whether it is only said that it would be run.
 
     Raises:
-        InputError: the file is no policy.
-        UsageError: the limit is none, a class is not known, there is no command to try, or there is a file
-            and the options of a rule, too.
+        InputError: the file cannot be read.
+        UsageError: its rules, a class or the limit cannot be, the command is missing, or options of a rule
+            are given beside the file.
     """
     from dpro.extensions.watch.policy import (
         CLASSES,
@@ -532,19 +532,19 @@ def policy_of(
         needs = "--dry-run" if dry_run else "--policy"
         raise UsageError(f"{needs} needs a command: add --on-finding CMD")
     if policy is None:
-        return Policy(on_finding, (rule,), on_finding, dry_run) if on_finding else None
+        return Policy(on_finding, (rule,), dry_run) if on_finding else None
     context = click.get_current_context()
     for name in _OF_ONE_RULE:
         if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
             raise UsageError(f"--{name.replace('_', '-')}: the rules in {policy} say that for each of them")
-    return Policy(on_finding, read_rules(policy), str(policy.resolve()), dry_run, once=True)
+    return Policy(on_finding, read_rules(policy), dry_run, policy.resolve())
 
 
 def as_arguments(policy: Policy) -> list[str]:
     """Return a policy as arguments of `dpro watch`, but for the command, which no other user may see."""
     tried = ["--dry-run"] if policy.dry_run else []
-    if policy.once:
-        return ["--policy", policy.tries_of, *tried]
+    if policy.file:
+        return ["--policy", str(policy.file), *tried]
     (rule,) = policy.rules
     return [
         "--classes", ",".join(rule.classes),

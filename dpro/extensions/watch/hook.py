@@ -93,9 +93,7 @@ class Hook:
     policy: Policy
     say: Callable[[str], None]
     _waiting: queue.Queue[HookDocument] = field(default_factory=queue.Queue)
-    _acted: dict[str, deque[float]] = field(
-        default_factory=dict
-    )  # where there is no history: when it was run
+    _acted: dict[str, deque[float]] = field(default_factory=dict)  # without a history: when it was run
     _attempt: int = -1  # of the job, for which the command was run last
 
     def __post_init__(self) -> None:

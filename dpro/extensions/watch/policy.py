@@ -28,10 +28,6 @@ CLASSES = (
     "slow.compute", "slow.host", "slow.nic", "slow.link", "slow.fabric",
     "hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank",
 )  # fmt: skip
-OTHERS = (
-    "hang.mismatch", "slow.regression", "imbalance.stage", "imbalance.data", "memory.growth",
-    "loss.not_finite", "loss.jump",
-)  # fmt: skip
 OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT = (
     "ended.outside", "ended.exception", "ended.memory", "ended.signal", "ended.exit",
 )  # fmt: skip
@@ -84,16 +80,24 @@ class Policy:
     Attributes:
         command: for the shell.
         rules: the first that holds decides.
-        tries_of: what the tries of its rules are counted for: the command, or the policy's file.
         dry_run: whether it is only said that it would be run.
-        once: whether a job that the command was run for is let alone until it has begun again.
+        file: that the rules are from; None of the one rule that options give.
     """
 
     command: str
     rules: tuple[Rule, ...]
-    tries_of: str
     dry_run: bool = False
-    once: bool = False
+    file: Path | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether a job that the command was run for is let alone until it has begun again."""
+        return self.file is not None
+
+    @property
+    def tries_of(self) -> str:
+        """What the tries of its rules are counted for: the file, or the command."""
+        return str(self.file or self.command)
 
 
 class PolicyDecision(NamedTuple):
@@ -177,19 +181,21 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 
     Raises:
         InputError: it cannot be read.
-        UsageError: it is no TOML, has other keys than those of rules, or a class or a limit is none.
+        UsageError: it is not TOML, has other keys than those of rules, or a class or a limit is unknown.
     """
+    from dpro.extensions.watch.outlets import CLASSES as REPORTED
+
     try:
         read = msgspec.toml.decode(path.read_bytes(), type=_File)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: no policy: {error} (`dpro recipe policy` prints one)") from error
+    others = dict.fromkeys((*CLASSES, *REPORTED, *ENDS))
     rules = []
     for number, rule in enumerate(read.rule, 1):
         of = f"{path}: rule {number}"
-        choices = CLASSES if rule.do is Action.REPLACE else (*CLASSES, *OTHERS, *ENDS)
-        classes = parse_classes(rule.on, choices, of)
+        classes = parse_classes(rule.on, CLASSES if rule.do is Action.REPLACE else [*others], of)
         if not 0 <= rule.min_confidence <= 1:
             raise UsageError(f"{of}: min_confidence is between 0 and 1")
         limit = parse_limit(rule.at_most, of)

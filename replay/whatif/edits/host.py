@@ -213,8 +213,10 @@ class NoSync(RankwiseEdit):
 
     def apply(self, graph: Graph) -> Graph:
         """Take the waits away; the GPU still does its work in the order in which it did."""
-        dropped = self._dropped(graph)
-        return graph.with_edges_instead(dropped, _order_of_streams(graph, dropped))
+        nodes, edges, dropped = graph.nodes, graph.edges, self._dropped(graph)
+        columns = (nodes.lane, nodes.measured_start, edges.source, edges.target, edges.kind)
+        order = once(graph, (self, "order"), columns, lambda: _order_of_streams(graph, dropped))
+        return graph.with_edges_instead(dropped, order)
 
     def _dropped(self, graph: Graph) -> Bools:
         """[E] the edges of these waits; of graphs that differ in durations or lags found once.

@@ -25,9 +25,9 @@ from dpro.extensions.watch import hook as hooks
 from dpro.extensions.watch import policy as policies
 from dpro.extensions.watch.command import policy_of, start_watcher, watch
 from dpro.extensions.watch.hook import Hook, HookDocument
+from dpro.extensions.watch.outlets import CLASSES as REPORTED
 from dpro.extensions.watch.policy import (
     CLASSES,
-    OTHERS,
     Action,
     Policy,
     RateLimit,
@@ -64,7 +64,7 @@ def offered(run: Path, command: str, *notices: Notice, **rules: Any) -> list[dic
         **rules,
     }
     said: list[str] = []
-    hook = Hook(run, Policy(command, (Rule(**given),), command, dry_run), said.append)
+    hook = Hook(run, Policy(command, (Rule(**given),), dry_run), said.append)
     for each in notices:
         hook.offer(each, HOSTS)
     hook.close()
@@ -194,7 +194,7 @@ def test_offering_does_not_wait_for_the_command(tmp_path) -> None:
     (tmp_path / "findings").mkdir()
     command = f"while ! test -e {tmp_path}/go; do sleep 0.01; done"
     rule = Rule(("slow.nic",), Action.REPLACE, 0.5, RateLimit(5, 60))
-    hook = Hook(tmp_path, Policy(command, (rule,), command), lambda _: None)
+    hook = Hook(tmp_path, Policy(command, (rule,)), lambda _: None)
     hook.offer(notice(), HOSTS)  # returns, though the command waits for what comes after it
     (tmp_path / "go").touch()
     hook.close()
@@ -232,7 +232,7 @@ def decided(
     class_: str, confidence: float = 0.9, no_host: str = "", used: tuple[Action, ...] = ()
 ) -> Action | None:
     """What the policy of the recipe decides; rules of some actions have no try left."""
-    policy = Policy("true", RECIPE, "")
+    policy = Policy("true", RECIPE)
     return decide(policy, class_, confidence, no_host, lambda rule: rule.action not in used).action
 
 
@@ -257,14 +257,14 @@ def test_the_first_rule_decides_that_is_sure_enough_and_has_tries_left(class_, f
 
 
 @given(
-    class_=st.sampled_from([*CLASSES, *OTHERS, *policies.ENDS, "pauses"]),
+    class_=st.sampled_from([*CLASSES, *REPORTED, *policies.ENDS, "pauses"]),
     confidence=st.floats(0, 1),
     no_host=st.sampled_from(["", "it names none"]),
     dry_run=st.booleans(),
 )
 def test_no_try_is_taken_but_of_the_rule_that_decides(class_, confidence, no_host, dry_run) -> None:
     taken: list[Rule] = []
-    policy = Policy("true", RECIPE, "", dry_run)
+    policy = Policy("true", RECIPE, dry_run)
     decision = decide(policy, class_, confidence, no_host, lambda rule: not taken.append(rule))
     assert [rule.action for rule in taken] == ([] if dry_run or not decision.action else [decision.action])
     assert bool(decision.why) == (decision.action is None)
@@ -276,7 +276,7 @@ def test_a_job_is_let_alone_until_it_has_begun_again(tmp_path) -> None:
     (tmp_path / "findings").mkdir()
     out = tmp_path / "out"
     command = f"echo $DPRO_ACTION $DPRO_CLASS $DPRO_HOST >> {out}"
-    policy = Policy(command, RECIPE, str(tmp_path), once=True)
+    policy = Policy(command, RECIPE, file=tmp_path)
     hook = Hook(tmp_path, policy, lambda _: None)
     ended = replace(SLOW, class_="ended.signal", component_kind="job", component_id="the job")
     for finding, attempt in ((SLOW, 0), (ended, 0), (ended, 1)):

@@ -48,7 +48,9 @@ def test_typical_step_is_the_devices_where_it_timed_the_steps():
     series = step_series(table)
     assert (series.typical_ns, series.mean_ns, series.by_device) == (50 * MS, 50 * MS, True)
     assert not series.paused.any()
-    assert step_time_in_words(table).endswith("timed by the device)")
+    assert step_time_in_words(table).endswith(
+        "none in a deep window or right after one, timed by the device)"
+    )
 
 
 def test_steps_that_the_device_did_not_time_are_left_out_where_it_timed_the_others():
