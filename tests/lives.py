@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.schema import CHECKPOINTS, COUNTERS, START_PARTS, STARTS, STEPS, WORKERS
+from dpro.schema import CHECKPOINTS, COUNTERS, LOSSES, START_PARTS, STARTS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 
 S = 1_000_000_000
@@ -29,6 +29,7 @@ class WrittenAttempt:
         self.checkpoints: list[dict[str, Any]] = []
         self.counters: list[dict[str, Any]] = []
         self.parts: list[dict[str, Any]] = []
+        self.losses: list[dict[str, Any]] = []
 
     def trained(self, steps: int, longer: dict[int, float] | None = None) -> float:
         """All ranks do `steps` steps; returns when the last ended."""
@@ -71,6 +72,10 @@ class WrittenAttempt:
         times = {"start_ns": ns(start), "stall_ns": ns(stall), "duration_ns": ns(stall)}
         self.checkpoints.append({"rank": 0, "kind": kind, "path": path} | times | more)
 
+    def loss(self, rank: int, step: int, value: float) -> None:
+        """A rank calls `backward` on a loss."""
+        self.losses.append({"rank": rank, "step": step, "kind": "loss", "value": value})
+
     def part(self, kind: str, rank: int, start: float, took: float, name: str, **more: Any) -> None:
         """A rank imports a module or makes a process group."""
         times = {"start_ns": ns(start), "duration_ns": ns(took)}
@@ -78,8 +83,9 @@ class WrittenAttempt:
 
     def written(self, folder: Path) -> Run:
         """The attempt as a run."""
-        tables = (STARTS, START_PARTS, STEPS, WORKERS, CHECKPOINTS, COUNTERS)
-        rows = (self.starts, self.parts, self.steps, self.workers, self.checkpoints, self.counters)
+        tables = (STARTS, START_PARTS, STEPS, WORKERS, CHECKPOINTS, COUNTERS, LOSSES)
+        written = (self.starts, self.parts, self.steps, self.workers, self.checkpoints, self.counters)
+        rows = (*written, self.losses)
         for table, of_table in zip(tables, rows, strict=True):
             if of_table:
                 names = {name: table.dtypes[name] for name in of_table[0]}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dpro.extensions.goodput.outlook import GoodputPrediction, OutlookDocument
     from dpro.extensions.goodput.stages import FailureRate
     from dpro.extensions.goodput.starts import StartDocument, StartPart
+    from dpro.extensions.goodput.target import TargetDocument
     from dpro.store import Run
 
 
@@ -72,6 +73,12 @@ MAX_HOURS = 1e6
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="LOG",
     help="Failure log of a similar job, CSV with columns time and host.",
+)
+@click.option(
+    "--target-loss",
+    type=NumberRange(-1e300, 1e300),
+    metavar="LOSS",
+    help="Also report the time to this training loss (needs `dpro record --watch-loss`).",
 )
 @click.option("--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="Published failure rate.")
 @json_option
@@ -142,6 +149,11 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
 
             predicted = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
             document = msgspec.structs.replace(document, outlook=predicted)
+        if asked["target_loss"] is not None:
+            from dpro.extensions.goodput.target import time_to_loss
+
+            target = time_to_loss(life, asked["target_loss"])
+            document = msgspec.structs.replace(document, target=target)
     if as_json:
         print_json(document)
     else:
@@ -197,8 +209,18 @@ def _print(document: GoodputDocument) -> None:
         out.print(f"In the background, in no class: {took} of saving, all ranks")
     for number, attempt in enumerate(document.attempts):
         out.print(f"attempt {number}: {_ranks(attempt.ranks)}, {_progress(attempt)}; {attempt.cause}")
+    if document.target is not None:
+        out.print(_target(document.target))
     if document.outlook is not None:
         _print_outlook(document.outlook)
+
+
+def _target(target: TargetDocument) -> str:
+    """Word the time to a target loss."""
+    if target.wall_s is None:
+        lowest = f"lowest {target.lowest:.4g}, at step {target.lowest_step:,}"
+        return f"Loss {target.loss:g} was not reached: {lowest}"
+    return f"Loss {target.loss:g} was reached after {_seconds(target.wall_s)}, at step {target.step:,}"
 
 
 def _print_start(start: StartDocument, ranks: int) -> None:

@@ -17,6 +17,7 @@ from dpro.extensions.goodput.attempts import Attempt
 from dpro.extensions.goodput.life import DoneSteps, JobLife, ThroughputDocument, throughput_of
 from dpro.extensions.goodput.outlook import OutlookDocument
 from dpro.extensions.goodput.starts import StartDocument, start_of
+from dpro.extensions.goodput.target import TargetDocument
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
 IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
@@ -95,6 +96,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
         starts: how those that came to a first step did.
         notes: what is not known.
         outlook: what changes to its recovery would give; null where that was not asked for.
+        target: the time to the loss of `--target-loss`; null without that option.
     """
 
     runs: list[str]
@@ -112,6 +114,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     starts: list[StartDocument]
     notes: list[str]
     outlook: OutlookDocument | None = None
+    target: TargetDocument | None = None
 
 
 def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:

@@ -86,6 +86,7 @@ def _smaller(recovery: Recovery, values: Values) -> Recovery:
         slower=values["slower"],
         unsure=values["unsure"],
         keeps_batch=values["batch"] > 0,
+        kept_share=1.0 - 1.0 / values["tp"],
     )
 
 
@@ -148,13 +149,16 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
             amount_key("slower", "times as long a step"),
             amount_key("unsure", "standard deviation of that", 0.0),
             count_key("batch", "1: steps hold as many samples", 0, 0),
+            count_key("tp", "GPUs that share each layer, of which a failure takes one", default=1),
         ],
         "smaller:replicas=16,repair=24,wait=30,slower=1.05",
         "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
         "call), and start again from its last checkpoint when it is back. Steps hold fewer samples, which "
         "counts as smaller progress, or with batch=1 as many. They take `slower` times as long, give or take "
-        "`unsure`: as a replay of the run with fewer replicas says where it is not given.",
-        "ElasWave, NTP",
+        "`unsure`: as a replay of the run with fewer replicas says where it is not given. With tp=8, a "
+        "failure takes one GPU, and its replica continues with the other 7 and 7/8 of its samples, in the "
+        "same step time.",
+        "ElasWave (arXiv 2510.00606); tp: NTP (arXiv 2504.06095)",
     ),
     "detect": KnownChange(
         lambda recovery, values: replace(recovery, detect_s=values["s"]),
@@ -389,6 +393,12 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
         replicas = int(values["replicas"])
         fewer = max((recovery.hosts - 1) * replicas // recovery.hosts, 1)
         keeps_batch = float(values.get("batch", "0")) > 0
+        if int(values.get("tp", "1")) > 1:
+            if keeps_batch:
+                raise UsageError(
+                    "smaller: with tp=, batch=1 needs slower=: the replay has even replicas only"
+                )
+            return f"{text},slower=1"
         slower, unsure = _replayed_slowdown(life, replicas, fewer, keeps_batch)
         return f"{text},slower={slower:.4g},unsure={unsure:.2g}"
     return text  # whose numbers are none: it is refused when it is applied

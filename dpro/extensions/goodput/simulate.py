@@ -48,6 +48,7 @@ class Recovery:
         slower: how much longer a step takes while a host is missing.
         unsure: of `slower`, its standard deviation.
         keeps_batch: whether it then holds as many samples as before; else fewer, as replicas are missing.
+        kept_share: of a replica's samples that it still computes without a GPU; 0 where it cannot go on.
         launch_s: until the launcher of a host that is back has joined the job.
         wait_s: how long the others wait for more hosts before they go on without one.
         warm_s: of a start, what its first steps take longer.
@@ -77,6 +78,7 @@ class Recovery:
     slower: float = 1.0
     unsure: float = 0.0
     keeps_batch: bool = False
+    kept_share: float = 0.0
     launch_s: float = 0.0
     wait_s: float = 0.0
     warm_s: float = 0.0
@@ -230,9 +232,10 @@ def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[ND
         hosts = state.hosts()
         replicas = hosts * recovery.replicas // recovery.hosts
         whole = hosts >= recovery.hosts
-        waits = running & ~whole & (replicas < 1) & (state.now_s < horizon_s)
+        size = replicas + recovery.kept_share * (recovery.replicas - replicas)
+        waits = running & ~whole & (size <= 0) & (state.now_s < horizon_s)
         if not waits.any():
-            return hosts, np.where(whole, 1.0, replicas / max(recovery.replicas, 1))
+            return hosts, np.where(whole, 1.0, size / max(recovery.replicas, 1))
         until_s = np.minimum(state.next_back_s(), horizon_s)
         state.spend("waiting", np.where(waits, until_s - state.now_s, 0.0))
 

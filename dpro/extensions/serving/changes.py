@@ -236,12 +236,20 @@ def _prefix(server: Server, values: Values) -> Server:
 
 
 def _speculate(server: Server, values: Values) -> Server:
-    guessed, accepted = values["tokens"], values["acceptance"]
+    guessed, accepted, branches = values["tokens"], values["acceptance"], values["branches"]
+    first = values["first"] if values["first"] is not None else accepted
+    if branches > 1 and values["first"] is None:
+        raise UsageError(
+            "speculate: with branches=, also give first=, the probability that one of them begins right"
+        )
     # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
-    made = guessed + 1 if accepted == 1 else (1 - accepted ** (guessed + 1)) / (1 - accepted)
+    later = guessed if accepted == 1 else (1 - accepted**guessed) / (1 - accepted)
+    made = 1 + first * later
     drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
     cost = replace(
-        server.cost, per_decode=server.cost.per_decode * (guessed + 1), host_s=server.cost.host_s + drafted_s
+        server.cost,
+        per_decode=server.cost.per_decode * (guessed * branches + 1),
+        host_s=server.cost.host_s + drafted_s,
     )
     return replace(server, cost=cost, engine=replace(server.engine, tokens_per_decode=made))
 
@@ -422,12 +430,19 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "speculate": KnownChange(
         _speculate,
-        [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
+        [
+            count_key("tokens", "guessed"),
+            _share("acceptance"),
+            amount_key("draft", "of an iteration", 0.0),
+            count_key("branches", "sequences of guesses", default=1),
+            _share("first", None),
+        ],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "Draft this many tokens per request and verify them in one iteration; `acceptance` is the "
         "probability that a token is right, `draft` the drafting cost, as a share of an iteration "
-        "without tokens.",
-        "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
+        "without tokens. With branches=3,first=0.9, three sequences of guesses are verified as a tree; "
+        "`first` is the probability that one of them begins right.",
+        "trees: SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
     "pools": KnownChange(
         _pools,

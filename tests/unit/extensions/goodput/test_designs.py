@@ -11,7 +11,14 @@ import pytest
 
 from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.extensions.goodput.life import life_of
-from dpro.extensions.goodput.outlook import DESIGNS, candidates, changed, predict_goodput, young_daly
+from dpro.extensions.goodput.outlook import (
+    DESIGNS,
+    candidates,
+    changed,
+    predict_goodput,
+    with_replayed_step,
+    young_daly,
+)
 from dpro.extensions.goodput.simulate import Recovery
 from dpro.extensions.goodput.stages import (
     PRESETS,
@@ -72,6 +79,16 @@ def test_no_more_ranks_write_shards_than_the_job_has():
 def test_smaller_job_is_as_slow_as_given():
     found = changed(JOB, "smaller:replicas=8,slower=1.25,batch=1,wait=30")
     assert (found.slower, found.keeps_batch, found.wait_s) == (1.25, True, 30)
+
+
+def test_uneven_tensor_parallelism_keeps_the_step_and_the_share_of_the_other_gpus(tmp_path):
+    life = life_of([job(tmp_path, [WrittenAttempt(begin=0.0).ended(9.0)])])
+    text = with_replayed_step(life, JOB, "smaller:replicas=8,tp=8")
+    found = changed(JOB, text)
+    assert (found.kept_share, found.slower) == (0.875, 1)
+    assert changed(JOB, "smaller:replicas=8,slower=1").kept_share == 0
+    with pytest.raises(UsageError, match="batch=1 needs slower="):
+        with_replayed_step(life, JOB, "smaller:replicas=8,tp=8,batch=1")
 
 
 def test_attempts_that_stood_long_hung_and_others_ended_by_themselves(tmp_path):

@@ -149,6 +149,16 @@ def test_smaller_job_takes_longer_for_a_step_that_counts_as_many_samples_as_it_h
     assert found["productive"] == pytest.approx(40 * productive)
 
 
+def test_replica_that_lost_one_of_eight_gpus_computes_seven_eighths_of_its_samples():
+    recovery = replace(
+        PLAIN, hosts=4, spares=0, repair_s=1000, replicas=4, every=0, stall_s=0, kept_share=0.875, detect_s=0
+    )
+    found = run(recovery, [5], 5 + 3 + 5 + 80, of_host=True)
+    assert found["steps"] == pytest.approx(80 * (3 + 0.875) / 4)
+    alone = replace(recovery, hosts=1, replicas=1)  # which waits for its host otherwise
+    assert run(alone, [5], 5 + 3 + 5 + 80, of_host=True)["steps"] == pytest.approx(80 * 0.875)
+
+
 @pytest.mark.parametrize("every", [100, 300, 900, 2000])
 def test_goodput_is_dalys_where_failures_have_no_memory(every):
     # Daly, FGCS 22 (2006), without approximation: a segment takes e^(rR) (e^(r(w+C)) - 1) / r on average.

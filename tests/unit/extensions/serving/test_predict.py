@@ -110,6 +110,16 @@ def test_any_number_of_tokens_may_be_guessed() -> None:
     assert after.engine.tokens_per_decode == 4  # 1 / (1 - 0.75)
 
 
+def test_tree_of_guesses_verifies_all_branches_and_begins_right_more_often() -> None:
+    after = changed(one(10, 8), "speculate:tokens=2,acceptance=0.5,branches=3,first=0.8")
+    assert after.cost.per_decode == 1 + 3 * 2
+    assert after.engine.tokens_per_decode == pytest.approx(1 + 0.8 * (1 + 0.5))
+    chain = changed(one(10, 8), "speculate:tokens=2,acceptance=0.5")
+    assert chain.engine.tokens_per_decode == pytest.approx(1 + 0.5 + 0.25)
+    with pytest.raises(UsageError, match="branches=, also give first="):
+        changed(one(10, 8), "speculate:tokens=2,acceptance=0.5,branches=3")
+
+
 def test_requests_of_one_token_have_no_time_per_token() -> None:
     with pytest.raises(Unanswerable, match="no time per token"):
         figures_of(answered(one(10, 1), 0.0))
