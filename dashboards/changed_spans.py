@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from dpro.dashboards.timeline.search import LONGEST, literally
 from dpro.replay.graph import Graph
@@ -44,24 +43,21 @@ def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
         return None
     nodes = before.nodes
     of_spans = (nodes.span >= 0) & (nodes.step >= 0)
-    delta = np.abs(after.nodes.duration - nodes.duration)
-    spans = pl.DataFrame(
-        {name: getattr(nodes, name)[of_spans] for name in ("rank", "span", "name", "duration")}
-        | {"ns": delta[of_spans]}
-    )
-    spans = spans.group_by("rank", "span", "name").agg(pl.col("ns", "duration").sum())
-    whole_ns = float(spans["ns"].sum())
+    rank, name, duration = nodes.rank[of_spans], nodes.name[of_spans], nodes.duration[of_spans]
+    delta = np.abs(after.nodes.duration - nodes.duration)[of_spans]
+    whole_ns = float(delta.sum())
     if not whole_ns:
         return None
-    of_ranks = spans.group_by("rank").agg(pl.col("ns").sum()).filter(pl.col("ns") >= LITTLE * whole_ns)
-    ranks = sorted(of_ranks["rank"].to_list())
-    changed = (pl.col("duration").filter(pl.col("ns") > 0).sum() / pl.col("duration").sum()).fill_nan(0.0)
-    names = (
-        spans.filter(pl.col("rank").is_in(ranks)).group_by("name").agg(pl.col("ns").sum(), changed=changed)
-    )
-    names = names.sort("ns", "name", descending=[True, False])
+    ranks = np.flatnonzero(np.bincount(rank, delta) >= LITTLE * whole_ns).tolist()
+    if ranks != before.ranks:
+        shown = np.isin(rank, ranks)
+        name, duration, delta = name[shown], duration[shown], delta[shown]
+    changed_ns, total_ns = np.bincount(name, duration * (delta > 0)), np.bincount(name, duration)
+    by_name = np.bincount(name, delta)
+    order = sorted(np.flatnonzero(total_ns), key=lambda name: (-by_name[name], name))
     shares = {
-        before.names[name]: (ns / whole_ns, changed >= NEARLY_ALL) for name, ns, changed in names.iter_rows()
+        before.names[name]: (by_name[name] / whole_ns, bool(changed_ns[name] >= NEARLY_ALL * total_ns[name]))
+        for name in order
     }
     for least in MIN_LETTERS:
         beginnings = _beginnings(shares, least)
