@@ -439,8 +439,8 @@ def _new_dump(tail: ProcessTail, progress: _Progress, backend: str) -> Path | No
 def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> list[Path]:
     """Return dumps for the record that begin before a watcher's dump, oldest first.
 
-    A process saves such dumps again and again if it makes so many calls that its ring holds less than a whole
-    step. They are returned only if needed, and only as many as cover a few steps.
+    A process whose ring of calls covers less than a whole step saves such dumps again and again. They are
+    returned only if needed, and only as many as cover a few steps.
     """
     with suppress(OSError, msgspec.DecodeError, IndexError):
         shown = _decode(path.read_bytes()).entries if path.suffix == ".json" else []
