@@ -39,7 +39,6 @@ class Figures:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        """Draw figures of this run when they are asked for."""
         self._run = loaded
 
     def __getattr__(self, name: str) -> Callable[..., go.Figure]:

@@ -21,7 +21,6 @@ class RequestedWindow:
     """A deep window that can be requested, and again once the previous request was answered."""
 
     def __init__(self, run: Path) -> None:
-        """Request nothing yet."""
         self._run = run
         self._lock = threading.Lock()
         self._sent: SentRequest | None = None

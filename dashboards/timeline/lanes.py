@@ -225,7 +225,7 @@ def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
         start, end: [N] ns; sorted by start within a lane, and the longest first among equal starts.
 
     Returns:
-        [N] 0 for outermost spans. A span that k spans of its lane begin before, j of which have ended, lies
+        [N] 0 for outermost spans. A span preceded by k spans of its lane, j of them already over, is
         within k - j others.
     """
     depth = np.zeros(start.size, np.int32)

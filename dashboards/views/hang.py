@@ -159,7 +159,7 @@ def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] =
 
 
 def _last_call(row: Mapping[str, Any], whole: bool) -> str:
-    """Word a rank's last call and how far it is behind; not `whole`: only the latter, empty if it is not."""
+    """Word a rank's last call and how far it is behind; unless `whole`, only the latter, if it is."""
     behind, issued = row["behind"] or 0, row["issued"]
     if not whole:
         return str(behind) if behind else ""

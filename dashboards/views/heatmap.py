@@ -116,7 +116,7 @@ def first_metric(loaded: Loaded, there: Collection[str]) -> str:
 
 
 def _excess_ms(values: pl.DataFrame, ranks: Collection[int]) -> float:
-    """Return by how much the mean of some ranks exceeds the others' median; their mean if all are chosen."""
+    """Return by how much the mean of some ranks exceeds the others' median; their mean without others."""
     means = values.group_by("rank").agg(pl.col("value_ms").mean())
     concerned = pl.col("rank").is_in(list(ranks))
     mean, others = means.select(

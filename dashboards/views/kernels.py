@@ -45,7 +45,6 @@ _ORDER = "-total_ms"
 
 
 def _class_of(name: str) -> str:
-    """Return the class of a kernel, or of an operator, by its name."""
     kind = COMMUNICATION if name.startswith("c10d::") else classify(name).kind
     return "gemm" if kind == OTHER and name in MATMULS else kind
 

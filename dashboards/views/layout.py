@@ -159,7 +159,7 @@ def _metrics(loaded: Loaded) -> Mapping[str, str]:
 
 
 def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
-    """Return the values of a metric that the run has values of, as from `value_info`."""
+    """Return the values of a metric in `_metrics`, as from `value_info`."""
     if metric == "finding":
         return value_info(None, loaded.verdict[0], metric)
     return value_info(loaded.breakdown, (), metric)

@@ -87,7 +87,6 @@ class InBackground:
     """Values that a thread computes one by one and keeps; a line with the reason where one fails."""
 
     def __init__(self) -> None:
-        """Compute nothing yet."""
         self._values: dict[Hashable, Any] = {}
         self._wanted: list[tuple[Hashable, Callable[[], Any]]] = []
         self._lock = threading.Lock()

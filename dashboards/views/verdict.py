@@ -412,7 +412,6 @@ def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
 
 
 def _doubts(loaded: Loaded) -> list[str]:
-    """Return what makes the replay doubtful."""
     return [*loaded.trust.reasons, *loaded.trust.doubts, *loaded.trust.assumed]
 
 

@@ -3,7 +3,7 @@
 Takes a transport, which does exchanges and all-reduces and returns their bandwidth; returns the hosts and
 links at fault, and all figures. Every pair exchanges once, in log2(N) rounds (`rounds_of`). Failed exchanges
 are tried again at once with other hosts, so that a dead host is left out of later rounds. Slow ones are
-judged after all rounds, and tried twice more, of which the best counts: hosts whose exchanges are nearly all
+judged after all rounds, and tried twice more, the best try counting: hosts whose exchanges are nearly all
 slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.
 """
 
@@ -133,7 +133,7 @@ class NetworkChecked:
         exchanged: by pair, from the first try.
         reduced: all-reduces, the smallest groups first.
         hosts, links: at fault, and why.
-        unsure: links of which either end may be at fault instead, since there is no other host to try.
+        unsure: links with an end that may be at fault instead, since no other host can test it.
         passing: pairs that were slow once and not again.
     """
 

@@ -484,7 +484,6 @@ def print_result(document: TryDocument) -> None:
 
 
 def _training_line(document: TryDocument) -> str:
-    """Word the comparison of the losses."""
     from dpro.extensions.trial.measure import NOT_SEEN
 
     learnt = document.training

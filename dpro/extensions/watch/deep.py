@@ -121,7 +121,6 @@ class DeepWatch:
     """
 
     def __init__(self, run: Path) -> None:
-        """Begin without a look."""
         self.state = DeepState()
         self.limit = self.limit_kind = ""
         self._run = run

@@ -119,7 +119,7 @@ def _keep(path: Path, to: Path) -> None:
 
 
 def why_silent(process: RecordedProcess) -> str:
-    """Return why a process may not have sent its stacks, as far as this host can see."""
+    """Return why a process may not have sent its stacks, judging by this host's kernel."""
     host, pid = process.facts["host"], int(process.facts["pid"])
     if host != socket.gethostname():
         held = "a thread holds the interpreter lock (GIL)"
@@ -149,7 +149,6 @@ class Snapshot:
     """The latest dumps of a job's processes, each read once."""
 
     def __init__(self) -> None:
-        """Begin without dumps."""
         self._dumps: dict[Path, _Dump] = {}
         self._saved_ns: dict[Path, int] = {}
         self._before: dict[Path, int] = {}

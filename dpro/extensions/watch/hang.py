@@ -35,9 +35,9 @@ SILENT_BEATS_S = 3.0  # a process without a clock record for this long is stoppe
 MIN_REST_S = 2.0  # between two searches
 SHARE = 0.5  # share of the time that searches may take
 MIN_PATIENCE_S = 7.5  # time without a step before a hang is reported
-STARTING_S = 60.0  # likewise before the second step: programs are compiled then, and data is loaded
+STARTING_S = 60.0  # time without a second step before a hang is reported: programs compile, data loads
 BUSY_S = 30.0  # added to the patience for a host that works: it may be writing a checkpoint
-COMPILE_S = 1800.0  # likewise for a host that compiles, as its stack shows
+COMPILE_S = 1800.0  # added to the patience for a host that compiles, as its stack shows
 LONGER = 1.5  # times the longest pause so far: a job that paused for a checkpoint will pause again
 
 
@@ -136,7 +136,6 @@ class HangWatch:
     """Searches a stalled job for a hang."""
 
     def __init__(self) -> None:
-        """Begin with a job that moves."""
         self.state = HangState()
         self._snapshot, self._activity = Snapshot(), HostActivity()
 
@@ -176,7 +175,7 @@ class HangWatch:
         return Standstill(now_s, still_s, patience_s, len(answered), is_awaited)
 
 
-# Whether a process that others wait for is working, as far as this host's kernel shows.
+# Whether a process that others wait for is working, judging by this host's kernel.
 
 MIN_COMPUTING = 0.05  # share of the time: a thread that waits takes none
 MIN_BYTES_PER_S = 1 << 20
@@ -193,7 +192,6 @@ class HostActivity:
     """Activity of this host's processes between the latest two looks."""
 
     def __init__(self) -> None:
-        """Begin without a look."""
         self._latest: dict[int, _Sample] = {}
         self._busy: dict[int, bool] = {}
 

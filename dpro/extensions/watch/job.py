@@ -68,7 +68,6 @@ class JobProcesses:
     """Processes that have recorded so far."""
 
     def __init__(self, run: Path) -> None:
-        """Begin without processes."""
         self.all: list[RecordedProcess] = []
         self._run = run
         self._met: dict[str, tuple[int, RecordedProcess]] = {}
@@ -105,7 +104,6 @@ class Job:
     """
 
     def __init__(self, run: Path) -> None:
-        """Begin with nothing read."""
         self.run = run
         self.attempt = 0
         self.tails: dict[Path, ProcessTail] = {}
@@ -195,7 +193,7 @@ class Job:
 
 MIN_RECENT = 2000  # records that are kept: a few hundred steps
 MIN_STEPS = 240  # steps that are kept
-RARE = (records.ANCHOR, records.PEER)  # kinds of which all records are kept, not only the latest
+RARE = (records.ANCHOR, records.PEER)  # all records of these kinds are kept, not only the latest
 MAX_WINDOWS = 8  # latest deep windows that are kept
 BLOCK = 1000 * records.SIZE  # bytes read at once
 _FIELDS = 4  # of a step: number, start, duration, elements of its batches
@@ -225,7 +223,6 @@ class ProcessTail:
     """
 
     def __init__(self, process: RecordedProcess) -> None:
-        """Begin with nothing read."""
         self.process = process
         self.num_updates = 0
         self.last_update_ns = -1

@@ -109,7 +109,6 @@ class LateWatch:
     """Looks for ranks that the others wait for."""
 
     def __init__(self) -> None:
-        """Begin without calls."""
         self.state = LateState()
         self._calls, self._own_times = CallTable(), OwnTimes()
 
@@ -146,7 +145,6 @@ class OwnTimes:
     """Own times of a job's steps so far."""
 
     def __init__(self) -> None:
-        """Begin without steps."""
         self._own: pl.DataFrame | None = None
 
     def look(self, now: LatestRecords) -> list[Finding]:
@@ -273,7 +271,6 @@ class CallTable:
     """
 
     def __init__(self) -> None:
-        """Begin without calls."""
         self.frame = pl.DataFrame(schema=SCHEMA)
         self.messages = False
         self._progress: dict[Path, _Progress] = {}

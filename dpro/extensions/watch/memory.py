@@ -30,7 +30,6 @@ class MemoryWatch:
     """Looks for memory that grows without end."""
 
     def __init__(self) -> None:
-        """Begin with nothing read."""
         self._due_s = 0.0
         self._turn = 0
         self._found: dict[Path, list[Finding]] = {}

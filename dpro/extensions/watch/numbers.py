@@ -24,7 +24,6 @@ class NumberWatch:
     """Looks for losses and gradient norms that are not finite, or jump."""
 
     def __init__(self) -> None:
-        """Begin without numbers."""
         self._due_s = 0.0
 
     def look(self, job: Job) -> list[Finding] | None:

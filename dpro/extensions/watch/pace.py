@@ -25,7 +25,6 @@ class Pace:
     """Mean step times of a process, part by part."""
 
     def __init__(self) -> None:
-        """Begin without steps."""
         self._parts: deque[tuple[int, float, int, int]] = deque(maxlen=PARTS)
         self._last = -1
 
