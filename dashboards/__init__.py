@@ -1,8 +1,8 @@
-"""The web views: one file per view, with data separate from figures; needs the extra `dashboard`.
+"""Web views of a run: one module per view, with data separate from figures; needs the extra `dashboard`.
 
-In: an opened run, and others to choose from. Out: a local web application. Nothing is computed here that a
-command could not print. All state is in the link: clicks and selections change the link, and every section
-is rendered from the link alone, each by its own request.
+Takes an opened run, and others to choose from; serves a local web application. Computes nothing that a
+command could not print. All state is in the link: clicks and selections change the link, and each section is
+rendered from the link alone, by its own request.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ log = logging.getLogger(__name__)
 
 
 def defect_in(part: str) -> str:
-    """Log the exception that is being handled, with its traceback; return what stands in the part's place."""
+    """Log the current exception with its traceback; return the message shown in place of the part."""
     log.exception("dpro dashboard: %s", part)
     return "dpro has a defect here; the terminal that it runs in says more"

@@ -1,7 +1,7 @@
-"""The account of a job as a picture: where the usual step goes, and what changes would give.
+"""Figures of a job's account: where the usual step goes, and what changes would gain.
 
-In: an `Explanation`. Out: frames; a figure of the step; and one that holds all of it, to be sent as a PNG. It
-is drawn at a fixed size, whatever the window's, and its words are those of the terminal.
+Takes an `Explanation`; returns frames, a figure of the step, and one sheet with the whole account, to be sent
+as a PNG. The sheet's size is fixed, whatever the window's; its wording is the terminal's.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from dpro.verdict.verdict import Explanation
 from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
 
 STEP = "the step as it runs"
-PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # of what a person can do
-MIN_SPAN = 0.1  # of the scale of gains, times
-NEAR = 0.02  # of a cost: what differs from it by less is equal
-OPEN = 0.25  # of the scale: room for gains without a known end
-_COLOURS = {  # of entries, as parts of the step have them in other views
+PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
+MIN_SPAN = 0.1  # least length of the scale above x1.0
+NEAR = 0.02  # share of a cost: a gain that differs by less counts as equal
+OPEN = 0.25  # share of the scale: room for gains without an upper end
+_COLOURS = {  # of entries, as other views colour the parts of a step
     COMPUTE: "compute", COMMUNICATION: "exposed_comm", COPIES: "copy", UNEXPLAINED: "idle",
     **dict.fromkeys((RANK, IMBALANCE, BUBBLE), "exposed_wait"),
     **dict.fromkeys((HOST, NO_CORE, INPUT, SYNCHRONISATION, ALLOCATOR), "host_bound"),
     **dict.fromkeys((COMPILATION, CHECKPOINT, COLLECTION), "host_bound"),
 }  # fmt: skip
-_ROW, _LABEL, _ROOM = 30, 22, 100  # pixels; characters of a line of a label; pixels for what is beside bars
+_ROW, _LABEL, _ROOM = 30, 22, 100  # pixels of a row; characters per line of a label; pixels beside the bars
 
 
 def entry_info(account: Account) -> pl.DataFrame:
-    """The usual step as a waterfall: what it goes into, and last what devices have to do, or what remains.
+    """Return the usual step as a waterfall of its entries; compute comes last, or else unexplained time.
 
     Returns:
-        `name`, `cause`, `ms`, `share` of the step, `left_ms` (the step without it and those before it; of
-        the last 0), `of_limit` (whether it is part of the limit), `is_limit` (the largest of these),
-        `evidence`.
+        `name`, `cause`, `ms`, `share` of the step, `left_ms` (the step without this entry and those before
+        it; 0 in the last row), `of_limit` (whether it is part of the limit), `is_limit` (the largest part of
+        the limit), `evidence`.
     """
     last = COMPUTE if any(entry.cause == COMPUTE for entry in account.entries) else UNEXPLAINED
     entries = sorted(account.entries, key=lambda entry: entry.cause == last)
@@ -91,13 +91,13 @@ def entry_info(account: Account) -> pl.DataFrame:
 
 
 def healing_of(finding: Finding) -> list[Edit]:
-    """The edits that make ranks that a finding blames as fast as their peers; none where it blames none."""
+    """Return edits that make ranks blamed by a finding as fast as their peers; empty if it blames none."""
     blames = cause_of_finding(finding) == RANK
     return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
 
 
 def healing_in_words(analysis: Analysis, finding: Finding) -> str:
-    """What healing saves of the usual step, and which steps the cost is of; empty where not known."""
+    """Word what healing saves of the usual step, and which steps the cost covers; empty if unknown."""
     edits = healing_of(finding)
     try:
         done = predict_edits(analysis, edits) if edits else None
@@ -114,16 +114,16 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
 
 
 def prediction_of(analysis: Analysis, advice: Advice) -> Prediction | None:
-    """The prediction that the gain of advice is from; None where it is of no edit."""
+    """Return the prediction behind the gain of an advice; None if the advice has no edit."""
     return predict_edits(analysis, [parse_edit(advice.edit)]) if advice.edit else None
 
 
 def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
-    """What to try, in the order of the verdict.
+    """Return what to try, in the verdict's order.
 
     Returns:
-        `label` (1, 2, …, or THEN), `do`, `low`, `middle`, `high` (times; null where not known), `worth` in
-        words, `effort`, `proof`, `samples` (how many times as many a step has), `edit`, `how`, `assumes`,
+        `label` (1, 2, …, or THEN), `do`, `low`, `middle`, `high` (times; null where unknown), `worth` in
+        words, `effort`, `proof`, `samples` (factor on the samples of a step), `edit`, `how`, `assumes`,
         `check`.
     """
     rows = []
@@ -131,7 +131,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
         rows.append((str(number), advice))
     then = explanation.then
     if then and then.kind not in {advice.kind for advice in explanation.advice}:
-        rows.append((THEN, replace(then, edit="")))  # which is predicted without the limit
+        rows.append((THEN, replace(then, edit="")))  # its gain was predicted with the limit removed
     gains = explanation.account.gains if explanation.account else {}
     table = []
     for label, advice in rows:
@@ -162,12 +162,12 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
 
 
 def in_page(how: str) -> str:
-    """How to make a change, on a page that shows what the command finds that it says to run."""
+    """Reword how to make a change, for a page that already shows what `dpro diagnose` finds."""
     return how.replace("run `dpro diagnose` to find", "What was found, in Verdict, says")
 
 
 def scale_of(advice: pl.DataFrame) -> tuple[float, float]:
-    """From and to of the scale that all gains are drawn on: it has x1.0, and room for the largest known."""
+    """Return both ends of the scale for all gains, in times; it contains x1.0 and the largest known gain."""
     ends = [1.0, *(value for end in ("low", "middle", "high") for value in advice[end].drop_nulls())]
     low, high = min(ends), max(max(value for value in ends if value <= MUCH), 1.0 + MIN_SPAN)
     is_open = advice.filter(pl.col("low").is_not_null() & ~(pl.col("high") <= MUCH).fill_null(False)).height
@@ -175,11 +175,11 @@ def scale_of(advice: pl.DataFrame) -> tuple[float, float]:
 
 
 def entry_figure(entries: pl.DataFrame, theme: str, longest_ms: float | None = None) -> go.Figure:
-    """Draw the usual step, and below it what it goes into, one bar each.
+    """Draw the usual step, and below it one bar per entry.
 
     Args:
         entries: as from `entry_info`.
-        longest_ms: of the axis; None for that of the step.
+        longest_ms: length of the axis; None for the length of the step.
     """
     figure = go.Figure()
     rows = _draw_entries(figure, entries, theme, longest_ms)
@@ -188,9 +188,9 @@ def entry_figure(entries: pl.DataFrame, theme: str, longest_ms: float | None = N
 
 
 def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_ms: float | None) -> int:
-    """Draw what `entry_figure` does; returns how many bars that are."""
+    """Draw the bars of `entry_figure`; return how many they are."""
     step_ms = float(entries["ms"].sum())
-    shown = entries[:-1].filter(pl.col("ms") * NS_PER_MS >= 1)  # what takes no time is in the table
+    shown = entries[:-1].filter(pl.col("ms") * NS_PER_MS >= 1)  # the table has the entries without time, too
     entries = pl.concat([shown, entries[-1:]])
     ink, soft, bad = (colour(what, theme) for what in ("ink", "soft", "bad"))
     limits = [False, *entries["is_limit"]]
@@ -217,7 +217,7 @@ def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    for row, left_ms in enumerate([step_ms, *entries["left_ms"][:-1]]):  # from each bar to the next
+    for row, left_ms in enumerate([step_ms, *entries["left_ms"][:-1]]):  # connect each bar to the next
         line = {"color": soft, "width": 1, "dash": "dot"}
         figure.add_shape(type="line", x0=left_ms, x1=left_ms, y0=row + 0.33, y1=row + 0.67, line=line)
     labels = ["<br>".join(map(escaped, textwrap.wrap(name, _LABEL))) for name in names]
@@ -231,16 +231,16 @@ def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_
     return len(names)
 
 
-# The whole account on one sheet: texts and shapes are placed in pixels from its upper left corner.
+# The whole account on one sheet; coordinates are pixels from its upper left corner.
 
 WIDTH = 1200
 _MARGIN, _TEXT, _BARS = 28, 104, 760  # pixels from the left: labels, texts, bars of gains
-_SIZE, _LINE, _PER_LETTER = 14, 20, 7.9  # pixels: of the font, of a line, of a letter
+_SIZE, _LINE, _PER_LETTER = 14, 20, 7.9  # pixels: font size, line height, letter width
 _NAME_SIZE, _TICK_SIZE, _THICK = 19, 11, 12
 
 
 class _Sheet:
-    """Texts and shapes of the picture, and how far down it is filled."""
+    """Texts and shapes of the picture, and the height filled with them."""
 
     def __init__(self, theme: str) -> None:
         self.theme, self.y = theme, 0.0
@@ -252,14 +252,14 @@ class _Sheet:
         self.texts.append((x, y, text, size, colour(what, self.theme)))
 
     def bar(self, x0: float, x1: float, y: float, height: float, what: str) -> None:
-        """Place a bar around a height."""
+        """Place a bar that is centred on `y`."""
         fill = {"fillcolor": colour(what, self.theme), "line": {"width": 0}}
         self.shapes.append(
             {"type": "rect", "x0": x0, "x1": x1, "y0": y - height / 2, "y1": y + height / 2, **fill}
         )
 
     def paragraph(self, label: str, text: str, until: float = WIDTH - _MARGIN, what: str = "ink") -> float:
-        """Place a labelled text below what is there; returns where its middle is."""
+        """Place a labelled text below everything placed before; return the y of its middle."""
         lines = textwrap.wrap(text, int((until - _TEXT) / _PER_LETTER)) or [""]
         self.y += _LINE
         self.text(_MARGIN, self.y, f"<b>{escaped(label)}</b>", what="soft")
@@ -273,7 +273,7 @@ class _Sheet:
 def picture_figure(
     explanation: Explanation, entries: pl.DataFrame, advice: pl.DataFrame, theme: str
 ) -> go.Figure:
-    """Draw the account on one sheet of a fixed width: the job, its limit, the step, faults, what to try.
+    """Draw the account on one sheet of fixed width: the job, its limit, the step, faults, what to try.
 
     Args:
         entries: as from `entry_info`.
@@ -308,7 +308,7 @@ def picture_figure(
 
 
 def _draw_tries(sheet: _Sheet, tries: list[tuple[str, str]], advice: pl.DataFrame) -> None:
-    """Place what to try, with bars of the gains beside it where any is known."""
+    """Place what to try, with a bar for each known gain beside it."""
     low, high = scale_of(advice)
     drawn = advice["low"].drop_nulls().len() > 0
     if drawn:
@@ -326,26 +326,26 @@ def _draw_tries(sheet: _Sheet, tries: list[tuple[str, str]], advice: pl.DataFram
 
 
 def _on(value: float, low: float, high: float) -> float:
-    """Pixels from the left, of a gain on the scale."""
+    """Return the x of a gain, in pixels."""
     return _BARS + (value - low) / (high - low) * (WIDTH - 2 * _MARGIN - _BARS)
 
 
 def times_on_scale(value: float) -> str:
-    """A gain at the end of the scale: `x1.4`."""
+    """Format a gain at one end of the scale: `x1.4`."""
     return f"x{value:.1f}" if round(value, 1) == round(value, 2) else f"x{value:.2f}"
 
 
 def parts_of_gain(
     row: dict[str, Any], scale: tuple[float, float]
 ) -> Iterator[tuple[float, float, float, str]]:
-    """The bar of a gain: from x1.0 to its middle, its interval, and a mark at the middle.
+    """Yield the bars that draw a gain: from x1.0 to its middle, its interval, and the interval's two ends.
 
     Args:
-        row: of `advice_info`; where `high` is null the interval has no end.
-        scale: from and to, times.
+        row: of `advice_info`; a null `high` means no upper end.
+        scale: its two ends, in times.
 
     Yields:
-        From, to, thickness as a share, colour as the palette has it; nothing where no gain is known.
+        From, to, thickness as a share, name of the colour; nothing where no gain is known.
     """
     left, right = scale
     if row["low"] is None:
@@ -360,7 +360,7 @@ def parts_of_gain(
 
 
 def _draw_sheet(figure: go.Figure, sheet: _Sheet, height: float) -> None:
-    """Put texts and shapes onto axes of pixels that span the figure."""
+    """Draw texts and shapes on pixel axes that span the figure."""
     x, y, texts, sizes, colours = zip(*sheet.texts)
     figure.add_scatter(
         x=x, y=y, text=texts, mode="text", textposition="middle right", xaxis="x2", yaxis="y2",

@@ -1,8 +1,8 @@
-"""The application: navigation, selection, and the view that the link names.
+"""The dashboard application: navigation, selection, and the view that the link names.
 
-In: runs, the token and the host names that are accepted. Out: a Dash application. All state is in the link:
-every interaction changes the link, and every section is rendered from the link alone, so that back, reload
-and shared links reproduce the view.
+Takes runs, the token and the accepted host names; returns a Dash application. All state is in the link: every
+interaction changes the link, and every section is rendered from the link alone, so that back, reload and
+shared links reproduce the view.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ VIEWS: tuple[View, ...] = (
 
 POLLED = {view.name: view.state for view in VIEWS if view.state is not None}
 TICK_MS = 1000  # polling interval of a run that is being recorded
-_UNOPENED = -1  # version of a run that is still being opened
+_UNOPENED = -1  # version of a run that is not open yet
 MAX_LISTED = 8  # ranges of steps or ranks in a message
-_LONGEST_WHY = 60  # characters of why a run cannot be chosen
-_VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, and what follows on the next
+_LONGEST_WHY = 60  # characters of the reason why a run cannot be chosen
+_VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, then the keys of the next row
 _KEYS = (
     ("n p", "the next tab, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
@@ -105,7 +105,7 @@ _THEME = """(() => {
 def make_app(
     run: Loaded | ShownRun | Runs, token: str | None = None, names: Collection[str] | None = LOOPBACK
 ) -> Dash:
-    """Make the application; `token` and `names` are those of `guard`."""
+    """Make the application; `token` and `names` are passed to `guard`."""
     runs = runs_of(run)
     app = Dash(
         __name__,
@@ -128,14 +128,14 @@ def make_app(
     _serve_tables(app, runs)
     if runs.change:
         _register_refresh(app, runs)
-    if runs.change and token is not None:  # who may only read asks for nothing
+    if runs.change and token is not None:  # with --no-token, pages are read-only
         window_button.register(app, runs)
     harden(app.server, [hash_of(_THEME), *app.csp_hashes()])
     return app
 
 
 def _in_markup(text: str) -> str:
-    """Escape text for the page template: no markup, and none of dash's placeholders."""
+    """Escape text for the page template: neither markup nor a placeholder of dash remains."""
     return escape(printable(text)).replace("{", "&#123;")
 
 
@@ -152,8 +152,8 @@ def view_of(link: Link) -> View:
 
 
 def first_view(run: ShownRun, link: Link) -> View:
-    """Return the view of a link that names none: a hang, what two runs differ by, else the verdict."""
-    with suppress(DproError):  # the verdict says it
+    """Return the view of a link without one: a hang, the difference of two runs, else the verdict."""
+    with suppress(DproError):  # the verdict shows the error
         if any(finding.of_hang for finding in run.loaded.hangs) and not _missing(run, link, hang.VIEW):
             return hang.VIEW
     if link.against and not _missing(run, link, difference.VIEW):
@@ -204,7 +204,7 @@ def _frame(runs: Runs) -> Component:
 
 
 def _help() -> list[Component]:
-    """What keys do, and which key each view has."""
+    """Return the help: the keys, and the key of each view."""
     cells = [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
     views = [html.Span([html.Kbd(key), view.title]) for key, view in zip(_VIEW_KEYS, VIEWS, strict=True)]
     return [html.H2("Keys"), html.Dl(cells), html.P(views, className="keyed")]
@@ -227,8 +227,8 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         before, *texts = more[-3:]
         before = before if isinstance(before, dict) else {}
         page = page_of(runs, search or "", before)
-        # A later copy of the run: sections fill themselves, and what is being typed stays.
-        # Where another view was asked for meanwhile, the browser drops the answer to that: this one has it.
+        # Of a later copy of the run, sections fill themselves, and text being typed stays. If another view
+        # was requested meanwhile, the browser drops the answer to that request, so this one includes it.
         stays = all(page["shown"][name] == before.get(name) for name in ("asked", "view"))
         if stays and before.get("view") and ctx.triggered_id == "version":
             same = dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
@@ -253,10 +253,10 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
 
 
 def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What surrounds the sections of a link's view; what is as before is left as it is.
+    """Return the page around the sections of a link's view; parts that have not changed are `no_update`.
 
     Args:
-        before: what the page shows, as returned under `shown`.
+        before: the state of the page, as returned under `shown`.
     """
     page: dict[str, Any] = {"outside": ""}
     try:
@@ -265,7 +265,7 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
         view = named or first_view(run, link)
         page |= {"steps": ranges_text(link.steps), "ranks": ranges_text(ranges_of(link.ranks))}
         page["title"] = view.title
-        with suppress(DproError):  # the content says it
+        with suppress(DproError):  # the content shows the error
             page["outside"] = outside(run.loaded, link)
         asked, current, refused = link.view, view.name, _missing(run, link, view)
         content = partial(empty, refused, view.title) if refused else view.layout
@@ -304,7 +304,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _chosen(search: str | None) -> Link:
-    """Return the runs of a link that is not understood as a whole, so that others can be chosen."""
+    """Return the runs named by an otherwise invalid link, so that others can be chosen."""
     try:
         link = parse_link(search or "")
         return Link(run=link.run, against=link.against, theme=link.theme)
@@ -313,13 +313,13 @@ def _chosen(search: str | None) -> Link:
 
 
 def _named(run: ShownRun) -> tuple[str, str]:
-    """Return the short and the whole name of a run."""
+    """Return the last part of a run's label, and the whole label."""
     label = run.loaded.run.label
     return Path(label).name or label, label
 
 
 def _pickers(runs: Runs, link: Link) -> list[Component]:
-    """Return the choice of the run and of the one to compare it with; nothing where there is one run."""
+    """Return the menus for the run and for the run to compare it with; empty if only one run is offered."""
     offers = runs.offers()
     if len(offers) < 2:
         return []
@@ -345,7 +345,7 @@ def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
 
 
 def _navigation(reasons: Mapping[str, str]) -> tuple[Component, list[Component]]:
-    """A link to each view, and the list of those with nothing to show, and why; scripts add the selection."""
+    """Return links to the views, and a list of those without data and why; scripts add the selection."""
     links: list[Component] = []
     others: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
@@ -361,7 +361,7 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[Component, list[Component]]
 
 
 def _missing(run: ShownRun, link: Link, view: View) -> str:
-    """Why a view has nothing to show; of a run that is being recorded that may change."""
+    """Return why a view has no data; empty while the run is being recorded, since its data may still come."""
     try:
         return "" if run.lives else view.missing(run.loaded, link)
     except DproError as error:
@@ -372,7 +372,8 @@ def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler
     @app.callback(Output(name, "children"), *changes(runs, whole=name in view.whole))
     def filled(*now: Any) -> Any:
         def work(link: Link) -> Any:
-            # Links in what no selection refills have none: the script of the page adds it to a followed one.
+            # Sections that ignore the selection make links without it; the page's script adds it when one is
+            # followed.
             asked = replace(link, steps=(), ranks=(), time_ms=None) if name in view.whole else link
             return fill(runs.loaded(link.run), asked)
 
@@ -380,7 +381,7 @@ def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler
 
 
 def _register_refresh(app: Dash, runs: Runs) -> None:
-    """While a run is recorded, let the browser poll for later states of it, and of the one beside it."""
+    """Let the browser poll for later states of the shown run and of the one compared with it."""
 
     @app.callback(
         Output("live", "children"),
@@ -390,7 +391,7 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         State("version", "data"),
     )
     def refresh(_ticks: int | None, search: str | None, last_version: int | None) -> tuple[Any, ...]:
-        def now(version: int) -> None:  # no output of this callback: whoever depends on it would wait
+        def now(version: int) -> None:  # as an output, it would block its readers
             if version != (last_version or 0):
                 set_props("version", {"data": version})
 
@@ -402,9 +403,9 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         except StillOpening:
             now(_UNOPENED)
             return "", False
-        except DproError:  # the content says it
+        except DproError:  # the content shows the error
             return "", True
-        lives = [run.lives for run in shown_runs]  # before the versions: the last version is not missed
+        lives = [run.lives for run in shown_runs]  # read first, so that no version is missed
         if not lives[0]:
             set_props(window_button.PLACE, {"hidden": True})
         follow = POLLED.get(link.view)
@@ -431,7 +432,7 @@ def _serve_tables(app: Dash, runs: Runs) -> None:
 
 
 def in_csv(frame: Any) -> str:
-    """Write a frame as CSV; lists are joined by blanks, and text that looks like a formula is escaped."""
+    """Write a frame as CSV: lists joined by blanks, text that looks like a formula escaped."""
     lists = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.List)]
     plain = frame.with_columns(pl.col(lists).list.eval(pl.element().cast(pl.String)).list.join(" "))
     texts = [name for name, dtype in plain.schema.items() if not (dtype.is_numeric() or dtype == pl.Boolean)]

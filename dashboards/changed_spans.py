@@ -1,8 +1,8 @@
-"""Which spans a change acts on, so that the timeline marks them.
+"""Spans that an edit changes, for the timeline to mark.
 
-In: a graph, and the graph of the changed job. Out: an expression that the timeline's search takes, the ranks
-whose spans these are, and how much of the change they hold. Where work is added or taken away, or what is
-changed has no name of its own, nothing can be marked.
+Takes the graph before and after the edit; returns an expression for the timeline's search, the ranks with
+these spans, and their share of the change. Marks nothing if the edit adds or removes work, or if names do not
+distinguish the changed spans.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import numpy as np
 from dpro.dashboards.timeline.search import LONGEST, literally
 from dpro.replay.graph import Graph
 
-NEARLY_ALL = (
-    0.9  # of the time of the spans of a name that is of changed ones, for the name to mark the change
-)
-MIN_SHARE, ENOUGH = 0.5, 0.95  # of the change: what names have to hold, and from where on no more are needed
-LITTLE = 0.01  # of the change: ranks that have less of it are not shown
-MIN_LETTERS = (40, 4)  # letters of a name that is shortened: as many as there is room for
+NEARLY_ALL = 0.9  # share of a name's time in changed spans, from which the name marks the change
+# Shares of the change: the least that names must cover, and enough to add no more names.
+MIN_SHARE, ENOUGH = 0.5, 0.95
+LITTLE = 0.01  # share of the change: ranks with less are left out
+MIN_LETTERS = (40, 4)  # least letters of a shortened name: the second is tried if the first marks too little
 
 
 class ChangedSpans(NamedTuple):
-    """What the timeline marks of a change.
+    """Search for the spans that an edit changes.
 
     Attributes:
         find: an expression for the names of the spans.
-        ranks: that have the change; empty where all do.
-        share: of the changed time, that these spans hold.
+        ranks: ranks with changed spans; empty if all ranks have some.
+        share: share of the changed time that is in these spans.
     """
 
     find: str
@@ -38,7 +37,7 @@ class ChangedSpans(NamedTuple):
 
 
 def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
-    """The spans whose time differs between two graphs; None where names do not distinguish them."""
+    """Return the spans whose time differs between two graphs; None if names do not distinguish them."""
     if not after.has_nodes_of(before):
         return None
     nodes = before.nodes
@@ -68,11 +67,11 @@ def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
 
 
 def _beginnings(shares: Mapping[str, tuple[float, bool]], least: int) -> list[str]:
-    """The shortest beginnings of names that only marked names have, as many as are needed and have room.
+    """Return the shortest beginnings that only names marking the change have, up to the expression's limit.
 
     Args:
-        shares: of the change, by name, and whether it marks the change; the largest first.
-        least: letters of each.
+        shares: share of the change, and whether the name marks it, by name; the largest first.
+        least: least number of letters of each beginning.
     """
     others = [text for text, (_, marks) in shares.items() if not marks]
     chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""`dpro dashboard RUN…`: runs in a browser."""
+"""`dpro dashboard RUN…`: view runs in a browser."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def dashboard(
 
 
 def offer(given: Sequence[str], against: str | None = None) -> Runs:
-    """The runs that the page offers, the first of them opened.
+    """Return the runs that the page offers, with the first one open.
 
     Raises:
         InputError: one of them cannot be opened.
@@ -91,7 +91,7 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
         opened = _show(paths[0], open_or_import)
     for path in paths[1:]:
         if not _lives(path):
-            open_or_import(path)  # what is wrong with it is said before the page opens
+            open_or_import(path)  # reports its errors before the page opens
     recorded = opened.lives or opened.loaded.run.source is None  # not imported
     beside = Path(paths[0]).resolve().parent if recorded else None
     return Runs(
@@ -108,10 +108,10 @@ def _lives(path: str) -> bool:
 
 
 def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
-    """A run as the page shows it: while it is recorded, copy by copy.
+    """Return a run as the page shows it: while it is being recorded, one copy after another.
 
     Args:
-        open_it: opens one that is not being recorded.
+        open_it: opens a run that is not being recorded.
     """
     from dpro.dashboards.loaded import RecordingCopy
     from dpro.dashboards.requested import RequestedWindow
@@ -126,7 +126,7 @@ def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
 
 
 def _ensure_free(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before the run is loaded.
+    """Check that an address can be listened on, before the run is loaded.
 
     Raises:
         UsageError: another process listens there, or the host has no such address.
@@ -146,7 +146,7 @@ def _ensure_free(host: str, port: int) -> None:
 
 
 def load(run: Run, kind: type[Loaded] | None = None) -> Loaded:
-    """The run as the views ask for it."""
+    """Return the run with the results that views need."""
     from dpro.dashboards.loaded import Loaded
 
     return (kind or Loaded)(run)
@@ -156,24 +156,23 @@ def _say(address: str) -> None:
     console().print(f"{address}  (Ctrl-C ends it)")
 
 
-# The runs that are offered: those that were given, and those beside the first of them. Listing writes nothing
-# and leaves links out, so that what is offered lies in the folders that the user named. Of a run that a job
-# is being recorded into: an opened copy now and then, and the run itself when the job is over, which does not
-# notice.
+# Offered runs: the given ones, and those in the folder of the first. Listing writes nothing and leaves out
+# links, so that all offered runs are in folders that the user named. A run that is being recorded is shown as
+# a copy, renewed now and then, and as the run itself after the job has ended; the job does not notice.
 
 if TYPE_CHECKING:
     from dpro.dashboards.runs import OfferedRun
     from dpro.store import Run
 
 
-FRESH_S = 5.0  # how long a list counts: the page asks for it with every link
+FRESH_S = 5.0  # age up to which a list is used: the page needs it for every link
 
 
 def offers_of(given: Sequence[str], folder: Path | None = None) -> Callable[[], list[OfferedRun]]:
-    """What lists the runs that were given, and those of a folder.
+    """Return a function that lists the given runs, and those of a folder.
 
     Args:
-        given: paths as typed, the first run first; these may be traces.
+        given: paths as typed, the first run first; traces are allowed.
     """
     listed: list[tuple[float, list[OfferedRun]]] = []
 
@@ -202,7 +201,7 @@ def _offers(given: Sequence[str], folder: Path | None) -> Iterator[OfferedRun]:
 
 
 def names_of(given: Sequence[str]) -> dict[str, str]:
-    """A name for each path: its last part, or all of it where that is another's, too.
+    """Name each path by its last part, or by the whole path where two paths have the same last part.
 
     Raises:
         UsageError: a path was given twice.
@@ -216,16 +215,16 @@ def names_of(given: Sequence[str]) -> dict[str, str]:
 # A run that is still being recorded.
 
 
-MIN_S = 2.0  # from one copy to the next
-SHARE = 0.1  # of the time that copies may take
-KEPT = 2  # the latest may still be read when the next is there
+MIN_S = 2.0  # least time between two copies
+SHARE = 0.1  # share of the time that copying may take
+KEPT = 2  # copies kept: a view may still read the previous one
 
 
 def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
-    """Copies of a recording, the run itself last.
+    """Yield copies of a recording, and at last the run itself.
 
     Args:
-        least_s: from one copy to the next, at least.
+        least_s: least time between two copies.
 
     Raises:
         InputError: the run cannot be opened when its job is over.
@@ -248,7 +247,7 @@ def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
 
 
 def _copied(run: Path, to: Path) -> Run:
-    """A copy of what there is so far, with what was found while the job ran."""
+    """Copy what has been recorded so far, with the findings made while the job runs."""
     from dpro.collectors.attach import copy_run
     from dpro.collectors.finish import finish
     from dpro.detect.findings_log import FOLDER
@@ -261,7 +260,7 @@ def _copied(run: Path, to: Path) -> Run:
     return open_run(to)
 
 
-# What other commands and notebooks get from here.
+# What `dpro report` and notebooks use.
 
 OPTIONS_OF_REPORT = (
     click.Option(
@@ -274,7 +273,7 @@ OPTIONS_OF_REPORT = (
 
 
 def page_of_report(given: Mapping[str, Any]) -> ReportPage | None:
-    """The page that `dpro report --html` writes; None where it is not asked for.
+    """Return the page that `dpro report --html` writes; None if it was not requested.
 
     Raises:
         MissingExtra: plotly is not installed.
@@ -290,7 +289,7 @@ def page_of_report(given: Mapping[str, Any]) -> ReportPage | None:
 
 
 def open_for_figures(run: Run) -> tuple[Analysis, Figures] | None:
-    """An analysis, and figures that share what it computes; None where plotly is not installed."""
+    """Return an analysis, and figures that share its results; None if plotly is not installed."""
     try:
         from dpro.dashboards.figures import Figures
         from dpro.dashboards.loaded import Loaded

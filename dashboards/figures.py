@@ -1,7 +1,7 @@
-"""The figures of a run for reports and notebooks.
+"""Figures of a run for reports and notebooks.
 
-In: a run. Out: Plotly figures of selected steps and ranks, or an error that says why there is nothing to
-    draw.
+Takes a run; returns Plotly figures of selected steps and ranks, or raises an error that says why there is
+nothing to draw.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ _LEGEND, _BUTTONS = 50, 26  # pixels
 class Figures:
     """Figures of a run.
 
-    All methods take the selection as keywords: `steps` (a number, the first and the last, or a text as
-    "3,5,7-9"), `ranks`, and `theme` (light or dark). All raise `Unanswerable` where there is nothing to draw,
-    and `UsageError` where an argument is invalid.
+    All methods take the selection as keywords: `steps` (a number, the first and the last, or a text such as
+    "3,5,7-9"), `ranks`, and `theme` (light or dark). All raise `Unanswerable` if there is nothing to draw,
+    and `UsageError` if an argument is invalid.
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        """Draw figures of this run when they are asked for."""
         self._run = loaded
 
     def __getattr__(self, name: str) -> Callable[..., go.Figure]:
-        """A figure that an extension brings, by its name; it takes the selection as all others do."""
+        """Return an extension's figure by its name; it takes the selection as keywords, too."""
         place = places("figures").get(name)
         if place is None:
             raise AttributeError(f"no figure {name!r}")
         return lambda **selected: load(place)(self._run, selection(**selected))
 
     def account(self, theme: str = LIGHT) -> go.Figure:
-        """Draw the usual step as a waterfall: what it goes into, and what devices have to do."""
+        """Draw the usual step as a waterfall of the account's entries."""
         entries = _some(entry_info(explain(self._run).account or Account()), "deep window")
         figure = entry_figure(entries, selection(theme=theme).theme)
         room = {"height": figure.layout.height + _BUTTONS, "margin_t": figure.layout.margin.t + _BUTTONS}
@@ -77,7 +76,7 @@ class Figures:
         return breakdown.with_legend(breakdown.part_figure(_some(parts, "step"), by, link.theme))
 
     def timeline(self, **selected: Any) -> go.Figure:
-        """Draw the measured lanes on one clock; without a selection those of the first deep window.
+        """Draw the measured lanes on one clock; without a selection, those of the first deep window.
 
         Args:
             selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
@@ -96,13 +95,13 @@ class Figures:
         )
 
     def waiting(self, **selected: Any) -> go.Figure:
-        """Draw how often each rank comes last to collectives, and how long the others wait for it."""
+        """Draw how often each rank arrives last at collectives, and how long the others wait for it."""
         link = selection(**selected)
         ranks = collectives.last_info(self._run.outline.graph, link)
         return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
 
     def hang(self, theme: str = LIGHT) -> go.Figure:
-        """Draw which ranks wait for which in a job that hangs."""
+        """Draw which ranks of a hanging job wait for which."""
         chains = chains_of(self._run)
         if not chains.boxes:
             raise Unanswerable("nothing to draw: no rank has waited for long")
@@ -131,14 +130,14 @@ def selection(
     theme: str = LIGHT,
     time_ms: tuple[float, float] | None = None,
 ) -> Link:
-    """Return the selection as a link, the form in which views take it.
+    """Return the selection as a link, which is the form that views take.
 
     Args:
-        steps: a step, the first and the last, or text as `3-8,12`; None selects all.
-        time_ms: from and to, ms since the first span; None is all of the steps.
+        steps: a step, the first and the last, or text such as `3-8,12`; None selects all.
+        time_ms: from and to, ms since the first span; None selects all of the steps.
 
     Raises:
-        UsageError: there is no such theme, or the text of steps is no list of numbers.
+        UsageError: there is no such theme, or `steps` is not a list of numbers.
     """
     if theme not in THEMES:
         raise UsageError(f"no theme {theme!r}; there are {', '.join(THEMES)}")

@@ -1,9 +1,9 @@
 """Access control by token, and the security headers of every response.
 
-In: the web server. Out: requests without the token are refused; a content security policy forbids content of
-other origins and all scripts that the server does not serve. A token in the link is exchanged for a cookie
-and removed from the address bar at once. Without a token, the request's Host header must name this machine;
-this stops DNS rebinding, by which a page of another origin reaches 127.0.0.1.
+Changes the web server: it refuses requests without the token, and sends a content security policy that
+forbids content of other origins and every script that the server does not serve. A token in the link is
+exchanged for a cookie and removed from the address bar at once. Without a token, the request's Host header
+must name this machine; this stops DNS rebinding, by which a page of another origin reaches 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOP
     """Refuse every request that is not authorised.
 
     Args:
-        token: the secret that a request has to carry; None to authorise by host name alone.
-        names: host names that are accepted where there is no token; None for any.
+        token: the secret that a request must carry; None to authorise by host name alone.
+        names: host names accepted if there is no token; None for any.
     """
 
     @server.before_request
@@ -59,12 +59,12 @@ def cookie_of(token: str) -> str:
 
 
 def _exchanged(token: str) -> Response:
-    """Redirect to the same address without the token, which a cookie replaces."""
+    """Redirect to the address without the token, and set the cookie that replaces it."""
     rest = [pair for pair in request.args.items(multi=True) if pair[0] != "token"]
     query = "?" + urlencode(rest, safe=",~:=*") if rest else ""
-    path = quote(request.path.lstrip("/"))  # never to another host, as `//` would be
+    path = quote(request.path.lstrip("/"))  # a leading `//` would lead to another host
     answer = redirect(f"/{path}{query}")
-    # Lax: with Strict a link in a chat, or the file that opens the browser, would lead to a refusal.
+    # Lax: with Strict, a link in a chat, or the file that opens the browser, would be refused.
     answer.set_cookie(cookie_of(token), token, httponly=True, samesite="Lax")
     return answer  # type: ignore[return-value]
 
@@ -113,11 +113,11 @@ def _compressed(response: Response) -> Response:
     return response
 
 
-# Validation of request bodies: bounded size, and the inputs of an existing callback.
+# Validation of request bodies: their size is bounded, and they must match an existing callback.
 
 MAX_BODY_BYTES = 1 << 20
 _CALLBACKS = "/_dash-update-component"
-_TYPES = {"search": (str, type(None))}  # property -> types of its values; those of others are only compared
+_TYPES = {"search": (str, type(None))}  # types of a property's values; properties not listed take any value
 
 
 def check_bodies(app: Dash) -> None:

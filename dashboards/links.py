@@ -1,8 +1,8 @@
-"""The state of the page as the query of a link: the view, and the selected steps, ranks and times.
+"""Links: the view and the selected steps, ranks and times as the query of an address.
 
-In: a query such as `?run=after&against=before&view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80`. Out: a
-`Link`, and back. All views share one selection, so that a selection made in one view applies to the next; a
-link that is sent to a colleague reproduces the view. Runs are names, which `runs` looks up: never paths.
+Parses a query such as `?run=after&against=before&view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80` into a
+`Link`, and writes it. All views share one selection: one made in a view applies to the next, and a link sent
+to a colleague reproduces the view. Runs are given by names, which `runs` looks up, never by paths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Link:
         view: its name; empty for the first view of the run.
         run: name of the run that is shown; empty for the one that was opened.
         against: name of the run that it is compared with; empty for none.
-        steps: selected steps, ranges with first and last included; empty for all.
+        steps: selected steps, as ranges with first and last included; empty for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
         options: parameters of one view alone: its filter, its order, …
@@ -65,7 +65,7 @@ class Link:
         return self.query(options={**self.options, **changes})
 
     def chosen(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Filter a frame to the selected ranks and steps, by those of these columns that it has."""
+        """Filter a frame by the selected ranks and steps; columns that it lacks are ignored."""
         if self.ranks and "rank" in frame.columns:
             frame = frame.filter(pl.col("rank").is_in(self.ranks))
         if self.steps and "step" in frame.columns:
@@ -73,7 +73,7 @@ class Link:
         return frame
 
     def extent_ms(self, steps: pl.DataFrame) -> tuple[float, float] | None:
-        """From and to: the link's own time, else that of its steps, else of the first deep window.
+        """Return from and to, in ms: of the link's time, its steps or the first window; None without any.
 
         Args:
             steps: `window`, `step`, `begin_ms`, `end_ms`.
@@ -92,7 +92,7 @@ def parse_link(query: str) -> Link:
     """Parse a query.
 
     Raises:
-        UsageError: a part of it is invalid; the message names the part.
+        UsageError: a part is invalid; the message names it.
     """
     given = dict(parse_qsl(query.removeprefix("?")))
     return Link(
@@ -111,7 +111,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `0,2-3` into ranks.
 
     Raises:
-        UsageError: it is no such list, or one of too many.
+        UsageError: the text is not such a list, or has too many ranks.
     """
     ranges = parse_ranges(text, "ranks")
     if sum(last - first for first, last in ranges) > _MAX_RANKS:

@@ -1,4 +1,4 @@
-"""The analysis behind the views: what commands compute, and the data that only figures need."""
+"""The analysis behind the views: results of commands, and data that only figures need."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 
 class Withdrawn(NamedTuple):
-    """A finding that an earlier copy of a run showed which is still being recorded, and that holds no longer.
+    """A finding that an earlier copy of a run under recording showed, and a later one does not.
 
     Attributes:
-        time_ns: when the copy that does not show it was there.
+        time_ns: when the copy without it was opened.
     """
 
     finding: Finding
@@ -68,16 +68,16 @@ class Withdrawn(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        """A line that says what was withdrawn, when and why."""
+        """Return one line that says what was withdrawn, when and why."""
         return f"{self.finding.title}: withdrawn at {time_of_day(self.time_ns)} because {self.why}"
 
 
 class EarlierFindings(NamedTuple):
-    """What readers of earlier copies of a run were shown, of those whose findings were computed.
+    """Findings that readers of earlier copies of a run were shown, where any were computed.
 
     Attributes:
         findings: of the latest of those copies.
-        withdrawn: what was withdrawn until then.
+        withdrawn: findings withdrawn up to that copy.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -95,7 +95,7 @@ class Loaded(Analysis):
     min_searched_elsewhere: float = 200_000
 
     def __init__(self, run: Run) -> None:
-        """Make an analysis; it reads the run when it is first asked for something."""
+        """Make an analysis; it reads the run on first use."""
         super().__init__(run)
         self.others: Callable[[str], Loaded] = _no_other
         self.offers: Callable[[], Sequence[OfferedRun]] = tuple
@@ -104,7 +104,7 @@ class Loaded(Analysis):
     def warm(self) -> None:
         """Compute slow results ahead, in the order in which they are likely to be needed.
 
-        Does nothing for a run of very many spans: its graph would take memory and cores from the open view.
+        Does nothing for a run with too many spans: its graph would take memory and cores from the open view.
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
@@ -113,17 +113,17 @@ class Loaded(Analysis):
         for compute in (first, judged, split, search_once, explain, last):
             with suppress(DproError):  # the view that needs it reports the error
                 compute(self)
-            give_back_freed_memory()  # which the next one would add to
+            give_back_freed_memory()  # else the next computation would add to it
 
     @cached
     def timed_steps(self) -> pl.DataFrame:
-        """Table `steps`; steps in depth of GPUs that did not time them are bounded as in `breakdown`."""
+        """Table `steps`; if no GPU timed its steps, those in deep windows last as long as in `breakdown`."""
         steps = with_times(self.steps)
         if steps.is_empty() or steps["by_device"].any() or self.num_rows[SPANS.name] > MAX_UNASKED:
             return steps
         if not self.has_gpu_work:
             return steps
-        with suppress(DproError):  # the view of it says why
+        with suppress(DproError):  # the breakdown's own view reports the error
             parts = self.breakdown.select("rank", "step", by_gpu_ns="duration_ns")
             deep = steps.join(parts, on=["rank", "step"], how="left", maintain_order="left")
             by_gpu = pl.when(pl.col("window") >= 0).then("by_gpu_ns")
@@ -137,32 +137,32 @@ class Loaded(Analysis):
 
     @cached
     def measured(self) -> MeasuredLanes:
-        """The measured lanes of its timeline; they do not need the graph."""
+        """The measured lanes of the timeline, which need no graph."""
         return MeasuredLanes(self.run, lambda: self.hangs)
 
     @cached
     def pipeline(self) -> Operations | None:
-        """Whole operations of a job that pipelines; None where there are none."""
+        """Whole operations of a job with a pipeline; None if there are none."""
         return operations_of(self.run)
 
     @cached
     def replay_lanes(self) -> BackgroundResult:
-        """The replayed lanes and the critical path of its timeline, computed on request."""
+        """The replayed lanes and the critical path of the timeline, computed on request."""
         return BackgroundResult(lambda: make_replayed(self.timeline, self.measured))
 
     @cached
     def counter_tracks(self) -> list[CounterTrack]:
-        """The counters beside the lanes of its timeline."""
+        """The counters beside the lanes of the timeline."""
         return counter_tracks(self.counters, self.workers, self.measured.clocks)
 
     @cached
     def tracks(self) -> Tracks:
-        """The tracks of its timeline as a Plotly figure."""
+        """The tracks of the timeline as a Plotly figure."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
 
     @cached
     def path(self) -> pl.DataFrame:
-        """The critical path of the usual steps of the unchanged graph, which predictions are the mean of."""
+        """The critical path of the usual steps of the unchanged graph; predictions are their means."""
         return deciding_work(self, durations_of(self.baseline))
 
     @cached
@@ -197,12 +197,12 @@ class Loaded(Analysis):
 
     @cached
     def num_rows(self) -> dict[str, int]:
-        """How many rows each table of the run has."""
+        """Number of rows of each table of the run."""
         return self.run.rows()
 
     @cached
     def has_call_states(self) -> bool:
-        """Whether something says how far ranks had come in their groups."""
+        """Whether the run says how far ranks got in the collectives of their groups."""
         if self.num_rows[PROCESS_GROUPS.name]:
             return True
         columns = ["state", "window", "duration_ns", "group"]
@@ -211,16 +211,16 @@ class Loaded(Analysis):
 
     @cached
     def mesh(self) -> Mesh:
-        """Where each rank stands on the axes of parallelism."""
+        """The position of each rank on the axes of parallelism."""
         return mesh_of_run(self.run)
 
     @cached
     def transfers(self) -> pl.DataFrame:
-        """The collectives and messages of which all members are recorded."""
+        """The collectives and messages with all members recorded."""
         return transfers_of(self.outline.graph)
 
     def may_have_pairs(self) -> bool:
-        """Whether ranks met in collectives or messages; true until the graph is there, which says it."""
+        """Return whether ranks met in collectives or messages; true as long as the graph is not computed."""
         return "graph_and_trust" not in self.values or self.has_pairs
 
     @cached
@@ -231,13 +231,13 @@ class Loaded(Analysis):
         return not self.transfers.is_empty() or np.unique(met).size < met.size
 
     def findings_so_far(self) -> EarlierFindings:
-        """What this copy and those before it showed; nothing is computed for it."""
+        """Return the findings that this copy and earlier ones have shown; compute none."""
         if not any(isinstance(self.values.get(name), tuple) for name in _VERDICTS):
             return self.earlier
         return EarlierFindings(tuple(self.verdict[0]), self.withdrawn())
 
     def withdrawn(self) -> tuple[Withdrawn, ...]:
-        """What was withdrawn until this copy of the run, the earliest first.
+        """Return the findings withdrawn up to this copy of the run, the earliest first.
 
         Raises:
             DproError: the findings of the copy cannot be computed.
@@ -255,7 +255,7 @@ class Loaded(Analysis):
         )
 
     def against(self, link: Link) -> Loaded | None:
-        """Return the run that a link compares this one with; None where it names none.
+        """Return the run that a link compares this one with; None if the link names none.
 
         Raises:
             DproError: there is no such run, or it cannot be opened.
@@ -263,15 +263,15 @@ class Loaded(Analysis):
         return self.others(link.against) if link.against else None
 
     def difference_from(self, other: Analysis) -> DifferenceDocument:
-        """Explain by how much the step differs from another run's. Cache the latest result.
+        """Explain how much the step differs from another run's, and why. Cache the latest result.
 
         Raises:
-            DproError: one of them holds no graph.
+            DproError: one of the runs has no graph.
         """
         return self.once(
             "difference",
             lambda: difference_of(other, self),
-            inputs=ref(other),  # which may be closed meanwhile
+            inputs=ref(other),  # the cache must not keep a closed run in memory
         )
 
 
@@ -285,7 +285,7 @@ def _no_other(name: str) -> Loaded:
 
 
 class RecordingCopy(Loaded):
-    """A copy of a run that is being recorded: its graph is not cached on disk, since it is soon outdated."""
+    """A copy of a run under recording; its graph, soon outdated, is not cached on disk."""
 
     min_searched_elsewhere = math.inf
 

@@ -1,7 +1,7 @@
-"""What each view needs of a run, and the sentence that is shown in its place where a run lacks it.
+"""Requirements of the views, and the sentence shown in place of a view whose requirement is not met.
 
-In: a run and a link. Out: one sentence; empty where the view has something to show. Most of it follows
-from how many rows each table has; the rest is computed once for a run: it is asked with every link.
+Each function takes a run and a link, and returns one sentence; empty if the view has something to show. Most
+look at the row counts of tables; other results are computed once per run, since every link needs them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_OTHER = (
 
 
 def anything(loaded: Loaded, _link: Link) -> str:
-    """Need steps, operators or calls."""
+    """Require steps, operators or calls."""
     rows = loaded.num_rows
     if any(rows[table.name] for table in (STEPS, SPANS, COLLECTIVES)):
         return ""
@@ -45,14 +45,14 @@ def anything(loaded: Loaded, _link: Link) -> str:
 
 
 def steps(loaded: Loaded, _link: Link) -> str:
-    """Need the times of steps."""
+    """Require the times of steps."""
     if loaded.num_rows[STEPS.name]:
         return ""
     return "No step was recorded, so there is no value per step: traces mark them as `ProfilerStep#`."
 
 
 def windows(loaded: Loaded, _link: Link) -> str:
-    """Need operators and kernels."""
+    """Require operators and kernels."""
     if loaded.num_rows[SPANS.name]:
         return ""
     why = why_no_window(loaded.run) or "the run holds no operators and kernels"
@@ -60,7 +60,7 @@ def windows(loaded: Loaded, _link: Link) -> str:
 
 
 def calls(loaded: Loaded, link: Link) -> str:
-    """Need collective calls in deep windows."""
+    """Require collective calls in deep windows."""
     if loaded.num_rows[COLLECTIVES.name]:
         return windows(loaded, link)
     ranks = len(loaded.run.manifest.ranks)
@@ -70,7 +70,7 @@ def calls(loaded: Loaded, link: Link) -> str:
 
 
 def call_states(loaded: Loaded, _link: Link) -> str:
-    """Need a hang, or the stacks of ranks that stood still."""
+    """Require a hang, or the stacks of stalled ranks."""
     stood = loaded.workers["stack"] != ""
     if stood.any() or any(loaded.run.path.glob("findings/hang-*")):
         return ""
@@ -80,12 +80,12 @@ def call_states(loaded: Loaded, _link: Link) -> str:
 
 
 def layout(loaded: Loaded, _link: Link) -> str:
-    """Need the axes of parallelism of the job."""
+    """Require the job's axes of parallelism."""
     return "" if loaded.mesh.axes else NO_LAYOUT
 
 
 def pairs(loaded: Loaded, link: Link) -> str:
-    """Need calls of several ranks in deep windows."""
+    """Require calls of several ranks in deep windows."""
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
     if why := calls(loaded, link):
@@ -94,7 +94,7 @@ def pairs(loaded: Loaded, link: Link) -> str:
 
 
 def operations(loaded: Loaded, _link: Link) -> str:
-    """Need whole operations of a pipeline of several stages."""
+    """Require whole operations of a pipeline with several stages."""
     pipeline = loaded.pipeline
     if pipeline is None or pipeline.rows.is_empty():
         return (
@@ -105,12 +105,12 @@ def operations(loaded: Loaded, _link: Link) -> str:
 
 
 def telemetry(loaded: Loaded, _link: Link) -> str:
-    """Need sampled counters."""
+    """Require sampled counters."""
     return "" if loaded.num_rows[COUNTERS.name] else _NO_TELEMETRY
 
 
 def missing_ranks(loaded: Loaded) -> str:
-    """Which ranks of the job were not recorded; empty where all were."""
+    """Return which ranks of the job were not recorded, in one sentence; empty if all were."""
     manifest = loaded.run.manifest
     absent = manifest.missing_ranks
     if not absent:
@@ -119,7 +119,7 @@ def missing_ranks(loaded: Loaded) -> str:
 
 
 def another(loaded: Loaded, link: Link) -> str:
-    """Need a run to compare with, and deep windows of both.
+    """Require a run to compare with, and deep windows of both.
 
     Raises:
         DproError: the run that the link names cannot be opened.

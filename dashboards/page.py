@@ -1,7 +1,7 @@
-"""The building blocks of views: sections, panels, tables, and messages in place of missing figures.
+"""Building blocks of views: sections, panels, tables, and messages in place of missing figures.
 
-In: nothing of a run. Out: components. A view consists of sections; each is filled by its own request, so that
-fast ones do not wait for slow ones.
+Returns components; reads no run. A view consists of sections, each filled by its own request, so that fast
+ones do not wait for slow ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpro.dashboards.theme import colour, least_width
 from dpro.errors import DproError
 from dpro.replay.mesh import Mesh, named_axes, places_along
 
-MAX_ROWS = 60  # of a table
+MAX_ROWS = 60  # in a table
 Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
@@ -41,13 +41,13 @@ class View:
     Attributes:
         name: in links.
         title: in the navigation.
-        missing: why there is nothing to show of a run, in one sentence; empty where there may be something.
-            It is asked with every link, so it must be cheap.
+        missing: returns one sentence that says why a run has nothing to show; empty if there may be
+            something. It is called for every link, so it must be cheap.
         sections: id -> function that fills the section, called whenever the link changes.
         tables: name -> function that returns the data of a figure, for its CSV.
-        state: what its content follows from besides the run and the link; it is asked every second while the
-            view is shown. None where there is nothing else.
-        whole: sections of the whole run, which no selection refills.
+        state: returns what the content depends on besides run and link; polled every second while the view is
+            shown. None if there is nothing else.
+        whole: sections about the whole run, which a selection does not refill.
     """
 
     name: str
@@ -66,8 +66,8 @@ class Panel:
     """A framed part of a view with one section.
 
     Attributes:
-        doing: what is being computed until it is filled, as `following which rank waits for which`.
-        whole: whether it is of the whole run, whatever is selected.
+        doing: what is being computed until it is filled, such as `following which rank waits for which`.
+        whole: whether it is about the whole run, whatever is selected.
     """
 
     title: str
@@ -87,10 +87,10 @@ def view(
     register: Callable[[Dash, Runs], None] = _nothing_more,
     state: Callable[[Loaded], object] | None = None,
 ) -> View:
-    """Return a view of panels in a grid, or of a single one; arguments as those of `View`.
+    """Return a view of one panel, or of panels in a grid; other arguments as in `View`.
 
     Args:
-        panels: in rows; those of a tuple are below each other in one place.
+        panels: in rows; a tuple is one cell, with its panels below each other.
     """
 
     def framed(part: Panel | tuple[Panel, ...]) -> Component:
@@ -109,7 +109,7 @@ def view(
 
 
 def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:
-    """Return a view of panels with another one behind them."""
+    """Return a view with another panel after its own."""
 
     def layout() -> Component:
         whole = of.layout()
@@ -125,19 +125,19 @@ def with_panel(of: View, part: Panel, tables: Mapping[str, Tabler]) -> View:
 
 
 def changes(runs: Runs, *, whole: bool = False) -> list[Input | State]:
-    """Return what refills a section: a link of the same view and, where a run is recorded, its version.
+    """Return the inputs that refill a section: the view's link and, if runs can change, the version.
 
-    The last is the link itself: sections of a view that is left are not asked.
+    The last one is the current link: sections of a view that was left are not filled.
 
     Args:
-        whole: whether the section is of the whole run, so that another selection leaves its link as it is.
+        whole: whether the section is about the whole run, so that another selection does not refill it.
     """
     version = [Input("version", "data")] if runs.change else []
     return [Input("whole" if whole else "link", "data"), *version, State("url", "search")]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
-    """Return a framed part of a view; one that the view's name says all of has no title."""
+    """Return a framed part of a view; without a title if the view's name says enough."""
     head = [html.H2(title)] if title else []
     return html.Section([*head, *content], className="panel wide" if wide else "panel")
 
@@ -151,7 +151,7 @@ def section(name: str, doing: str, *, whole: bool = False) -> Component:
     """Return an element that a callback fills; until then it shows what is being computed.
 
     Args:
-        whole: whether it is of the whole run, whatever is selected.
+        whole: whether it is about the whole run, whatever is selected.
     """
     pending = html.P(f"{doing} …", className="pending")
     return html.Div(pending, id=name, className="section of-whole" if whole else "section")
@@ -185,7 +185,7 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False, buttons: bool = 
 
     Args:
         zooms: whether a zoom changes the link; otherwise the browser alone handles it.
-        buttons: whether it has any.
+        buttons: whether the figure has buttons.
     """
     config: Any = {
         "displaylogo": False,
@@ -210,13 +210,13 @@ def table(
     numbers_to: int | None = None,
     most: int = MAX_ROWS,
 ) -> Component:
-    """Return a table; where the rows are too many for the browser, a last one says how many are left out.
+    """Return a table; if it has too many rows for the browser, the last row counts those left out.
 
     Args:
         rows: [N] at least one cell each.
         numbers_from: the first column that is aligned as numbers.
-        numbers_to: the first after those; None for all that follow.
-        most: how many are shown: what Dash takes for a cell grows with the number of cells.
+        numbers_to: the first column after those; None for the end.
+        most: how many rows are shown: the time that Dash takes per cell grows with the number of cells.
     """
     numbers = range(len(header))[numbers_from:numbers_to]
     sides = ["number" if column in numbers else "" for column in range(len(header))]
@@ -241,11 +241,11 @@ def large_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers_fr
 
 
 def in_few_components(content: Any) -> Any:
-    """Content whose parts without an identity, a figure or an input are written by the page's script.
+    """Let the page's script write the parts of a page that have no id, figure or input.
 
-    On every change Dash asks each component of the page whether it is concerned, which for some hundred cells
-    of tables took most of an interaction. The outermost component of such a part stays, as style sheets know
-    it; what is in it is JSON of `[tag, properties, children]`.
+    On every change Dash visits each component of the page, which for some hundred table cells took most of an
+    interaction's time. The outermost component of such a part stays, since style sheets refer to it; its
+    content is JSON of `[tag, properties, children]`.
     """
     if isinstance(content, list | tuple):
         return [in_few_components(part) for part in content]
@@ -264,7 +264,7 @@ def in_few_components(content: Any) -> Any:
 
 
 def _written(content: Any) -> Any:
-    """Content as the page's script writes it; None where it needs components."""
+    """Return content as the page's script reads it; None if a part must be a component."""
     if not isinstance(content, Component):
         return str(content)
     is_link = content._type == "Link"
@@ -276,7 +276,7 @@ def _written(content: Any) -> Any:
 
 
 def _parts_of(children: Any) -> list[Any]:
-    """Children of a component, one after the other, however they are nested in lists."""
+    """Return the children of a component as one flat list."""
     if isinstance(children, list | tuple):
         return [part for child in children for part in _parts_of(child)]
     return [] if children is None else [children]
@@ -308,7 +308,7 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
     """Compute a view's answer to a link; errors become messages."""
     try:
         link = parse_link(search or "")
-        if link.view not in (view, ""):  # without a name the page has the sections of the run's first view
+        if link.view not in (view, ""):  # a link without a view shows the run's first view
             raise PreventUpdate
         return work(link)
     except DproError as error:
@@ -320,39 +320,39 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
 
 
 def in_browser(app: Dash, function: str, *wires: Input | State | Output) -> None:
-    """Call a function of `assets/dpro.js` when an input changes; without output, it changes the link."""
+    """Call a function of `assets/dpro.js` when an input changes; without outputs, it changes the link."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("dpro", function), *wires, prevent_initial_call=True)
 
 
-# The order of ranks in views, by the parameter `order` of a link: by their numbers, or grouped by where they
-# stand along an axis of parallelism.
+# The order of ranks in views, from the parameter `order` of a link: by number, or grouped by position along
+# an axis of parallelism.
 
 KEY, BY_NUMBER = "order", "rank"
-_UNKNOWN = -1  # the place of a rank whose place is unknown: first
+_UNKNOWN = -1  # position of a rank whose position is unknown: sorts first
 
 
 class RankOrder(NamedTuple):
     """An order of ranks.
 
     Attributes:
-        axis: by which they are grouped; empty for none.
-        places: of ranks along it.
+        axis: the axis that ranks are grouped by; empty for none.
+        places: the position of each rank along the axis.
     """
 
     axis: str = ""
     places: Mapping[int, int] = {}
 
     def place(self, rank: int) -> int:
-        """Where a rank is along the axis; the same for all where there is none."""
+        """Return the position of a rank along the axis; -1 if unknown, or if there is no axis."""
         return self.places.get(rank, _UNKNOWN)
 
     def ordered(self, ranks: Iterable[int]) -> list[int]:
-        """Ranks, group by group."""
+        """Sort ranks by group, then by number."""
         return sorted(ranks, key=lambda rank: (self.place(rank), rank))
 
     def label(self, rank: int) -> str:
-        """A rank on an axis of a figure: `tp 1: 3`, or its number alone."""
+        """Label a rank on the axis of a figure: `tp 1: 3`, or its number alone."""
         place = self.place(rank)
         return f"{self.axis} {place if place >= 0 else '?'}: {rank}" if self.axis else str(rank)
 
@@ -361,18 +361,18 @@ NUMBERED = RankOrder()
 
 
 def orders_of(mesh: Mesh) -> dict[str, str]:
-    """The axes by which ranks can be grouped, with what a page calls that."""
+    """Return the axes by which ranks can be grouped, with their label on a page."""
     return {axis: f"grouped by {axis}" for axis in named_axes(mesh)}
 
 
 def order_choice(loaded: Loaded, link: Link) -> list[Component]:
-    """The choice of an order, where the run has axes."""
+    """Return the menu of orders; empty if the run has no axes."""
     axes = orders_of(loaded.mesh)
     return [choices(link, KEY, {BY_NUMBER: "by rank", **axes}, BY_NUMBER)] if axes else []
 
 
 def order_of(loaded: Loaded, link: Link) -> RankOrder:
-    """The order that a link says; by number where it says none that the run has."""
+    """Return the order that a link requests; by number if the run does not have that axis."""
     axis = link.options.get(KEY, BY_NUMBER)
     if axis == BY_NUMBER or axis not in named_axes(loaded.mesh):
         return NUMBERED
@@ -383,8 +383,8 @@ def draw_groups(figure: go.Figure, ranks: list[int], order: RankOrder, theme: st
     """Draw a line between groups of ranks.
 
     Args:
-        figure: a heatmap that has a row, a column, or both, for each rank.
-        across: the axes of the figure that ranks are on: `x`, `y` or `xy`.
+        figure: a heatmap with a row, a column, or both, per rank.
+        across: the axes of the figure that show ranks: `x`, `y` or `xy`.
     """
     places = [order.place(rank) for rank in ranks]
     line: dict[str, Any] = {"color": colour("ink", theme), "width": 1}

@@ -1,8 +1,8 @@
-"""A report of a run as one HTML file that needs nothing else: no network, no server, no dpro.
+"""A report of a run as one self-contained HTML file: it needs no network, no server and no dpro.
 
-In: a run. Out: the page. The same run gives the same bytes. Strings from traces are untrusted: the template
-escapes them, and figures get their data as JSON that a browser cannot parse as markup. The page's content
-security policy allows its own two scripts and no others.
+Takes a run; returns the page, with equal bytes for equal runs. Strings from traces are untrusted: the
+template escapes them, and figures get their data as JSON that a browser cannot parse as markup. The page's
+content security policy allows its own two scripts and no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpro.verdict.verdict import Explanation, explain
 from dpro.verdict.words import paragraphs_of, shares_of
 from dpro.words import printable
 
-MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page has to stay below 5 MB
+MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page must stay below 5 MB
 MAX_LANES_OF = 8  # ranks in the timeline
 MAX_POINTS = 60_000  # in the timeline; a browser draws this many in a few seconds
 _STEPS = 2  # in the timeline
@@ -51,7 +51,7 @@ class DrawnFigure(NamedTuple):
 
 
 def html_of(loaded: Loaded, report: RunReport) -> str:
-    """The report of a run as one page."""
+    """Render the report of a run as one page."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -128,7 +128,7 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
     """Draw the last steps of the first deep window, since its first step includes the profiler's warm-up.
 
     Args:
-        ranks: whose lanes are drawn; half of them where all have more than `MAX_POINTS` points.
+        ranks: whose lanes are drawn; halved until they have at most `MAX_POINTS` points.
     """
     steps = loaded.step_extents
     window = steps.filter(window=steps["window"].min())["step"]
@@ -140,7 +140,7 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
 
 
 def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[DrawnFigure]:
-    """Draw figures until the budget (bytes) is spent; figures that the run has no data for are skipped."""
+    """Draw figures until the budget (bytes) is spent; skip those that the run has no data for."""
     for title, draw in figures:
         try:
             figure = draw()
@@ -166,7 +166,7 @@ def _json(figure: go.Figure) -> Markup:
 
 
 def _escaped(text: str) -> Markup:
-    """JSON in which no tag opens."""
+    """Escape JSON so that it cannot open a tag."""
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)

@@ -1,7 +1,7 @@
-"""The deep window that the page asks a running job for.
+"""Deep windows that the page requests from a running job.
 
-In: the run directory of a job that is recorded now. Out: the request that `dpro attach RUN --steps K` makes,
-and what became of it. All readers of the page share it, and there is one at a time.
+Takes the run directory of a job under recording; sends the request of `dpro attach RUN --steps K`, and says
+how it was answered. All readers of the page share one request at a time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dpro.collectors.attach import SentRequest, outcome_in_words
 from dpro.errors import DproError
 
 STEPS = 3
-PATIENCE_S = 300.0  # for the window to be taken
+PATIENCE_S = 300.0  # how long a request may wait for its window
 
 
 class RequestedWindow:
-    """A window that may be asked for, again once it is known what became of the one before."""
+    """A deep window that can be requested, and again once the previous request was answered."""
 
     def __init__(self, run: Path) -> None:
-        """Nothing was asked for yet."""
         self._run = run
         self._lock = threading.Lock()
         self._sent: SentRequest | None = None
@@ -29,7 +28,7 @@ class RequestedWindow:
         self._said = ""
 
     def ask(self) -> None:
-        """Ask for one, unless one is waited for."""
+        """Request a window, unless a request is pending."""
         with self._lock:
             if self._sent is not None:
                 return
@@ -40,7 +39,7 @@ class RequestedWindow:
                 self._said = str(error)
 
     def follow(self) -> tuple[bool, str]:
-        """Whether one is waited for, and what became of the latest, in words."""
+        """Return whether a request is pending, and the outcome of the latest one in words."""
         with self._lock:
             if self._sent is not None:
                 answers = self._sent.answers()

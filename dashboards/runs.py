@@ -1,7 +1,7 @@
-"""The runs that the page offers, and those of them that are open.
+"""Runs that the page offers, and those of them that are open.
 
-In: the opened run, and functions that list and open others. Out: what the names in a link stand for. A name
-is only ever looked up in the list: no link opens another path. Besides the opened run a few stay open.
+Takes the opened run, and functions that list and open others; resolves the names in links. A name is only
+looked up in the list, so no link opens another path. A few runs stay open besides the first.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from dpro.remote import is_url
 from dpro.selection import quoted
 from dpro.store import is_run
 
-KEPT = 2  # runs that stay open besides the first: one that is shown, and one to compare it with
+KEPT = 2  # runs that stay open besides the first: one shown, and one to compare it with
 PATIENCE_S = 2.0  # how long a request waits for a run to open; the page asks again
 
 
 class StillOpening(Unanswerable):
-    """A run takes long to open, which goes on."""
+    """A run is not open yet; opening it goes on."""
 
 
 class OfferedRun(NamedTuple):
     """A run that the page offers.
 
     Attributes:
-        name: in links; each run has another.
+        name: in links; unique.
         path: of the run, or of traces.
-        why: it cannot be opened, in one line; empty where it can.
+        why: why it cannot be opened, in one line; empty if it can.
+        lives: whether it is being recorded.
     """
 
     name: str
@@ -45,7 +46,7 @@ class OfferedRun(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a run that can be read: no traces, and not one that is still being recorded."""
+        """Whether it is a complete run: neither traces, nor a run that is still being recorded."""
         return not self.why and not self.lives and not is_url(self.path) and is_run(self.path)
 
 
@@ -69,7 +70,7 @@ class Runs:
         """Offer runs.
 
         Args:
-            show: opens one; None where there are no others.
+            show: opens one; None if there are no others.
         """
         self.opened, self.name, self.against = opened, name, against
         self._offers, self._show = offers, show
@@ -79,23 +80,23 @@ class Runs:
 
     @property
     def change(self) -> bool:
-        """Whether what a link shows may change by itself: a run is being recorded, or can be chosen."""
+        """Whether the content of a link may change: a run is being recorded, or can be chosen."""
         return self.opened.lives or self._show is not None
 
     def offers(self) -> Sequence[OfferedRun]:
-        """All runs that a link can name."""
+        """Return all runs that a link can name."""
         return self._offers()
 
     def loaded(self, name: str) -> Loaded:
-        """The latest state of a run.
+        """Return the latest state of a run.
 
         Raises:
-            DproError: as `shown`.
+            DproError: as from `shown`.
         """
         return self.shown(name).loaded
 
     def shown(self, name: str) -> ShownRun:
-        """A run by its name; it is opened where it is not open, and the one used longest ago is closed.
+        """Return a run by its name, opening it if necessary; close the least recently used one.
 
         Args:
             name: as in a link; empty for the opened run.
@@ -109,7 +110,7 @@ class Runs:
             return self.opened
         with self._lock:
             future = self._open.pop(name, None) or self._begin(name)
-            self._open[name] = future  # the last is the one used most recently
+            self._open[name] = future  # the last one is the most recently used
             while len(self._open) > KEPT:
                 _, closed = self._open.popitem(last=False)
                 closed.add_done_callback(_leave)
@@ -119,7 +120,7 @@ class Runs:
             raise StillOpening(f"{name} is still being opened: this page shows it when it is") from error
         except Exception:
             with self._lock:
-                if self._open.get(name) is future:  # it is tried again when it is chosen again
+                if self._open.get(name) is future:  # choosing it again tries again
                     del self._open[name]
             raise
 
@@ -137,7 +138,7 @@ class Runs:
     def _follow(
         self, show: Callable[[OfferedRun], ShownRun], offer: OfferedRun, future: Future[ShownRun]
     ) -> None:
-        gc.collect()  # what was closed has cycles
+        gc.collect()  # closed runs have reference cycles
         try:
             shown = show(offer)
             shown.loaded.others, shown.loaded.offers = self.loaded, self._offers
@@ -149,14 +150,14 @@ class Runs:
 
 
 def runs_of(run: Loaded | ShownRun | Runs) -> Runs:
-    """A run alone, where it is not given among others."""
+    """Wrap a single run; return `Runs` as they are."""
     if isinstance(run, Runs):
         return run
     return Runs(run if isinstance(run, ShownRun) else ShownRun(run))
 
 
 def first_link(runs: Runs) -> str:
-    """The query of the page when it is opened; empty where nothing is compared."""
+    """Return the query of the page when it opens; empty if nothing is compared."""
     return Link(against=runs.against).query() if runs.against else ""
 
 
@@ -165,28 +166,28 @@ def _leave(closed: Future[ShownRun]) -> None:
         closed.result().leave()
 
 
-# The run that the browser is shown; while it is being recorded, the latest copy of it.
+# The run shown in the browser; while it is being recorded, its latest copy.
 
 log = logging.getLogger(__name__)
 
 
 class WindowOfJob(Protocol):
-    """A deep window that a running job may be asked for."""
+    """A deep window that can be requested from a running job."""
 
     def ask(self) -> None:
-        """Ask for one, unless one is waited for."""
+        """Request a window, unless a request is pending."""
 
     def follow(self) -> tuple[bool, str]:
-        """Whether one is waited for, and what became of the latest, in words."""
+        """Return whether a request is pending, and the outcome of the latest one in words."""
 
 
 class ShownRun:
     """A run in its latest state.
 
     Attributes:
-        version: how many states came before it.
+        version: number of earlier states.
         lives: whether later states may follow.
-        window: the deep window that its job may be asked for; None where it takes none.
+        window: the deep window that can be requested from its job; None if the job takes none.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class ShownRun:
         """Show a run.
 
         Args:
-            later: yields its later states as they become available; None where there are none.
+            later: yields its later states as they become available; None if there are none.
         """
         self.window = window
         self.loaded, self.version, self.lives = loaded, 0, later is not None
@@ -203,7 +204,7 @@ class ShownRun:
         self._left = False
 
     def leave(self) -> None:
-        """Follow later states no longer."""
+        """Stop following later states."""
         self._left = True
 
     def follow(self) -> None:

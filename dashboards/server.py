@@ -1,8 +1,8 @@
 """Serve the application until it is interrupted.
 
-In: a run, an address and port, the token that requests must carry. Out: nothing, until Ctrl-C or SIGTERM. The
-token never appears in the list of processes, which every user of the machine can read: the browser is started
-with a file.
+Takes a run, an address and port, and the token that requests must carry; returns on Ctrl-C or SIGTERM. The
+token never appears in the process list, which every user of the machine can read: the browser is started with
+a file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
 from dpro.errors import UsageError
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
-FIRST_S = 3.0  # for which nothing is computed ahead, unless the first page was asked for before
-IDLE_S = 60.0  # a connection without traffic is closed after this time
+FIRST_S = 3.0  # nothing is computed ahead for this long, unless the first page was requested before
+IDLE_S = 60.0  # after this time without traffic a connection is closed
 
 
-MAX_AT_ONCE = 256  # connections that are answered at once; others wait until one of them is closed
-OWN_DESCRIPTORS = 96  # of runs, the cache and the interpreter
-PER_CONNECTION = 2  # a socket, and what waits for it
+MAX_AT_ONCE = 256  # connections served at once; others wait until one is closed
+OWN_DESCRIPTORS = 96  # for runs, the cache and the interpreter
+PER_CONNECTION = 2  # a socket, and one to wait for it
 
 
 class _Handler(WSGIRequestHandler):
@@ -46,7 +46,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadedWSGIServer):
-    """A server that accepts no more connections than the process may have descriptors for."""
+    """A server that accepts no more connections than the process has descriptors for."""
 
     def __init__(self, host: str, port: int, app: Any) -> None:
         super().__init__(host, port, app, _Handler)
@@ -56,7 +56,7 @@ class _Server(ThreadedWSGIServer):
         self._free.acquire()
         try:
             super().process_request(*connection)
-        except BaseException:  # there is no thread that would release it
+        except BaseException:  # no thread was started that would release it
             self._free.release()
             raise
 
@@ -68,9 +68,9 @@ class _Server(ThreadedWSGIServer):
 
 
 def most_at_once() -> int:
-    """Let the process have as many descriptors as it may; return how many connections that allows."""
+    """Raise the limit of open files to its maximum; return how many connections it allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a kernel or a container that allows less than it says
+    with suppress(ValueError, OSError):  # a kernel or container may allow less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
@@ -102,15 +102,15 @@ def serve(
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
     with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # else each thread holds on to what it once took
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # else each thread keeps the memory that it once used
     runs = runs_of(run)
     shown = runs.opened
     server, address = listen(runs, host, port, token)
     say(address)
     work = shown.follow if shown.lives else partial(_warm, runs, _answered(server.app))
     threading.Thread(target=work, daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the file with the token is removed
-        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has the latter ignored
+    for number in (signal.SIGTERM, signal.SIGHUP):  # removes the file with the token
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP, which must stay so
             signal.signal(number, signal.default_int_handler)
     try:
         with way_in(address) as file:
@@ -124,7 +124,7 @@ def serve(
 
 
 def _answered(app: Any) -> threading.Event:
-    """Is set once a page has been sent what it consists of."""
+    """Return an event that is set once the server has answered a callback of the page."""
     answered = threading.Event()
 
     @app.after_request  # type: ignore[untyped-decorator]
@@ -137,7 +137,7 @@ def _answered(app: Any) -> threading.Event:
 
 
 def _warm(runs: Runs, answered: threading.Event) -> None:
-    """Compute what surrounds the first view while the browser starts, and slow results after it."""
+    """Compute the page around the first view while the browser starts, and slow results after it."""
     page_of(runs, first_link(runs), {})
     answered.wait(FIRST_S)
     runs.opened.loaded.warm()
@@ -150,8 +150,7 @@ def listen(
 
     Args:
         port: port to listen on, 0 for any that is free.
-        token: the secret that requests must carry; None for none: then every client that reaches the port may
-            read the run.
+        token: the secret that requests must carry; None lets every client that reaches the port read the run.
 
     Raises:
         UsageError: the address or port is not available.
@@ -160,7 +159,7 @@ def listen(
     app = make_app(runs, token, LOOPBACK if host in LOOPBACK else None)
     try:
         server = _Server(host, port, app.server)
-    except (OSError, SystemExit) as error:  # werkzeug exits where the port is in use
+    except (OSError, SystemExit) as error:  # werkzeug exits if the port is in use
         raise UsageError(
             f"cannot listen on {host} port {port}: choose others with --host and --port"
         ) from error

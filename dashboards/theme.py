@@ -1,4 +1,4 @@
-"""Colours, names and the look of figures: one palette, light and dark, in one place.
+"""One palette for light and dark pages, and the names and the look of figures.
 
 The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with colour vision
 deficiencies can distinguish; the dark theme uses lighter ones. The style sheet gets them as variables, so
@@ -20,10 +20,10 @@ from dpro.words import shortened
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
-MIN_DIVIDED = 0.7  # decades: at least two of their ticks are seen
-MAX_DIVIDED, FEW_POWERS = 1.5, 10  # decades that are divided; powers of ten along an axis
+MIN_DIVIDED = 0.7  # decades; from here on at least two of their ticks are visible
+MAX_DIVIDED, FEW_POWERS = 1.5, 10  # decades with divisions; most powers of ten along an axis
 
-_PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
+_PALETTE: Mapping[str, tuple[str, str]] = {  # name -> colour on a light page, on a dark page
     "ink": ("#1c2430", "#dfe5ec"),
     "soft": ("#5b6675", "#a3afbd"),
     "line": ("#dde2e8", "#2c343e"),
@@ -46,7 +46,7 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
     "wait": ("#e3a3c8", "#a8618c"),
 }
 
-SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> its colour, what it is called
+SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> name of its colour, its label
     "kernel": ("compute", "kernel"),
     "transfer": ("exposed_comm", "transfer of a collective"),
     "wait": ("wait", "wait in a collective"),
@@ -60,12 +60,12 @@ SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> its c
 
 
 def kind_words(kinds: Iterable[str]) -> list[str]:
-    """Return what kinds of spans are called; a kind without a look is its own word."""
+    """Return the names of kinds of spans; a kind without an entry keeps its own."""
     return [SPAN_LOOKS.get(kind, ("", kind))[1] for kind in kinds]
 
 
 _BLACK, _WHITE = "#000000", "#ffffff"
-_ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, a shade for each such pair
+_ON_LIGHT = {  # best ink on a light page and on a dark page -> shade on a light page, one for each pair
     (_BLACK, _BLACK): "#000000",
     (_BLACK, _WHITE): "#000001",
     (_WHITE, _BLACK): "#fffffe",
@@ -74,7 +74,7 @@ _ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, 
 
 
 def colour(what: str, theme: str) -> str:
-    """Return the colour of a name of the palette, as a hexadecimal number."""
+    """Return a colour of the palette, as a hexadecimal number."""
     return _PALETTE[what][THEMES.index(theme)]
 
 
@@ -82,14 +82,14 @@ def ink_on(what: str, theme: str) -> str:
     """Return black or white, whichever has more contrast on a colour of the palette.
 
     Args:
-        theme: light or dark; for a light page it is a shade that `dark_counterparts` knows.
+        theme: light or dark; on a light page the result is a shade known to `dark_counterparts`.
     """
     light, dark = (_contrasting(colour(what, page)) for page in THEMES)
     return dark if theme == DARK else _ON_LIGHT[light, dark]
 
 
 def ink_of(shade: str) -> str:
-    """Return black or white for a colour that is the same on light and on dark pages.
+    """Return black or white for a colour that light and dark pages share.
 
     Args:
         shade: a hexadecimal number.
@@ -99,7 +99,7 @@ def ink_of(shade: str) -> str:
 
 
 def _contrasting(shade: str) -> str:
-    """Return black or white by the contrast of the Web Content Accessibility Guidelines 2.2."""
+    """Return black or white, by the contrast of the Web Content Accessibility Guidelines 2.2."""
     shades = [int(shade[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in shades]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -108,7 +108,7 @@ def _contrasting(shade: str) -> str:
 
 
 def css_name(part: str) -> str:
-    """Return the style sheet's variable, without its dashes, of a part of the step, as `compute_ns`."""
+    """Return the style sheet's variable, without leading dashes, of a part such as `compute_ns`."""
     return part.removesuffix("_ns").replace("_", "-")
 
 
@@ -131,29 +131,29 @@ def time_unit(largest_ms: float) -> tuple[float, str]:
     """Choose the unit of an axis of times.
 
     Returns:
-        How many ms the unit has, and its name, us to h: the unit in which its largest value is written.
+        The unit in ms and its name, us to h: the unit in which the largest value is written.
     """
     name, ns = duration_unit(max(largest_ms * NS_PER_MS, NS_PER_US))
     return ns / NS_PER_MS, name
 
 
 def least_width(figure: go.Figure) -> int:
-    """Return below how many pixels a figure scrolls instead of shrinking: its meta says, else 0."""
+    """Return the width in pixels below which a figure scrolls instead of shrinking; 0 if it has none."""
     return int((figure.layout.meta or {}).get("least_width", 0))
 
 
 def dark_counterparts() -> dict[str, str]:
-    """Return the colour of a dark page for each of a light one."""
+    """Return the colour of a dark page for each colour of a light one."""
     return dict(_PALETTE.values()) | {shade: dark for (_, dark), shade in _ON_LIGHT.items()}
 
 
 def whole_ticks(count: int) -> dict[str, Any]:
-    """Return tick settings for an axis of whole numbers (ranks, steps): a tick for each of a few."""
+    """Return tick settings for an axis of whole numbers (ranks, steps): one per number if few."""
     return {"dtick": 1} if count <= FEW_TICKS else {}
 
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
-    """Tick settings for a logarithmic axis: its powers of ten; 2 and 5 where there is hardly one."""
+    """Return tick settings for a logarithmic axis: powers of ten; 2 and 5 if there is hardly one."""
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
     if decades < MIN_DIVIDED:
@@ -170,7 +170,7 @@ def _look(theme: str) -> go.layout.Template:
     axis: dict[str, Any] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor", "tickcolor"), line)
     axis |= {"automargin": True, "tickfont": {"color": soft, "size": 11}}
     axis["title"] = {"font": {"color": soft, "size": 12}}
-    beside = axis | {"title": axis["title"] | {"standoff": 8}}  # else a title may be among the numbers
+    beside = axis | {"title": axis["title"] | {"standoff": 8}}  # keeps a title off the tick labels
     layout: dict[str, Any] = {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -190,12 +190,12 @@ def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
     return figure.update_layout(template=_look(theme), height=height, margin=margin, uirevision="kept")
 
 
-# Names from traces, escaped. Plotly interprets a subset of HTML in its texts: a kernel called `<b>` would
-# turn text bold, and a name could contain a link. Text of the page itself is never parsed as HTML.
+# Names from traces must be escaped. Plotly interprets a subset of HTML in its texts: a kernel called `<b>`
+# would turn text bold, and a name could contain a link. Text of the page itself is never parsed as HTML.
 
-LONGEST_NAME = 90  # characters of a name that a figure shows
+LONGEST_NAME = 90  # characters of a name in a figure
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # first characters of a formula in spreadsheets
-_SPACE = ("\t", "\r", "\n")  # leading ones, which spreadsheets ignore
+_SPACE = ("\t", "\r", "\n")  # leading blanks, which spreadsheets ignore
 
 
 def plain(name: object) -> str:

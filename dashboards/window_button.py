@@ -1,7 +1,7 @@
-"""The button that asks the job that is shown for a deep window, and what became of it.
+"""The button that requests a deep window from the shown job, and the outcome of the request.
 
-In: the runs of the page. Out: a part of its header, which is there while a job is being recorded that takes
-windows. What asks the job is `ShownRun.window`; this module only shows it.
+Takes the runs of the page; returns a part of its header, visible while a job that accepts window requests is
+being recorded. `ShownRun.window` sends the request; this module only shows it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dpro.dashboards.links import parse_link
 from dpro.dashboards.runs import Runs
 from dpro.errors import DproError
 
-LOOK_MS = 1000  # from one look at what became of the window to the next
-PLACE = "window"  # id of all of it; hidden where there is nothing to ask
+LOOK_MS = 1000  # polling interval for the outcome
+PLACE = "window"  # id of the whole part; hidden if no window can be requested
 
 
 def button() -> Component:
@@ -34,7 +34,7 @@ def button() -> Component:
 
 
 def register(app: Dash, runs: Runs) -> None:
-    """Ask when the button is pressed, and say what became of it."""
+    """Request a window when the button is pressed, and show the outcome."""
 
     @app.callback(
         Output(PLACE, "hidden"),
@@ -50,7 +50,7 @@ def register(app: Dash, runs: Runs) -> None:
     def follow(*now: Any) -> tuple[bool, bool, str, bool]:
         try:
             run = runs.shown(parse_link(now[-1] or "").run)
-        except DproError:  # the content says it
+        except DproError:  # the content shows the error
             return True, True, "", True
         if run.window is None or not run.lives:
             return True, True, "", True

@@ -1,9 +1,9 @@
-// Client-side code: changes of the link, and keys. Everything that is shown follows from the link.
+// Client-side code: changes of the link, and keys. Everything on the page follows from the link.
 (() => {
   "use strict";
 
-  // The link is the address of the page. It changes here alone, and at once, so that of two changes in a row both are
-  // kept; Dash then follows the address, as it does for its own links.
+  // The link is the address of the page. It changes only here, and at once, so that two changes in a row both take
+  // effect; Dash then follows the address, as it does for its own links.
   function goTo(search) {
     history.pushState({}, "", search);
     dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
@@ -38,12 +38,12 @@
     else dialog.showModal();
   }
 
-  // The tabs of the views, and all links to views: those without data are in the menu.
+  // The tabs of the views, and all links to views; views without data are in the menu.
   const tabs = () => [...document.querySelectorAll("#nav a")];
   const links = () => [...document.querySelectorAll("#nav a, #more a")];
   const SHARED = ["run", "against", "steps", "ranks", "time", "theme"];
 
-  // The link to a view keeps the run, the selection and the theme, and drops the parameters of the present view.
+  // The link to a view keeps the run, the selection and the theme, and drops the parameters of the current view.
   function addressOf(view, search) {
     const query = new URLSearchParams(search);
     for (const key of [...query.keys()]) if (!SHARED.includes(key)) query.delete(key);
@@ -51,7 +51,7 @@
     return "?" + query;
   }
 
-  // The link without a selection: where it stays, what is of the whole run stays, too.
+  // The link without a selection: sections about the whole run change only if this link does.
   const SELECTION = ["steps", "ranks", "time"];
   function wholeOf(search) {
     const query = new URLSearchParams(search);
@@ -61,7 +61,7 @@
 
   let whole = wholeOf(location.search);
 
-  // A link in what is of the whole run keeps the selection, where it does not bring its own.
+  // A link in a section about the whole run keeps the selection, unless it brings another.
   function withSelection(search) {
     const query = new URLSearchParams(search), now = new URLSearchParams(location.search);
     for (const key of SELECTION) if (now.get(key) && !query.get(key)) query.set(key, now.get(key));
@@ -74,7 +74,7 @@
     for (const link of links()) link.href = addressOf(link.dataset.view, search);
   }
 
-  // Mark the view that is shown; set the title of the page: the view comes first, since tabs are narrow.
+  // Mark the shown view, and set the title of the page: the view comes first, since tabs are narrow.
   function titled(view) {
     address(location.search);
     for (const link of links()) link.classList.toggle("current", link.dataset.view === view);
@@ -101,7 +101,7 @@
     go({ steps: stretch(firsts[x], lasts[x]), ranks: ranks[y], time: null });
   }
 
-  // A rectangle dragged over cells of steps and ranks selects them.
+  // A rectangle dragged over cells selects their steps and ranks.
   function cells(moved, figure) {
     const drawn = moved && moved.selections && moved.selections[moved.selections.length - 1];
     if (!drawn) return;
@@ -120,7 +120,7 @@
     go({ [`${figure.layout.meta.by}s`]: click.points[0].x, time: null });
   }
 
-  // A click on a run opens it, with no selection of another's steps and ranks.
+  // A click on a run opens it, without the selection of steps and ranks made in another run.
   function openRun(click) {
     if (!click || !click.points.length) return;
     const shown = new URLSearchParams(location.search), query = new URLSearchParams();
@@ -155,7 +155,7 @@
       theme: () => { toggleTheme(); return nothing(); },
       menu: () => { toggle("more"); return nothing(); },
       titled: (shown) => { setTimeout(titled, 0, shown.view); return nothing(); },
-      // Refills the sections of the view that is shown; those of another view fill when they are made.
+      // Refill the sections of the shown view; sections of another view fill when they are created
       link: (search, shown) => {
         address(search);
         const asked = new URLSearchParams(search).get("view") || "", before = whole;
@@ -167,7 +167,7 @@
     },
   });
 
-  // Go a number of tabs forward or back, cyclically; from a view of the menu to the first or the last.
+  // Go a number of tabs forward or back, cyclically; from a view in the menu, to the first or the last tab.
   function step(by) {
     const views = tabs(), at = views.findIndex((link) => link.classList.contains("current"));
     const from = at < 0 && by < 0 ? 0 : at;
@@ -201,14 +201,14 @@
     }
   });
 
-  // Another run: the selection of steps and ranks stays, what is of one run's clock and spans does not.
+  // Another run keeps the selection of steps and ranks, but not what depends on one run's clock and spans.
   document.addEventListener("change", ({ target }) => {
     if (target.id === "pick-run") {
       const shown = new URLSearchParams(location.search);
       const against = shown.get("against") === target.value ? null : shown.get("against");
       go({ run: target.value, against, time: null, span: null, area: null, open: null, pin: null, align: null });
     } else if (target.id === "pick-against") {
-      // What two runs differ by is a view of its own; the timeline shows both.
+      // The difference of two runs has its own view; the timeline shows both runs.
       const stays = !target.value || new URLSearchParams(location.search).get("view") === "timeline";
       go({ against: target.value, align: null, ...(stays ? {} : { view: "difference" }) });
     }
@@ -218,7 +218,7 @@
     }
   });
 
-  // The address of the view and the selection that are shown, for others.
+  // The address of the shown view and selection, for sharing.
   function shownAddress() {
     const query = new URLSearchParams(location.search);
     const current = links().find((link) => link.classList.contains("current"));
@@ -226,7 +226,7 @@
     return `${location.origin}${location.pathname}?${query}`;
   }
 
-  // Copy a text, and say so on the button. Browsers offer the clipboard to pages of this host or by TLS alone.
+  // Copy a text, and confirm it on the button. Browsers offer the clipboard only to local pages or over TLS.
   async function copy(text, button) {
     try {
       await navigator.clipboard.writeText(text);
@@ -243,7 +243,7 @@
     setTimeout(() => { button.textContent = before; }, 1500);
   }
 
-  // The picture is a figure of a fixed size, drawn out of sight.
+  // The picture is a figure of a fixed size, drawn outside the visible page.
   function savePicture(figure) {
     const { width, height } = figure.layout, run = document.getElementById("run").textContent;
     Plotly.downloadImage(figure, { format: "png", width, height, scale: 2, filename: `dpro-${run}` });
@@ -257,11 +257,12 @@
     else if (button.dataset.copies) copy(button.dataset.copies, button);
   });
 
-  // A click on a link to a view, or to a state of it, changes the link of this page. One beside a dialog, or on a link in it, closes it.
+  // A click on a link to a view, or to a state of it, changes the link of this page. A click outside a dialog, or on
+  // a link in it, closes the dialog.
   document.addEventListener("click", (event) => {
     const { target } = event, view = target.closest("a[data-view]"), open = target.closest("dialog");
     const link = target.closest("a[href^='?']"), elsewhere = event.ctrlKey || event.metaKey || event.shiftKey;
-    if (link && !elsewhere && !event.defaultPrevented) { // which Dash's own links have done
+    if (link && !elsewhere && !event.defaultPrevented) { // Dash's own links have handled theirs
       event.preventDefault();
       const search = link.getAttribute("href");
       goTo(view ? addressOf(view.dataset.view, location.search) : link.closest(".of-whole") ? withSelection(search) : search);
@@ -269,7 +270,7 @@
     if (open && (target === open || target.closest("a"))) open.close();
   });
 
-  // A large table: its rows come as one text, and are written here, as text.
+  // A large table: its rows arrive as one text, and become cells of text here.
   function rowsOf(body) {
     const first = Number(body.dataset.numbers);
     return JSON.parse(body.dataset.rows).map((values) => {
@@ -283,7 +284,7 @@
     });
   }
 
-  // What has no state of its own comes as [tag, properties, children], and is written here.
+  // Content without state arrives as [tag, properties, children], and becomes elements here.
   function grown(part) {
     if (typeof part === "string") return document.createTextNode(part);
     const [tag, { className, style, ...others }, children] = part, element = document.createElement(tag);
@@ -294,7 +295,7 @@
     return element;
   }
 
-  // Nodes that were written into an element: those before them are replaced, what Dash made there stays.
+  // Nodes written into an element replace those written before; elements made by Dash stay.
   const written = new WeakMap();
   function write(element) {
     const { rows, tree } = element.dataset, made = rows ? rowsOf(element) : tree ? JSON.parse(tree).map(grown) : [];

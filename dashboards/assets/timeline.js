@@ -1,34 +1,37 @@
-// The timeline: what it shows, where that comes from, and the link. Drawing is in timeline_draw.js, pointer
-// and keys are in timeline_input.js, what is known of a span is in timeline_span.js.
+// The timeline: what it shows, where its data come from, and the link. Drawing is in timeline_draw.js, pointer and
+// keys are in timeline_input.js, and facts of a span are in timeline_span.js.
 (() => {
   "use strict";
 
-  const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, a counter, the axis
+  // Pixels: row of bars, line of a rank, line of a group, counter, axis.
+  const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
-  const CALLS = "last calls";  // the lane of those at which a job stopped
-  const REST_MS = 800;  // from the last movement to the change of the link, which all of the page follows
-  const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
+  const CALLS = "last calls";  // lane of the calls at which a job stopped
+  const REST_MS = 800;  // from the last movement to the change of the link, which the whole page follows
+  // Fetched on each side, as a share of the visible time; and above and below, in pixels.
+  const AHEAD = 0.15, AHEAD_ROWS = 200;
 
   const T = window.dproTimeline = {
     ROW, HEAD, GROUP, AXIS,
     root: null,  // element that contains the timeline
-    info: null,  // lanes, as the server has them
-    rows: [], height: 0, pinned: 0, place: new Map(),  // pixels of all rows, of those that are pinned
-    fitting: null,  // the ranks that are unfolded at first, and what they were chosen for
+    info: null,  // lanes, as sent by the server
+    rows: [], height: 0, pinned: 0, place: new Map(),  // pixels: height of all rows, of the pinned rows
+    fitting: null,  // the ranks that are unfolded at first, and the state that they were chosen for
     view: null,  // {begin, end}, ns
-    data: null,  // segments of the viewport that was fetched last
+    data: null,  // segments of the last fetched viewport
     names: new Map(),
     link: {},
-    span: null,  // what is known of the chosen span
-    empty: new Set(),  // rows that have nothing in the stretch that is looked at
+    span: null,  // facts of the chosen span
+    empty: new Set(),  // rows without spans in the visible time
     range: null, ruler: false,  // the marked area: times a and b, ns; rows as in requests, null for all
-    marks: [],  // from and to which heights it is drawn
+    marks: [],  // heights of its top and bottom
     totals: null,  // of the marked area
-    waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
+    waits: [],  // ms from a change of the view until it is drawn in full detail: for the benchmark
   };
 
   const query = () => Object.fromEntries(new URLSearchParams(location.search));
-  // The link's word for what is shown, and which other run is beside the first, from which step on; empty for none.
+  // The side that the link shows, and the run beside the first one with the steps that begin together; empty for
+  // none.
   const shown = (link) => link.show || (link.against ? "other" : "measured");
   const besides = (link) => (shown(link) === "other" && link.against ? { against: link.against, align: link.align || "" } : {});
   const whose = (link) => JSON.stringify([link.run || "", besides(link)]);
@@ -37,7 +40,7 @@
   const get = async (path, values) => (await ask(path, values)).json();
   T.get = get;
 
-  // The page has the timeline's place: fill it.
+  // The page has an element for the timeline: fill it.
   T.attach = (root) => {
     T.root = root;
     T.forget();
@@ -47,7 +50,7 @@
     T.poll();
   };
 
-  // Nothing is known of the run yet.
+  // Forget everything about the run.
   T.forget = () => {
     Object.assign(T, {
       info: null, rows: [], view: null, data: null, span: null, range: null, totals: null, chosen: undefined, counted: undefined,
@@ -56,7 +59,7 @@
     T.names.clear();
   };
 
-  // Whether what is seen is still to come, in part or in finer detail: the page says so.
+  // Whether visible data are still to come, in part or in finer detail, so that the page says so.
   T.loads = (still) => { if (T.root) T.root.toggleAttribute("data-loading", still); };
 
   T.detach = () => { T.root = null; clearTimeout(T.polling); };
@@ -93,7 +96,8 @@
 
   const keyOf = (side, rank) => `${side === "m" ? "" : side}${rank}`;
   const listed = (list) => new Set((T.link[list] || "").split(",").filter(Boolean));
-  // What the link lists as unfolded, and after a minus as folded; the rest as usually: that depends on the window.
+  // Whether the link lists a key as unfolded, or after a minus as folded; otherwise the usual state, which depends on
+  // the window.
   const unfolded = (key, usually) => {
     const keys = listed("open");
     return keys.has(key) || (usually && !keys.has(`-${key}`));
@@ -127,7 +131,7 @@
     return found;
   }
 
-  // A rank with those of its lanes that the link's expression keeps, and pinned ones.
+  // A rank with its lanes that match the link's expression, and its pinned lanes.
   function filtered(rank, pins) {
     const key = keyOf(rank.side, rank.rank);
     return { ...rank, lanes: rank.lanes?.filter(([, , , , , number, kept]) => kept || pins.includes(`${key}.${number}`)) };
@@ -146,7 +150,7 @@
     return { ranks, path };
   }
 
-  // What of a rank is seen in one line: its streams, or where there are none its main thread and communication.
+  // The rows shown in the single line of a rank: its streams, or without any its main thread and communication.
   function summary(rank) {
     const streams = rank.lanes.filter(([label, gpu]) => label === CALLS || (gpu && !label.endsWith("ranges")));
     const lanes = streams.length ? streams : rank.lanes;
@@ -154,7 +158,7 @@
       ({ side: rank.side, rank: rank.rank, row: low + n })));
   }
 
-  // How many pixels the lanes of a rank take that is unfolded, with its counters.
+  // The height in pixels of an unfolded rank's lanes and counters.
   function unfoldedHeight(rank, lanesOpen) {
     const lanes = (rank.lanes || []).map(([label, gpu, low, high]) =>
       (foldable([label, gpu, low, high]) && !usuallyOpen(label, lanesOpen) ? 1 : high - low));
@@ -167,8 +171,8 @@
     return lanesOpen ? count : Math.min(count, 1);
   };
 
-  // The ranks that are unfolded at first: those for which the frame has room, taking others to be as high as the first
-  // one; ranks that findings are about come first. It stays so until other ranks are shown. Null: not known yet.
+  // The ranks that are unfolded at first: as many as the frame has room for, assuming that all are as high as the
+  // first one; ranks named by findings come first. The choice stays until other ranks are shown. Null: not known yet.
   function fitting(ranks, lanesOpen) {
     const what = JSON.stringify([lanesOpen, T.link.tracks || "", ...ranks.map((each) => each.side + each.rank)]);
     if (T.fitting?.what !== what) {
@@ -183,8 +187,8 @@
     return T.fitting.keys;
   }
 
-  // A row is there once its place is final: whatever unfolds above it has been read, and what is folded is decided
-  // by the number of ranks to come, the lanes of the first and the height of the frame.
+  // A row exists once its position is final: everything that unfolds above it has been read, and what is folded
+  // depends on the number of ranks to come, the lanes of the first one and the height of the frame.
   T.arrange = () => {
     if (!T.info) return;
     const pins = (T.link.pin || "").split(",").filter(Boolean);
@@ -202,7 +206,8 @@
       const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
-    // Counters are below the lanes of their rank, those of hosts below all; folded, as below a folded rank, in one row.
+    // Counters are below the lanes of their rank, those of hosts below everything; if folded, or below a folded rank,
+    // in one row.
     const count = (side, of, key, usually = lanesOpen) => {
       const tracks = T.info.counters.flatMap(([rank, label, unit, most, whose, kept], row) => (rank === of && whose === side
         && (kept || pins.includes(`c${row}`))
@@ -245,16 +250,16 @@
     T.resized();
   };
 
-  // Where the rows of an answer are drawn now, whatever has been read or folded since it was asked for.
+  // Where the rows of an answer are drawn now, since lanes may have been read or folded after the request.
   const placed = (ask) => { ask.from = ask.sources.map(({ side, rank, row }) => T.place.get(`${side}${rank}.${row}`)); };
 
-  // The row in which a span is drawn, or that of its rank while this is folded.
+  // The row of a span; that of its rank if the rank is folded.
   T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
     || T.rows.find((each) => each.type === "rank" && each.key === keyOf(side, rank) && !each.open
       && (each.lanes || []).some(([, , low, high]) => low <= row && row < high));
 
-  // Once a part of the time is looked at, rows of nested spans that have none there take no room; at once they have it
-  // again where there are some. What is read stays where it is.
+  // While a part of the time is shown, rows of nested spans without spans in it take no room; they reappear at once
+  // where there are some. Rows already visible stay in place.
   T.collapse = (more = true) => {
     if (!T.data || !T.info || (!more && !T.empty.size)) return;
     const empty = new Set();
@@ -291,8 +296,8 @@
 
   // ---- what is seen -------------------------------------------------------------------------------------
 
-  // The stretch that the link names, else the selected steps, else those of two runs that begin together, else where
-  // the job stopped, else the first deep window.
+  // The time range of the link, else of the selected steps, else of the steps of two runs that begin together, else
+  // around where the job stopped, else of the first deep window.
   T.home = () => {
     const { steps, end, beside, stop: stopped } = T.info;
     if (beside && !T.link.steps) {
@@ -335,7 +340,7 @@
     T.changed();
   };
 
-  // Look at another stretch; the link follows once the view has come to rest.
+  // Show another time range; the link follows once the view has come to rest.
   T.look = (begin, end) => {
     const least = 50, most = Math.max(T.info.end * 4, 1e6);
     const length = Math.min(Math.max(end - begin, least), most);
@@ -416,7 +421,7 @@
     };
   }
 
-  // Rows as requests name them: side, rank, and which of its rows.
+  // Rows in the form of requests: side, rank, and rows of the rank.
   function asked(sources) {
     const rows = [];
     for (const each of sources) {
@@ -480,7 +485,7 @@
     let at = 4 + size;
     for (const [name, type] of head.arrays) {
       const [Kind, bytes] = READ[type];
-      data[name] = new Kind(buffer, at, head.count);  // `count` is how many spans each stands for
+      data[name] = new Kind(buffer, at, head.count);  // `count` is the number of spans in each segment
       at += Math.ceil(head.count * bytes / 4) * 4;
     }
     for (const [code, name] of Object.entries(head.names)) T.names.set(Number(code), name);
@@ -490,11 +495,11 @@
 
   // ---- a marked area ------------------------------------------------------------------------------------
 
-  // The rows between two heights, as requests name them.
+  // The rows between two heights, in the form of requests.
   T.rowsBetween = (a, b) => {
     const rows = T.rows.filter((row) => row.y < Math.max(a, b) && row.y + row.height > Math.min(a, b));
     const all = rows.flatMap((row) => row.from), measured = all.filter((each) => each.side !== "r");
-    return asked(measured.length ? measured : all);  // the path and the replay are the same work once more
+    return asked(measured.length ? measured : all);  // the path and the replay repeat the measured work
   };
 
   // Mark an area; the link and the panel follow once it has both ends.

@@ -1,4 +1,4 @@
-// Drawing the timeline: bars, names, axis, steps, selection, arrows. Nothing is asked of the server here.
+// Drawing the timeline: bars, names, axis, steps, selection, arrows. Sends no requests.
 (() => {
   "use strict";
 
@@ -9,11 +9,11 @@
     host: "host-bound", gap: "idle", delay: "idle",
   };
   const PHASES = { forward: "compute", backward: "copy", optimizer: "host-bound", unknown: "idle" };
-  // In a rank's single line, compute covers communication: the visible part of communication is exposed.
+  // In a rank's single line, compute covers communication: its visible part is exposed.
   const ABOVE = { gap: 0, wait: 1, transfer: 2, host: 3, cpu: 3, runtime: 4, delay: 4, copy: 5, kernel: 6 };
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif";
   const SPAN = 0, MATCH = 1, ON_PATH = 2;
-  const NARROWEST = 22;  // pixels of a bar with a name
+  const NARROWEST = 22;  // pixels: least width of a bar with a name
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   let palette = null, theme = null;
@@ -40,7 +40,7 @@
     return look.kinds[data.kind[at]];
   }
 
-  // Black or white, whichever has more contrast with a colour.
+  // Black or white, whichever contrasts more with a colour.
   function inkOn(colour) {
     if (!inks.has(colour)) {
       const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -55,10 +55,10 @@
     return inks.get(colour);
   }
 
-  // The order in which segments are drawn: merged ones below, then by what covers what.
+  // The drawing order of segments: merged ones at the bottom, then by which kind covers which.
   T.sort = (data) => {
     const above = T.info.kinds.map((kind) => ABOVE[kind]);
-    const key = new Float64Array(data.size), room = 2 ** 22;  // numbers sort faster than by a function
+    const key = new Float64Array(data.size), room = 2 ** 22;  // numbers sort faster than by a comparison function
     for (let at = 0; at < data.size; at++) {
       key[at] = data.layer[at] * 4096 + (data.count[at] === 1 ? 1024 : 0) + above[data.kind[at]] * 64 + data.kind[at];
     }
@@ -69,12 +69,12 @@
   T.gutter = () => (T.frame && T.frame.clientWidth < 560 ? 92 : 168);
   T.width = () => T.frame.clientWidth - T.gutter();
   T.xOf = (ns) => T.gutter() + (ns - T.view.begin) / (T.view.end - T.view.begin) * T.width();
-  // Pinned rows stay below the axis while the others scroll: where a row is in the frame, and back.
+  // Pinned rows stay below the axis while the others scroll: y of a row in the frame, and back.
   T.yOf = (row) => row.y + AXIS - (row.pinned ? 0 : T.frame.scrollTop);
   T.heightAt = (y) => y - AXIS + (y - AXIS < T.pinned ? 0 : T.frame.scrollTop);
   T.timeAt = (x) => T.view.begin + (x - T.gutter()) / T.width() * (T.view.end - T.view.begin);
 
-  // As `short_name` of dpro/words.py: C++ without namespaces and arguments.
+  // Like `short_name` in dpro/words.py: C++ names without namespaces and arguments.
   T.short = (name) => {
     if (!/^void |^nccl\w+\(|\w::.*[<(]|\(anonymous namespace\)/.test(name)) return name;
     const plain = name.replace(/\(anonymous namespace\)::|<unnamed>::|void /g, "").replace(/\b(?:\w+::)+(?=\w)/g, "");
@@ -109,8 +109,8 @@
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
     }
-    // Drawn by the CPU: thousands of small bars take it some ms, and take longer to be handed to a GPU, or to
-    // the program that stands in for one.
+    // Drawn by the CPU: it draws thousands of small bars in some ms, while passing them to a GPU, or to its software
+    // substitute, takes longer.
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
@@ -141,7 +141,7 @@
     for (const row of T.rows) {
       const y = T.yOf(row);
       if (!!row.pinned !== pinned || y + row.height < AXIS || y > height) continue;
-      if (row.type === "lane" && row.from.length && row.height && !known.has(row)) {  // its work is still to come
+      if (row.type === "lane" && row.from.length && row.height && !known.has(row)) {  // its data are still to come
         context.fillStyle = look.page;
         context.fillRect(0, y + 1, width, row.height - 3);
       }
@@ -170,7 +170,7 @@
     context.setLineDash([]);
   }
 
-  // Between which heights which run's steps are marked.
+  // Bands of the frame, with the steps marked in them: top, bottom, steps.
   function stretches(height) {
     const { beside, steps } = T.info;
     if (!beside) return [[AXIS, height, steps]];
@@ -178,7 +178,7 @@
     return T.rows.map((row) => [T.yOf(row), T.yOf(row) + row.height, of(row)]).filter(([top, bottom]) => bottom > AXIS && top < height);
   }
 
-  // Where in a row the bars of one of its sources are, and how high: a folded lane has a strip for each depth.
+  // Top and height of a source's bars in its row: a folded lane has a strip for each depth.
   T.strip = (row, depth) => {
     const height = row.type === "rank" ? row.height - 5 : ROW - 3, part = height / row.from.length;
     return row.folded ? [1 + (depth - row.from[0].row) * part, part] : [1, height];
@@ -237,7 +237,7 @@
     }
   }
 
-  // A value holds until the next; a row's height is the largest value of the whole run.
+  // A value is valid until the next one; a row's height is the largest value of the whole run.
   function counters(context, look, pinned) {
     const { ask, counters: values } = T.data;
     context.fillStyle = context.strokeStyle = look.accent;
@@ -264,7 +264,7 @@
     }
   }
 
-  // What counters are at a place, as names and values.
+  // The values of counters at a point, as names and values.
   T.valuesAt = (x, y) => {
     const at = T.heightAt(y), time = T.timeAt(x);
     const row = x >= T.gutter() && y >= AXIS && T.data && T.rows.find((each) => each.type === "counter" && each.y <= at && at < each.y + each.height);
@@ -275,7 +275,7 @@
     });
   };
 
-  // Where a bar can be seen from its beginning on, below those that were drawn after it.
+  // The first part of a bar, wide enough for a name, that later bars leave visible.
   function uncovered(begin, stop, later) {
     const over = later.filter(([a, b]) => a < stop && begin < b).sort((a, b) => a[0] - b[0]);
     for (const [a, b] of over) {
@@ -299,7 +299,7 @@
     return context.measureText(cut).width <= room ? cut : `${text.slice(0, Math.max(fits - 2, 1))}…`;
   }
 
-  // A step between ticks that is 1, 2 or 5 of a power of ten.
+  // A distance between ticks: 1, 2 or 5 times a power of ten.
   function tickStep(length, count) {
     const rough = length / count, power = 10 ** Math.floor(Math.log10(rough));
     return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
@@ -347,7 +347,7 @@
     context.fillText(`${T.duration(end - begin)} wide`, 8, 30);
   }
 
-  // Where a span is drawn: left, right, top and height of its bar; null where no row stands for it.
+  // Where a span is drawn: left, right, top and height of its bar; null if it has no row.
   T.boxOf = (side, place) => {
     const row = T.rowOf(side, place.rank, place.row);
     if (!row) return null;
@@ -371,7 +371,8 @@
     context.strokeRect(left - 1, box.top - 1, Math.max(right - left, 2) + 2, box.height + 2);
   }
 
-  // From the end of what was waited for to the beginning of what waited; a launch begins what it launches.
+  // From the end of the awaited work to the begin of the work that waited; a launch points to the begin of what it
+  // launches.
   function curve(context, look, source, target, out) {
     const from = [Math.min(source.right, Math.max(target.left, source.left)), source.top + source.height / 2];
     const to = [Math.max(target.left, Math.min(source.right, target.right)), target.top + target.height / 2];
@@ -407,9 +408,10 @@
       const parts = [...(T.range.rows || "").matchAll(/(.-?\d+)\.(\d+)-(\d+)/g)].map((part) => part.slice(1));
       const within = (row) => row.from.some((each) => parts.some(([whose, low, high]) =>
         whose === `${each.side}${each.rank}` && each.row >= low && each.row < high));
-      const boxes = [[0, T.range.rows ? AXIS : height]];  // from and to which height
+      const boxes = [[0, T.range.rows ? AXIS : height]];  // top and bottom
       for (const row of T.range.rows ? T.rows : []) {
-        const cut = Math.max(AXIS + (row.pinned ? 0 : T.pinned) - T.yOf(row), 0);  // what has scrolled away
+        // Height of the part that has scrolled away.
+        const cut = Math.max(AXIS + (row.pinned ? 0 : T.pinned) - T.yOf(row), 0);
         if (cut >= row.height || !within(row)) continue;
         const last = boxes.at(-1), from = T.yOf(row) + cut;
         if (boxes.length > 1 && Math.abs(last[1] - from) < 1) last[1] = from + row.height - cut;
@@ -438,7 +440,7 @@
     context.restore();
   }
 
-  // The segment at a place, the topmost; -1 where there is none within some pixels.
+  // The topmost segment at a point; -1 if there is none within some pixels.
   T.segmentAt = (x, y) => {
     const data = T.data;
     if (!data || x < T.gutter() || y < AXIS) return -1;

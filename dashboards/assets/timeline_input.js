@@ -4,8 +4,9 @@
 
   const T = window.dproTimeline;
   const { AXIS, ROW } = T;
-  const CLICK = 4, SNAP = 6;  // pixels: how far a click may move, from how far a ruler's end goes to a bar's
-  const MIN_HEIGHT = 240, BORDERS = 2, BELOW = 8;  // pixels: of the frame's height, and from its panel to the window's end
+  const CLICK = 4, SNAP = 6;  // pixels: most movement during a click, distance at which a ruler's end snaps to a bar
+  // Pixels: least height of the frame, its borders, from its panel to the window's end.
+  const MIN_HEIGHT = 240, BORDERS = 2, BELOW = 8;
 
   const make = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -92,7 +93,7 @@
 
   function find(text) {
     if (text === (T.link.find || "")) return;
-    T.jumped = true;  // only a link that is opened, and Enter, go to a match
+    T.jumped = true;  // only opening a link, and Enter, go to a match
     T.link.find = text;
     T.count();
     T.changed();
@@ -106,8 +107,8 @@
     dpro.go({ tracks: text });
   }
 
-  // Say how many of these lanes are kept, or why the expression is none; the box has what the link has, unless it is
-  // being typed in.
+  // Say how many of these lanes are kept, or why the expression is invalid; the box shows the link's expression,
+  // unless the user is typing in it.
   T.sayTracks = (lanes) => {
     const { unfiltered } = T.info, kept = lanes.filter((lane) => lane.at(-1)).length;
     if (document.activeElement !== T.tracksBox) T.tracksBox.value = T.link.tracks || "";
@@ -115,13 +116,13 @@
     T.tracksText.classList.toggle("bad", Boolean(T.link.tracks && (unfiltered || !kept)));
   };
 
-  // How high the frame is: down to the end of the window, but for what is below it in its panel.
+  // The height of the frame: down to the end of the window, minus what is below it in its panel.
   T.mostHeight = () => {
     const [frame, panel] = [T.frame, T.root.closest(".panel") || T.root].map((each) => each.getBoundingClientRect());
     return Math.max(Math.floor(innerHeight - (frame.top + scrollY) - (panel.bottom - frame.bottom) - BELOW), MIN_HEIGHT);
   };
 
-  // Whether the panel has what is above and below the frame, so that its height is final.
+  // Whether the parts of the panel above and below the frame exist, so that its height is final.
   T.surrounded = () => {
     const legend = document.getElementById("timeline-legend");
     return !T.root.closest(".panel")?.querySelector(".pending") && (!legend || legend.childElementCount > 0);
@@ -142,7 +143,7 @@
     if (row.y < top + T.pinned || row.y + row.height > top + room) T.frame.scrollTop = Math.max(row.y - room / 2, 0);
   };
 
-  // Labels beside the rows that are seen; those that fold are buttons.
+  // Labels beside the visible rows; those that fold are buttons.
   T.labels = () => {
     const top = (row) => (row.pinned ? AXIS : T.pinned ? AXIS + T.pinned : AXIS - row.height);
     const seen = T.rows.filter((row) => row.label && T.yOf(row) >= top(row) && T.yOf(row) < T.frame.clientHeight);
@@ -244,7 +245,7 @@
     }
   }
 
-  // A time at the pointer: that of the end of a bar where one is near.
+  // The time at the pointer, or of the end of a bar nearby.
   function snapped(x, y) {
     const at = T.segmentAt(x, y), data = T.data;
     if (at < 0 || data.count[at] !== 1) return T.timeAt(x);
@@ -288,7 +289,7 @@
     T.frame.addEventListener("pointercancel", up);
   }
 
-  // The first click begins a stretch, the second ends it, the next begins another.
+  // The first click begins a range, the second ends it, the next begins another.
   function mark({ x, y }) {
     const time = snapped(x, y);
     T.mark(T.range && T.range.b === null ? { a: T.range.a, b: time } : { a: time, b: null });
@@ -302,7 +303,7 @@
     T.chooseItem(from.side, from.rank, T.data.item[at]);
   }
 
-  // Whose a segment is.
+  // The side, rank and row of a segment.
   T.source = (at) => T.data.ask.sources[T.data.row[at]];
 
   let hovering = null, asked = 0;
@@ -330,7 +331,7 @@
     }, 30);
   }
 
-  // Facts are put in as text, never as HTML.
+  // Facts are inserted as text, never as HTML.
   function tip(facts, at) {
     const box = document.getElementById("tip");
     if (!box) return;

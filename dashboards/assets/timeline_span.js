@@ -1,14 +1,14 @@
-// What is known of the chosen span, in words: its facts, what is around it, and the ends of its arrows; or the totals
-// of the marked area.
+// The chosen span in words: its facts, the spans around it, and the ends of its arrows; or the totals of the marked
+// area.
 (() => {
   "use strict";
 
   const T = window.dproTimeline;
 
-  let latest = 0;  // of what was chosen: an answer about an earlier choice comes too late
+  let latest = 0;  // number of the latest choice: an answer about an earlier choice is dropped
 
-  // Choose a span by the link's word: `3.1182` is span 1182 of rank 3, `r3.77` node 77 of its replay, `o3.5`
-  // span 5 of rank 3 of the other run.
+  // Choose a span by the link's word: `3.1182` is span 1182 of rank 3, `r3.77` node 77 of its replay, `o3.5` span 5
+  // of rank 3 of the other run.
   T.choose = async (key, again = false, item = null) => {
     if (key === T.chosen && !again) return;
     T.chosen = key || undefined;
@@ -22,7 +22,7 @@
 
   T.chooseItem = (side, rank, item) => load(side, rank, { item });
 
-  // Returns whether it is chosen now.
+  // Return whether it is chosen now.
   async function load(side, rank, which) {
     const mine = ++latest;
     const known = await T.get("span", { side, rank, ...which }).catch(() => null);
@@ -46,7 +46,7 @@
     if (await load(from.side, rank, { item: next })) T.show(T.span.place, T.span.side);
   };
 
-  // Go to a measured span: it is shown at once, and its facts follow.
+  // Go to a measured span: show it at once; its facts follow.
   T.jump = (place) => {
     const side = place.side || "m", key = `${side === "m" ? "" : side}${place.rank}.${place.id}`;
     if (T.range) T.mark(null);

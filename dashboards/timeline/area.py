@@ -1,6 +1,6 @@
-"""Totals of an area of the timeline: by name and by lane.
+"""Totals of an area of the timeline, by name and by lane.
 
-In: lanes of ranks, rows of each, two times. Out: tables; durations are cut to those times.
+Takes lanes of ranks, their rows, and two times; returns tables, with spans cut to these times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPANS = {
 
 
 def spans_within(lanes: RankLanes, rows: Sequence[int], begin: int, end: int) -> pl.DataFrame:
-    """Spans of rows between two times: `rank`, `lane`, `name`, `kind`, and `start`, `end` cut to these."""
+    """Return `rank`, `lane`, `name`, `kind`, `start`, `end` of rows' spans, cut to the given times."""
     level = lanes.all
     seen = [level.seen(row, begin, end) for row in rows]
     items = np.concatenate([np.empty(0, np.int64), *(np.arange(part.start, part.stop) for part in seen)])
@@ -35,7 +35,7 @@ def spans_within(lanes: RankLanes, rows: Sequence[int], begin: int, end: int) ->
 
 
 def by_name(spans: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """`name`, `kind`, `spans`, `total_ns`, `mean_ns`, `longest_ns`; what takes most comes first.
+    """Return `name`, `kind`, `spans`, `total_ns`, `mean_ns`, `longest_ns`; the largest total comes first.
 
     Args:
         spans: as from `spans_within`, of any number of ranks.
@@ -50,7 +50,7 @@ def by_name(spans: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def by_lane(spans: pl.DataFrame, lanes: RankLanes) -> pl.DataFrame:
-    """`rank`, `lane` (its label), `spans`, and `busy_ns`: while one runs that does not wait for peers.
+    """Return `rank`, `lane` (its label), `spans`, and `busy_ns`: time in spans that do not wait.
 
     Lanes are in the order of the screen.
 

@@ -1,7 +1,7 @@
-"""A second run on the time axis of the first: which steps begin together, and how the lanes differ in them.
+"""A second run on the time axis of the first: which steps begin together, and how lanes differ in them.
 
-In: the lanes of two runs. Out: a `Beside`, and a table. The runs have clocks of their own: the second is
-moved so that a chosen step of it begins when the chosen step of the first does.
+Takes the lanes of two runs; returns a `Beside`, and a table. Each run has its own clock: the second is
+shifted so that a chosen step of it begins with the chosen step of the first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dpro.errors import UsageError
 from dpro.selection import quoted
 from dpro.units import NS_PER_MS
 
-NEAR = 0.1  # of the median step: what is no further from it is typical
-NO_STEP = -1  # in place of a step: the run has none, and begins with its timeline
+NEAR = 0.1  # share of the median step: a step this close to it is typical
+NO_STEP = -1  # in place of a step of a run without steps, which begins with its timeline
 LANE_COLUMNS = ("rank", "lane", "before_ns", "after_ns", "delta_ns")
 
 
 class Stretch(NamedTuple):
-    """A step of a run on the run's own timeline, ns; of a run without steps, all of it."""
+    """A step on the timeline of its run, in ns; of a run without steps, the whole timeline."""
 
     step: int
     begin: int
@@ -38,10 +38,10 @@ class Beside(NamedTuple):
     """A second run beside the lanes of a first.
 
     Attributes:
-        name: of the second, as links have it.
-        measured: its lanes.
-        here, there: the steps of the first and of the second that begin together.
-        tracks: the counters of the second, on the time axis of the first.
+        name: of the second run, as in links.
+        measured: lanes of the second run.
+        here, there: the steps of the first and of the second run that begin together.
+        tracks: the counters of the second run, on the time axis of the first.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Beside(NamedTuple):
 
     @property
     def shift_ns(self) -> int:
-        """What times of the second run are moved by."""
+        """Shift of the second run's times onto the first run's axis, in ns."""
         return self.here.begin - self.there.begin
 
 
@@ -66,8 +66,8 @@ def beside(
     """Set a run beside another.
 
     Args:
-        align: the steps that begin together, `3~5`; empty for the first typical one of each.
-        tracks: the counters of the second.
+        align: the steps that begin together, such as `3~5`; empty for the first typical one of each.
+        tracks: the counters of the second run.
 
     Raises:
         UsageError: one of the runs has no such step.
@@ -89,7 +89,7 @@ def _parsed(align: str) -> tuple[int, ...]:
 
 
 def typical_step(steps: pl.DataFrame) -> int:
-    """The first step that takes about as long as the median one; `NO_STEP` where there are none.
+    """Return the first step that takes about as long as the median one; `NO_STEP` if there are none.
 
     Args:
         steps: `step`, `begin_ms`, `end_ms`, in order.
@@ -102,7 +102,7 @@ def typical_step(steps: pl.DataFrame) -> int:
 
 
 def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
-    """When a step begins and ends.
+    """Return when a step begins and ends.
 
     Raises:
         UsageError: there is no such step.
@@ -119,9 +119,9 @@ def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
 
 
 def lane_difference(first: MeasuredLanes, second: Beside) -> pl.DataFrame:
-    """How long each lane is busy in the steps that begin together; what differs most comes first.
+    """Return how long each lane is busy in the steps that begin together; the largest difference comes first.
 
-    Ranges around operators are no work: where a lane has anything else, they do not count.
+    Ranges around operators count only in lanes that have nothing else.
 
     Returns:
         `rank`, `lane`, `before_ns` (in the second run), `after_ns` (in the first), `delta_ns`; null where a
@@ -138,7 +138,7 @@ def lane_difference(first: MeasuredLanes, second: Beside) -> pl.DataFrame:
 
 
 def _busy(ranks: dict[int, RankLanes], stretch: Stretch) -> pl.DataFrame:
-    """`rank`, `lane`, `busy_ns` of all lanes."""
+    """Return `rank`, `lane`, `busy_ns` of all lanes."""
     parts = [pl.DataFrame(schema={"rank": pl.Int64, "lane": pl.String, "busy_ns": pl.Int64})]
     for lanes in ranks.values():
         spans = spans_within(lanes, range(lanes.all.first.size - 1), stretch.begin, stretch.end)

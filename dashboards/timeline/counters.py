@@ -1,7 +1,7 @@
 """Sampled counters beside the lanes: clocks, power and memory of GPUs, and bytes of ports.
 
-In: tables `counters` and `workers`, and the clock of the lanes. Out: a `CounterTrack` per series. What is
-sampled beyond these is in the view of telemetry.
+Takes tables `counters` and `workers`, and the clock of the lanes; returns one `CounterTrack` per series.
+Other counters are in the telemetry view.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SHOWN = r"clock_mhz$|^power_w$|^memory_used_bytes$|^(nvlink_)?[tr]x_bytes/s$"
 
 @dataclass(frozen=True)
 class CounterTrack:
-    """One series; a value holds until the next.
+    """One series; a value is valid until the next one.
 
     Attributes:
-        rank: the rank whose GPU it is of, the first of several; -1 for a host's.
-        label: as `power`, `vm eth0 sent`.
+        rank: the first rank on the sampled GPU; -1 for a host's counter.
+        label: such as `power`, `vm eth0 sent`.
         unit: of the values.
         start: [N] ns since the timeline's origin, ascending.
         value: [N].
@@ -39,13 +39,13 @@ class CounterTrack:
     value: NDArray[np.float64]
 
     def within(self, begin: int, end: int) -> tuple[Ints, NDArray[np.float64]]:
-        """Times and values between two times; the value that holds at the first comes first, at that time."""
+        """Return times and values between two times; the value valid at `begin` comes first, at that time."""
         low = max(int(np.searchsorted(self.start, begin, "right")) - 1, 0)
         part = slice(low, max(int(np.searchsorted(self.start, end, "left")), low))
         return np.maximum(self.start[part], begin), self.value[part]
 
     def totals(self, begin: int, end: int) -> tuple[float, float, float] | None:
-        """Mean over time, least and most between two times; None where there was no value yet."""
+        """Return mean over time, minimum and maximum between two times; None before the first value."""
         start, value = self.within(begin, end)
         if not value.size:
             return None
@@ -53,7 +53,7 @@ class CounterTrack:
         return float(np.average(value, weights=lasts)), float(value.min()), float(value.max())
 
     def drawn(self, begin: int, end: int, pixels: int) -> tuple[list[int], list[float]]:
-        """The values to draw: per pixel its first, least and most, each at its time."""
+        """Return times and values to draw: the first, least and largest value of each pixel."""
         start, value = self.within(begin, end)
         if value.size <= 2 * pixels:
             return start.tolist(), value.tolist()
@@ -68,10 +68,10 @@ class CounterTrack:
 
 
 def counter_tracks(counters: pl.DataFrame, workers: pl.DataFrame, of: Clocked) -> list[CounterTrack]:
-    """The tracks of a run, by rank, those of hosts last."""
+    """Return the tracks of a run, by rank; those of hosts come last."""
     values = sampled_counters(counters, workers, of.alignment.ahead(workers))
     values = values.filter(pl.col("counter").str.contains(_SHOWN)).with_columns(
-        rank=pl.col("series").str.extract(r"\brank (\d+)").cast(pl.Int64)  # whose a series is, is in its name
+        rank=pl.col("series").str.extract(r"\brank (\d+)").cast(pl.Int64)  # the name of a series has its rank
     )
     tracks = [
         _track(rows, of.origin_ns) for rows in values.partition_by("counter", "series", maintain_order=True)

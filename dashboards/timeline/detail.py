@@ -1,8 +1,8 @@
 """Level of detail: merges spans that are narrower than a pixel.
 
-In: rows of spans that do not overlap, a time range, and the duration of a pixel. Out: segments. A span of at
-least a pixel is a segment of its own, and the busy time of all segments is that of all spans. Coarse levels
-are merged once in advance, so that showing a whole window takes no longer than showing a part of it.
+Takes rows of spans that do not overlap, a time range, and the duration of a pixel; returns segments. A span
+of at least a pixel stays a segment, and merging preserves total busy time. Coarse levels are merged once in
+advance, so that showing a whole window takes no longer than showing a part of it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 
 MAX_SEGMENTS = 24_000
-PIXELS = 1600  # of the width of a large window
-FINER = 4  # grains to a pixel, at least: the precision of a coarser level
-COARSEST = 10  # grains to a pixel when a whole window is shown; shorter ranges use the level as well
-COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; levels besides that of all spans
+PIXELS = 1600  # width of a large window
+FINER = 4  # grains per pixel that a coarser level must have
+COARSEST = 10  # grains per pixel with a whole window in view; shorter ranges use the level as well
+COARSER, LEVELS = 8, 3  # ratio of a level's grain to the next finer one's; levels besides that of all spans
 DENSITIES = 4  # shades of merged segments: how busy their pixels are
 
 
 @dataclass(frozen=True)
 class DetailLevel:
-    """Spans row by row; those shorter than a grain are merged within their row; no two of a row overlap.
+    """Spans row by row; in a row, spans do not overlap, and those shorter than a grain are merged.
 
     Attributes:
-        grain_ns: shorter spans are merged; 0 for a level without merging.
+        grain_ns: spans shorter than this are merged; 0 for a level without merging.
         first: [R + 1] spans of row i are first[i]:first[i + 1].
         start, end: [N] ns, ascending within a row.
         kind: [N] small numbers.
-        count: [N] number of spans merged into each; None where nothing is merged.
-        busy: [N] their total duration, ns; None where nothing is merged.
-        item: [N] index of the longest of them among all spans; None in the level of all spans.
+        count: [N] number of spans merged into each; None without merging.
+        busy: [N] total duration of the merged spans, ns; None without merging.
+        item: [N] index of the longest merged span among all spans; None in the level of all spans.
     """
 
     grain_ns: float
@@ -49,7 +49,7 @@ class DetailLevel:
     item: Ints | None = None
 
     def seen(self, row: int, begin: int, stop: int) -> slice:
-        """Return which spans of a row overlap a time range.
+        """Return the slice of a row's spans that overlap a time range.
 
         Args:
             begin, stop: the half-open range, ns.
@@ -68,10 +68,10 @@ class Segments:
     Attributes:
         row: [S] index into the requested rows.
         start, end: [S] ns.
-        kind: [S] for merged spans the kind that takes most of their time.
-        count: [S] number of spans merged into each.
-        busy: [S] their total duration, ns.
-        item: [S] index of the longest of them.
+        kind: [S] the kind with the most time among the merged spans.
+        count: [S] number of merged spans.
+        busy: [S] total duration of the merged spans, ns.
+        item: [S] index of the longest merged span.
     """
 
     row: Ints
@@ -87,7 +87,7 @@ def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
 
     Args:
-        wanted: [N] which spans.
+        wanted: [N] mask of the spans.
     """
     before = np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64)
     item = np.flatnonzero(wanted)
@@ -97,7 +97,7 @@ def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
 
 
 def levels(finest: DetailLevel, length_ns: int) -> list[DetailLevel]:
-    """Coarser levels, the coarsest first; only those with far fewer spans than the next finer one."""
+    """Return levels, the coarsest first, and last `finest`; each has less than half the spans of the next."""
     made = [finest]
     for grain_ns in (length_ns / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
         level = _coarser(made[0], grain_ns) if grain_ns >= 1 else finest
@@ -128,9 +128,9 @@ def segments(
     """Compute the segments of some rows between two times.
 
     Args:
-        known: as from `levels`.
+        available: levels, as from `levels`.
         begin, end: ns.
-        most: maximum number of segments; where there are more, pixels are made larger.
+        most: maximum number of segments; beyond it, pixels are made larger.
     """
     level = next((finer for finer in available if finer.grain_ns * FINER <= pixel_ns), available[-1])
     spans = _gathered(level, range(len(rows)), [level.seen(row, begin, end) for row in rows])
@@ -195,7 +195,7 @@ def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
 
 
 def _largest(values: Ints, groups: Ints) -> Ints:
-    """Return the index of the first maximum of each group; `groups` has the first index of each."""
+    """Return [G] the index of each group's first maximum; `groups` has the first index of each group."""
     sizes = np.diff(np.r_[groups, values.size])
     maxima = np.flatnonzero(values == np.repeat(np.maximum.reduceat(values, groups), sizes))
     group = np.searchsorted(groups, maxima, "right")

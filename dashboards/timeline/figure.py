@@ -1,7 +1,7 @@
 """The timeline as a figure, for reports and notebooks: measured, replayed, and the critical path.
 
-In: a replayed graph. Out: the rows and segments of a stretch of time, and a Plotly figure of them: one trace
-per kind of work, segments separated by gaps.
+Takes a replayed graph; returns the rows and segments of a time range, and a Plotly figure of them with one
+trace per kind of work, whose segments are separated by gaps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dpro.dashboards.timeline.lanes import KINDS, SIDES
 from dpro.timelines.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
 
-BESIDE = 0.3  # share of the visible range that is drawn on each side of it, for panning
-MAX_ROWS = 160  # at once
+BESIDE = 0.3  # share of the visible range drawn on either side of it, for panning
+MAX_ROWS = 160  # in one figure
 _STEP_LABELS = 60
-_ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, of the mark of the critical path
+_ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, height of the critical path's mark
 _BETWEEN_RANKS = 0.5  # rows
-_HAIRLINE = 3  # pixels: segments that long end before the next one
+_HAIRLINE = 3  # pixels: from this length on, segments end a little before the next one
 
 
 class FigureRows(NamedTuple):
@@ -36,9 +36,9 @@ class FigureRows(NamedTuple):
 
     Attributes:
         tracks: [R] index into the tracks.
-        height: [R] where each is on the y axis, from 0 downwards.
-        labels: [R] text beside it, safe to be shown.
-        left_out: how many tracks there is no room for.
+        height: [R] position on the y axis, from 0 downwards.
+        labels: [R] text beside the row, escaped.
+        left_out: number of tracks without room.
     """
 
     tracks: list[int]
@@ -48,7 +48,7 @@ class FigureRows(NamedTuple):
 
 
 def row_info(tracks: Tracks, link: Link) -> FigureRows:
-    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
+    """Return the tracks that a link selects: the critical path at measured times, then rank by rank."""
     asked = link.options.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
     selected: list[int] = []
@@ -73,7 +73,7 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
-    """From and to, ms: what the link says, with a little room, else all slices.
+    """Return from and to, in ms: the link's extent with some margin, else the extent of all slices.
 
     Args:
         steps: as from `step_info`.
@@ -147,7 +147,7 @@ def timeline_figure(
 
 
 def _lines(drawn: Segments, heights: Any, which: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
-    """x (ms) and y of segments: begin, end, gap; long ones end a hairline earlier, where the next begins."""
+    """Return x (ms) and y of segments as begin, end, gap; long ones end a hairline before the next begins."""
     start, end = drawn.start[which], drawn.end[which]
     x = np.full((start.size, 3), np.nan)
     x[:, 0] = start / NS_PER_MS
@@ -157,7 +157,7 @@ def _lines(drawn: Segments, heights: Any, which: Any, below: float, pixel_ns: fl
 
 
 def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, float], theme: str) -> None:
-    """A line where each step ends, its number above it."""
+    """Draw a line where each step begins and ends, with its number above."""
     seen = steps.filter((pl.col("end_ms") > extent[0]) & (pl.col("begin_ms") < extent[1]))
     if seen.height > _STEP_LABELS:
         return
@@ -170,7 +170,7 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
         middle = (max(begin, extent[0]) + min(end, extent[1])) / 2
         above = {"x": middle, "yref": "paper", "y": 1, "yanchor": "bottom", "text": f"step {step}"}
         labels.append(above | {"showarrow": False, "font": {"size": 11, "color": edge["color"]}})
-    figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
+    figure.update_layout(shapes=lines, annotations=labels)  # each single addition would copy all others
 
 
 def drawn_timeline(tracks: Tracks, steps: pl.DataFrame, link: Link) -> go.Figure:
@@ -180,9 +180,9 @@ def drawn_timeline(tracks: Tracks, steps: pl.DataFrame, link: Link) -> go.Figure
     return timeline_figure(rows, timeline_info(tracks, rows, *extent), steps, extent, link)
 
 
-# The slices of a replayed graph in arrays.
+# Slices of a replayed graph as arrays.
 
-MAX_SEGMENTS = 16_000  # of a figure
+MAX_SEGMENTS = 16_000  # in a figure
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,11 @@ class Tracks:
     """All slices, track by track; those of a track never overlap.
 
     Attributes:
-        tracks: `group`, `track`, `rank`, in the order in which they are shown.
+        tracks: `group`, `track`, `rank`, in display order.
         first: [T + 1] slices of track i are first[i]:first[i + 1].
         start, end: [N] ns, ascending within a track.
         kind: [N] index into `KINDS`.
-        whole, path: all slices, and those on the critical path, the coarsest level first.
+        whole, path: levels of all slices, and of those on the critical path, the coarsest first.
     """
 
     tracks: pl.DataFrame

@@ -1,7 +1,7 @@
-"""Rows of spans of one rank: a lane per CPU thread and GPU stream, a row per depth of nesting, and phases.
+"""Rows of a rank's spans: a lane per CPU thread and GPU stream, a row per depth of nesting; and phases.
 
-In: spans of a rank on the aligned clock. Out: a `RankLanes`, some 30 bytes per span. What overlaps its
-neighbour without lying inside it moves to a deeper row, so that no two spans of a row overlap.
+Takes spans of a rank on the aligned clock; returns a `RankLanes` of some 30 bytes per span. A span that
+overlaps its neighbour without nesting in it moves to a deeper row, so that no two spans of a row overlap.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dpro.timelines.lanes import STREAM, stream_label, stream_work
 from dpro.words import shortened
 
 MEASURED, REPLAYED = "measured", "replayed"
-SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # what of the timeline is shown
-OTHER = "other"  # the measured lanes of a second run, beside those of the first
+SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # the sides of the timeline to show
+OTHER = "other"  # measured lanes of a second run, beside those of the first
 # The kinds of bars. Measured lanes have no `gap`: where nothing is drawn, no span was recorded.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
 # Names of spans that only the thread of the training loop has.
 _STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
-_MAX_MOVES = 64  # rounds of moving overlapping spans; spans that still overlap are cut
-_LONGEST = 40  # characters of a span's name that names a thread
-WAITING = "last calls"  # the lane of those at which a job stopped; the script unfolds it
+_MAX_MOVES = 64  # rounds of moving overlapping spans; remaining overlaps are cut
+_LONGEST = 40  # characters of a span's name in the label of a thread
+WAITING = "last calls"  # lane of the calls at which a job stopped; the script unfolds it
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Lane:
     """A CPU thread or a GPU stream.
 
     Attributes:
-        label: what runs on it, as `stream 7 (compute)`, `main thread`, `autograd`.
-        rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
+        label: what runs on it, such as `stream 7 (compute)`, `main thread`, `autograd`.
+        rows: first row of the lane within the rank, and the one after its last; a row is a depth of nesting.
     """
 
     label: str
@@ -55,10 +55,10 @@ class RankLanes:
     """All spans of one rank on one side.
 
     Attributes:
-        rank: the rank; -1 for the critical path of all.
-        levels: of detail, the coarsest first; the last has all spans.
+        rank: the rank; -1 for the critical path of all ranks.
+        levels: levels of detail, the coarsest first; the last has all spans.
         name: [N] index into the names.
-        ident: [N] span_id within the rank; of a replay the node.
+        ident: [N] `span_id` within the rank, or the node of a replay.
         phase: [N] index into `PHASES`.
         micro_batch: [N] -1 where unknown.
     """
@@ -73,30 +73,30 @@ class RankLanes:
 
     @property
     def all(self) -> DetailLevel:
-        """All spans."""
+        """The level of all spans."""
         return self.levels[-1]
 
     def row_of(self, item: int) -> int:
-        """The row of a span."""
+        """Return the row of a span."""
         return int(np.searchsorted(self.all.first, item, "right")) - 1
 
     @property
     def on_gpu(self) -> NDArray[np.bool_]:
-        """[N] whether each span is on a GPU lane: those come first."""
+        """[N] whether each span is on a GPU lane; GPU lanes come first."""
         rows = max((lane.rows[1] for lane in self.lanes if lane.gpu), default=0)
         return np.arange(self.name.size) < int(self.all.first[rows])
 
     def lane_of(self, row: int) -> int:
-        """The lane that a row is of."""
+        """Return the lane of a row."""
         return next(n for n, lane in enumerate(self.lanes) if lane.rows[0] <= row < lane.rows[1])
 
     def find(self, ident: int) -> int:
-        """The span of an id, the last of its parts; -1 where there is none."""
+        """Return the span with an id, the last of its parts; -1 if there is none."""
         items = np.flatnonzero(self.ident == ident)
         return int(items[-1]) if items.size else -1
 
     def around(self, item: int) -> list[int]:
-        """The spans around a span, innermost first."""
+        """Return the spans that enclose a span, innermost first."""
         row, level, enclosing = self.row_of(item), self.all, list[int]()
         begin, end = level.start[item], level.end[item]
         for outer in range(row - 1, self.lanes[self.lane_of(row)].rows[0] - 1, -1):
@@ -108,7 +108,7 @@ class RankLanes:
 
 
 class SpanNames:
-    """The names of all spans, each once."""
+    """Distinct names of all spans, by number."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -116,7 +116,7 @@ class SpanNames:
         self._lock = threading.Lock()
 
     def codes(self, column: pl.Series) -> NDArray[np.int32]:
-        """[N] the number of each name of a column."""
+        """Return [N] the number of each name of a column."""
         unique = column.unique()
         with self._lock:
             for text in unique.to_list():
@@ -171,7 +171,7 @@ def _lane() -> pl.Expr:
 
 
 def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
-    """Lanes as they are shown: streams, the busiest first, then the main thread, then other threads."""
+    """Return lanes in display order: streams, the busiest first, then the main thread, then other threads."""
     autograd = (pl.col("forward_thread") > 0) | pl.col("name").str.starts_with("autograd::engine")
     lanes = spans.group_by("lane").agg(
         pl.col("device", "stream").first(),
@@ -211,22 +211,22 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stream_work(spans: pl.DataFrame) -> pl.DataFrame:
-    """`device`, `stream`, and `work`: what takes most of the stream's time."""
+    """Return `device`, `stream`, and `work`: what takes most of the stream's time."""
     busy = spans.filter((pl.col("stream") >= 0) & pl.col("kind").is_in(GPU_WORK_KINDS))
     computes, moves = pl.col("kind") == "kernel", pl.col("until_ns").is_not_null()
     return stream_work(busy.with_columns(computes=computes, moves=moves), ["device", "stream"])
 
 
 def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
-    """How deep each span is nested; no two of a lane and depth overlap.
+    """Return the depth of nesting of each span; no two spans of a lane and depth overlap.
 
     Args:
         place: [N] lane of each span, ascending.
-        start, end: [N] ns; within a lane by start, and of those that start together the longest first.
+        start, end: [N] ns; sorted by start within a lane, and the longest first among equal starts.
 
     Returns:
-        [N] 0 for what nothing is around. A span of which k began before it in its lane and j of these have
-        ended lies within k - j others.
+        [N] 0 for outermost spans. A span preceded by k spans of its lane, j of them already over, is
+        within k - j others.
     """
     depth = np.zeros(start.size, np.int32)
     bounds = np.flatnonzero(np.r_[True, np.diff(place) != 0, True]) if place.size else np.zeros(1, np.int64)
@@ -237,7 +237,7 @@ def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
 
 
 def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
-    """Move spans that overlap another one of their depth deeper, until none does."""
+    """Move spans that overlap another one of their depth deeper, for at most `_MAX_MOVES` rounds."""
     for _ in range(_MAX_MOVES):
         order = np.lexsort((start, depth))
         latest = end[order].copy()
@@ -252,7 +252,7 @@ def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
 def laid(
     rank: int, columns: dict[str, NDArray[Any]], labels: Sequence[str], gpu: Sequence[bool], window_ns: int
 ) -> RankLanes:
-    """Put spans into rows, each collective as its wait and its transfer.
+    """Put spans into rows; split each collective into its wait and its transfer.
 
     Args:
         columns: `place` (lane), `depth`, `start`, `end`, `kind`, `until`, `name`, `ident`, `phase`,
@@ -264,7 +264,7 @@ def laid(
     rows, first = np.unique(key[order], return_index=True)
     start, end = columns["start"][order], columns["end"][order]
     apart = np.flatnonzero(np.diff(key[order]) == 0)
-    cut = np.minimum(end[apart], start[apart + 1])  # what still overlaps
+    cut = np.minimum(end[apart], start[apart + 1])  # remaining overlaps
     end[apart] = np.maximum(cut, start[apart] + 1)
     finest = DetailLevel(0.0, np.r_[first, start.size].astype(np.int64), start, end, columns["kind"][order])
     lanes = []
@@ -293,13 +293,13 @@ def _split(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _small(values: Ints) -> NDArray[Any]:
-    """Ids in as few bytes as they need."""
+    """Return ids as int32 if they fit."""
     fits = not values.size or values.max() < np.iinfo(np.int32).max
     return values.astype(np.int32) if fits else values
 
 
-# Which spans belong to the forward pass, the backward pass and the optimizer. The phase of a CPU span is that
-# of its name, or else of the span around it; GPU work has the phase of the call that launched it.
+# Phases: forward pass, backward pass, optimizer. A CPU span has the phase of its name, or else of the span
+# around it; GPU work has the phase of the call that launched it.
 
 PHASES = ("unknown", "forward", "backward", "optimizer")
 UNKNOWN, FORWARD, BACKWARD, OPTIMIZER = range(4)
@@ -311,12 +311,12 @@ _FORWARD = r"(?i)forward"
 def phases_of(
     spans: pl.DataFrame, place: NDArray[Any], depth: NDArray[Any], start: Ints, names: Sequence[str]
 ) -> NDArray[np.uint8]:
-    """The phase of each span.
+    """Return [N] the phase of each span.
 
     Args:
         spans: `name_code`, `kind`, `correlation`, `forward_thread`, by lane and start.
-        place: [N] lane of each.
-        depth: [N] of nesting.
+        place: [N] lane of each span.
+        depth: [N] depth of nesting.
         start: [N] ns.
     """
     phase: NDArray[np.uint8] = _of_names(names)[spans["name_code"].to_numpy()]
@@ -339,7 +339,7 @@ def _of_names(names: Sequence[str]) -> NDArray[np.uint8]:
 
 
 def _inherit(phase: NDArray[np.uint8], place: NDArray[Any], depth: NDArray[Any], start: Ints) -> None:
-    """Give each span that has no phase that of the span around it, from the outside inwards."""
+    """Give spans without a phase that of the span around them, from the outside inwards."""
     order = np.lexsort((start, depth, place))
     edges = np.flatnonzero(np.r_[True, (np.diff(place[order]) != 0) | (np.diff(depth[order]) != 0), True])
     outer: Ints = order[:0]
@@ -352,7 +352,7 @@ def _inherit(phase: NDArray[np.uint8], place: NDArray[Any], depth: NDArray[Any],
 
 
 def _launched(phase: NDArray[np.uint8], spans: pl.DataFrame, kind: pl.Series) -> None:
-    """GPU work has the phase of its launch."""
+    """Give GPU work the phase of its launch."""
     on_gpu = kind.is_in(["kernel", "memcpy", "memset"]).to_numpy()
     correlation = spans["correlation"].to_numpy()
     calls = np.flatnonzero((kind == "runtime").to_numpy() & (correlation >= 0))

@@ -1,9 +1,9 @@
-"""The lanes of a run: measured ones, read rank by rank and shown meanwhile, then those of a replay.
+"""The lanes of a run: measured ones, shown while they are read rank by rank, then those of a replay.
 
-In: a run. Out: `MeasuredLanes`, which a background thread fills. It keeps some 40 bytes per span; other
-columns of a span stay in its file until they are needed. Its clock needs the tables of collectives, clock
-samples and steps, and four columns of the spans, one part in memory at a time: the timeline does not wait for
-the graph.
+Takes a run; returns `MeasuredLanes`, which a background thread fills. It keeps some 40 bytes per span; other
+columns of a span are read from its file when needed. Its clock needs the tables of collectives, clock samples
+and steps, and four columns of the spans, one part in memory at a time: the timeline does not wait for the
+graph.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpro.timelines.lanes import STREAM, lane_names
 from dpro.timelines.slices import CRITICAL
 from dpro.units import NS_PER_MS
 
-MAX_UNASKED = 1_500_000  # spans of a run whose graph is built before a view asks for it
+MAX_UNASKED = 1_500_000  # spans of a run up to which its graph is built before a view needs it
 COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid", "device", "stream",
     "correlation", "forward_thread", "micro_batch",
@@ -48,11 +48,11 @@ COLUMNS = (
 
 
 class MeasuredLanes(Cached):
-    """The lanes that have been read so far.
+    """The measured lanes of a run, as read so far.
 
     Attributes:
         ranks: rank -> its lanes; grows until `complete`.
-        failed: the reason why reading ended early; empty where it did not.
+        failed: why reading ended early; empty if it did not.
     """
 
     def __init__(self, run: Run, hangs: Callable[[], Sequence[Finding]] = list) -> None:
@@ -67,27 +67,27 @@ class MeasuredLanes(Cached):
     def clocks(self) -> Clocked:
         """The clock of each rank, steps, collectives."""
         hangs: Sequence[Finding] = ()
-        with suppress(DproError):  # the view of hangs says it
+        with suppress(DproError):  # the view of hangs reports the error
             hangs = self._hangs()
         return clocked(self.run, hangs)
 
     def calls(self, rank: int) -> pl.DataFrame:
-        """The calls at which a rank stopped, as spans; none of a run that does not hang."""
+        """Return the calls at which a rank stopped, as spans; empty if the run does not hang."""
         stop = self.clocks.stop
         return SPANS.empty() if stop is None else stop.calls.filter(rank=rank).drop("until_ns")
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks have been read, or never will be."""
+        """Whether reading has ended: all ranks are read, or it failed."""
         return self._complete.is_set()
 
     def start(self, first: Iterable[int] = ()) -> None:
-        """Begin to read in a thread, unless that has begun."""
+        """Start to read in a thread, ranks of `first` first, unless reading has started."""
         reader = threading.Thread(target=self._read, args=(list(first),), daemon=True)
         self.once("started", reader.start)
 
     def all(self) -> dict[int, RankLanes]:
-        """All ranks, once they are there."""
+        """Return all ranks; block until they are read."""
         self.start()
         self._complete.wait()
         return self.ranks
@@ -113,26 +113,26 @@ class MeasuredLanes(Cached):
         return make_lanes(spans, self.names, of.window_ns, of.origin_ns)
 
 
-# One clock for all ranks, the steps on it, and when the members of each collective arrived.
+# One clock for all ranks, steps on that clock, and arrivals of the members of each collective.
 
 _EXTENT = ("rank", "window", "span_id", "kind", "device", "stream", "start_ns", "duration_ns")
 
 
 @dataclass(frozen=True)
 class Clocked:
-    """What all lanes of a run share: clocks, collectives, steps.
+    """Data that all lanes of a run share: clocks, collectives, steps.
 
     Attributes:
         members: a row per member of a collective, on the aligned clock: `rank`, `window`, `span_id`, `op`,
             `key` (its group), `instance`, `members`, `start_ns`, `duration_ns`, `rendezvous_ns`, `bytes_in`,
             `bytes_out`, `dtype`, `launch_span_id`.
-        parts: rank -> the files its spans are in.
-        origin_ns: begin of the timeline, which is that of the first span drawn, on the aligned clock.
+        parts: rank -> the files with its spans.
+        origin_ns: begin of the timeline, at the first span drawn, on the aligned clock.
         end_ns: end of the timeline, since the origin.
         window_ns: duration of the longest deep window.
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
-        lateness_ms: rank -> by how much it comes later to collectives than the first member, on average.
-        stop: where it stopped, of a job that hangs.
+        lateness_ms: rank -> mean delay behind the first member at collectives.
+        stop: where a hanging job stopped; None for other jobs.
     """
 
     alignment: Alignment
@@ -148,7 +148,7 @@ class Clocked:
 
 
 def clocked(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
-    """Find the clock of each rank, when collectives met, and where it stopped.
+    """Find the clock of each rank, when collectives met, and where the job stopped.
 
     Raises:
         InputError: a part of the run cannot be read.
@@ -159,7 +159,7 @@ def clocked(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
     extents, called, spans = [], [SPANS.empty().select(_EXTENT)], 0
     for path, part in zip(run.parts(SPANS), run.part_by_part(SPANS, _EXTENT)):
         end = (pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
-        drawn = part.filter(pl.col("kind") != "overhead")  # what tools do before the job may be long before
+        drawn = part.filter(pl.col("kind") != "overhead")  # tools may have spans long before the job
         extents.append(drawn.group_by("rank", "window").agg(pl.col("start_ns").min(), end=end))
         called.append(drawn.join(wanted.unique(), on=["rank", "span_id"], how="semi"))
         spans += part.height
@@ -220,7 +220,7 @@ def _steps(run: Run, alignment: Alignment, extent: pl.DataFrame, origin_ns: int)
 
 
 def _lateness(members: pl.DataFrame) -> dict[int, float]:
-    """Compute how much later each rank arrives than the first member of its collectives, mean, ms."""
+    """Return the mean delay of each rank behind the first member of its collectives, in ms."""
     late = pl.col("start_ns") - pl.col("start_ns").min().over("instance")
     met = members.filter(pl.col("members") > 1).with_columns(late=late)
     means = met.group_by("rank").agg(pl.col("late").mean() / NS_PER_MS)
@@ -234,14 +234,14 @@ def arrivals(of: Clocked, rank: int) -> pl.DataFrame:
 
 
 def wait_ns(member: dict[str, int]) -> int:
-    """Return how long a member of a collective waited for the last one."""
+    """Return how long a member of a collective waited for the last one, in ns."""
     return int(np.clip(member["rendezvous_ns"] - member["start_ns"], 0, max(member["duration_ns"], 0)))
 
 
-# The lanes of a replay, and the critical path: both come after the measured lanes, once the graph is there,
-# in a thread when they are asked for.
+# Lanes of a replay, and the critical path: computed from the graph on request, in a thread, after the
+# measured lanes.
 
-PATH = -1  # in place of a rank: the critical path of all
+PATH = -1  # in place of a rank: the critical path of all ranks
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.END)
 
 
@@ -250,8 +250,8 @@ class Replayed:
     """The lanes that a replay adds to the measured ones.
 
     Attributes:
-        path: a lane of what is on the critical path, when it was measured.
-        critical: rank -> levels of what of its measured rows is on the critical path.
+        path: a lane of the work on the critical path, at measured times.
+        critical: rank -> levels of the work in its measured rows that is on the critical path.
         offset_ns: smallest and largest delay of the path's spans in the replay, relative to the measured
             start.
     """
@@ -307,7 +307,7 @@ def _rank_lanes(
     shift: int,
     window_ns: int,
 ) -> RankLanes:
-    """All nodes of a rank, with waits for other members between arrivals and transfers."""
+    """Return all nodes of a rank, with waits for other members between arrivals and transfers."""
     nodes = timeline.graph.nodes
     work = np.flatnonzero((nodes.rank == rank) & ~np.isin(nodes.kind, _INSTANTS) & (nodes.lane >= 0))
     arrived = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.ARRIVE))
@@ -315,7 +315,7 @@ def _rank_lanes(
     moved = moved[np.argsort(nodes.collective[moved], kind="stable")]
     begin = timeline.start[work] + shift
     columns = _columns(timeline, work, begin, timeline.end[work] + shift, codes)
-    if moved.size:  # a transfer begins with its wait; `laid` takes the two apart
+    if moved.size:  # a transfer begins with its wait; `laid` splits them
         near = np.minimum(np.searchsorted(nodes.collective[moved], nodes.collective[arrived]), moved.size - 1)
         met = nodes.collective[moved[near]] == nodes.collective[arrived]
         place = np.searchsorted(work, moved[near[met]])
@@ -343,14 +343,14 @@ def _rank_lanes(
 
 
 def _like(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
-    """Give nodes the phase and micro-batch of the spans they were measured as, where those are known."""
+    """Give nodes the phase and micro-batch of the spans they were measured as, where known."""
     is_measured = item >= 0
     columns["phase"][places[is_measured]] = lanes.phase[item[is_measured]]
     columns["micro_batch"][places[is_measured]] = lanes.micro_batch[item[is_measured]]
 
 
 def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
-    """[N] which of the measured spans each id is, -1 for none.
+    """Return [N] the index of each id among the measured spans, -1 for none.
 
     Args:
         spans: [N] ids of spans, -1 for none.
@@ -366,7 +366,7 @@ def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
 def _critical(
     timeline: Timeline, path: Ints, lanes: RankLanes, shift: int, window_ns: int
 ) -> Sequence[DetailLevel]:
-    """What of a rank is on the critical path, each on the first row of its measured lane."""
+    """Return a rank's work on the critical path, each node on the first row of its measured lane."""
     nodes = timeline.graph.nodes
     work = path[nodes.rank[path] == lanes.rank]
     item = measured_items(lanes, nodes.span[work])
@@ -391,7 +391,7 @@ def _critical(
 
 
 def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArray[np.int32]) -> RankLanes:
-    """The critical path as a lane of its own, when its work was measured."""
+    """Return the critical path as a lane, at measured times."""
     nodes, of = timeline.graph.nodes, measured.clocks
     shift = timeline.graph.origin_ns - of.origin_ns
     start, end = nodes.measured_start[path], nodes.measured_end[path]
@@ -413,6 +413,7 @@ class BackgroundResult:
 
     Attributes:
         state: `idle`, `working`, `ready` or `refused`.
+        why: why it is refused; else empty.
     """
 
     def __init__(self, make: Callable[[], Replayed]) -> None:
@@ -421,7 +422,7 @@ class BackgroundResult:
         self._make, self._lock = make, threading.Lock()
 
     def start(self) -> None:
-        """Begin, unless that has happened."""
+        """Start to compute, unless that has started."""
         with self._lock:
             if self.state != "idle":
                 return

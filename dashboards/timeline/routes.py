@@ -1,7 +1,8 @@
-"""The HTTP requests of the timeline: lanes, segments of a viewport, totals of an area, matches, a span.
+"""HTTP requests of the timeline: lanes, segments of a viewport, totals of an area, matches, a span.
 
-In: requests with a viewport in their query. Out: JSON, and for a viewport a header in JSON followed by
-little-endian arrays, so that the browser draws them as they are. Times are ns since the timeline's origin.
+Takes requests with a viewport in their query; answers with JSON, and for a viewport with a JSON header
+followed by little-endian arrays, which the browser draws without parsing. Times are ns since the timeline's
+origin.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
 MAX_ROWS, MAX_PIXELS = 800, 8_000
-MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # of an area, and that its answer lists
-MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
-FIRST_DATE_NS = 10**18  # earlier times (September 2001) are those since a machine started
+MAX_AREA_ROWS, MAX_NAMES = 100_000, 100  # rows in an area; names listed for it
+MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # in a viewport, so that drawing stays fast; for each of its ranks
+FIRST_DATE_NS = 10**18  # earlier times (before September 2001) count from a machine's start
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
 _ARRAYS = (
@@ -54,7 +55,7 @@ _ARRAYS = (
 
 
 class Viewport(NamedTuple):
-    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row.
+    """The visible range: `begin` and `end` in ns, width in pixels, and rows of side, rank, row.
 
     Sides are `m` (measured), `r` (replayed) and `o` (measured, of the other run). A row of side `c` is a
     counter, by its number among the tracks.
@@ -67,12 +68,12 @@ class Viewport(NamedTuple):
 
     @property
     def counters(self) -> set[int]:
-        """The numbers of the counters among its rows."""
+        """Numbers of the counters among the rows."""
         return {row for side, _, row in self.rows if side == "c"}
 
 
 def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
-    """Read a viewport: `begin`, `end`, `px`, and `rows` as `m0.3-5;r1.0-2`: side, rank, rows.
+    """Parse a viewport: `begin`, `end`, `px`, and `rows` such as `m0.3-5;r1.0-2`: side, rank, rows.
 
     Raises:
         UsageError: the query is invalid.
@@ -96,17 +97,17 @@ def parse_viewport(query: Mapping[str, str], most: int = MAX_ROWS) -> Viewport:
 
 
 def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") -> dict[str, Any]:
-    """Return all ranks with the lanes of those that have been read so far, the clock, and the steps.
+    """Return all ranks with the lanes read so far, the clock, and the steps.
 
     Args:
-        pattern: a regular expression that the lanes and counters to show fit: `rank 3 stream 7`.
+        pattern: a regular expression for the lanes and counters to show, such as `rank 3 stream 7`.
     """
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
     places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
     tracks, num_own = _tracks(loaded, other), len(_tracks(loaded))
-    state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
+    state, why = later.state, later.why  # read before the lanes, as it may become ready meanwhile
     read = dict(measured.ranks)
     sides: list[tuple[str, Mapping[int, RankLanes | None]]] = [
         (MEASURED, read if complete else {rank: read.get(rank) for rank in of.parts})
@@ -159,7 +160,7 @@ Sides = Sequence[tuple[str, Mapping[int, RankLanes | None]]]
 
 
 def _kept(pattern: str, tracks: Sequence[CounterTrack], sides: Sides) -> tuple[set[str], str]:
-    """Return the names of lanes and counters that fit an expression, and why all do where it is none."""
+    """Return the names of lanes and counters that match; if the pattern is invalid, all names, and why."""
     names = [_name_of(track.rank, track.label) for track in tracks]
     names += [
         _name_of(rank, lane.label)
@@ -169,7 +170,7 @@ def _kept(pattern: str, tracks: Sequence[CounterTrack], sides: Sides) -> tuple[s
     ]
     try:
         return set(compress(names, matching(pattern, names))), ""
-    except UsageError as error:  # it is still being typed
+    except UsageError as error:  # it may still be being typed
         return set(names), str(error)
 
 
@@ -182,7 +183,7 @@ def _counter(track: CounterTrack) -> tuple[int, str, str, float]:
 
 
 def _lanes_of(rank: int, lanes: RankLanes, kept: Collection[str]) -> list[list[Any]]:
-    """Return of each its label, whether on a GPU, first row, row after the last, spans, number, if kept."""
+    """Return per lane: label, on GPU, first row, row after the last, spans, number, whether kept."""
     return [
         [lane.label, lane.gpu, *lane.rows, lane.spans, number, _name_of(rank, lane.label) in kept]
         for number, lane in enumerate(lanes.lanes)
@@ -190,13 +191,13 @@ def _lanes_of(rank: int, lanes: RankLanes, kept: Collection[str]) -> list[list[A
 
 
 def _at_fault(loaded: Loaded) -> list[int]:
-    """Return the ranks that findings are about, those of the first finding first; compute nothing."""
+    """Return the ranks named by findings so far, those of the first finding first; compute none."""
     findings = loaded.findings_so_far().findings
     return list(dict.fromkeys(rank for finding in findings for rank in finding.ranks))
 
 
 def _beside_info(other: Beside) -> dict[str, Any]:
-    """Its name, its spans, its steps on the page's axis, and from when to when the aligned steps last."""
+    """Return the other run's name, spans, steps on the page's axis, and extent of the aligned steps."""
     of = other.measured.clocks
     moved = of.steps.select("window", "step", pl.col("begin_ms", "end_ms") + other.shift_ns / NS_PER_MS)
     end = max(other.here.end, other.there.end + other.shift_ns)
@@ -207,9 +208,9 @@ def _beside_info(other: Beside) -> dict[str, Any]:
 
 
 def _tracks(loaded: Loaded, other: Beside | None = None) -> list[CounterTrack]:
-    """The counters of the run, and then of the other one."""
+    """Return the counters of the run, followed by those of the other run."""
     beside_it = other.tracks if other else ()
-    with suppress(DproError):  # a damaged table costs no lanes
+    with suppress(DproError):  # lanes are shown even if a table is damaged
         return [*loaded.counter_tracks, *beside_it]
     return [*beside_it]
 
@@ -228,16 +229,16 @@ def _lanes(loaded: Loaded, side: str, rank: int, other: Beside | None = None) ->
 def drawn(
     loaded: Loaded, view: Viewport, pattern: str = "", other: Beside | None = None
 ) -> Iterator[tuple[int, RankLanes, Segments, NDArray[np.int32]]]:
-    """Segments of a viewport, rank by rank: their layer, whose they are, the segments, and their names.
+    """Yield the segments of a viewport, rank by rank: layer, lanes, segments, and the numbers of their names.
 
-    What is on the critical path has no names.
+    Segments on the critical path have no names.
 
     Args:
-        pattern: what is searched for; empty for nothing.
+        pattern: the expression to search for; empty for none.
         other: the run of rows of side `o`.
 
     Raises:
-        UsageError: the pattern is no regular expression.
+        UsageError: the pattern is not a regular expression.
     """
     pixel_ns = (view.end - view.begin) / view.pixels
     replayed = loaded.replay_lanes.value
@@ -266,12 +267,12 @@ def drawn(
 
 
 def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes, int]:
-    """The run that a side is of, and what its times are moved by, ns."""
+    """Return the run of a side, and the shift of its times in ns."""
     return (other.measured, other.shift_ns) if side == "o" and other else (loaded.measured, 0)
 
 
 def _in_own_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Names of spans of a run, by their numbers among the names of the page's own."""
+    """Translate a run's numbers of names into those of the page's run."""
     if of is loaded.measured or not names.size:
         return names
     unique, place = np.unique(names, return_inverse=True)
@@ -280,11 +281,11 @@ def _in_own_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -
 
 
 def packed(loaded: Loaded, view: Viewport, pattern: str = "", other: Beside | None = None) -> bytes:
-    """Segments of a viewport as the page reads them: header, arrays one after the other.
+    """Encode the segments of a viewport for the page: a header, then one array after another.
 
     Returns:
         Four bytes with the length of the header; the header in JSON, padded to a multiple of four bytes:
-        how many segments, which arrays of which type, the names in bars; the arrays, each padded likewise.
+        number of segments, names and types of the arrays, names shown in bars; the arrays, also padded.
     """
     pixel_ns = (view.end - view.begin) / view.pixels
     parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, dtype)] for name, dtype in _ARRAYS}
@@ -325,7 +326,7 @@ def _padded(array: NDArray[Any]) -> bytes:
 
 
 def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> dict[str, Any]:
-    """Total what lies in an area: by name and kind, by lane, and the counters.
+    """Return the totals of an area: by name and kind, by lane, and of the counters.
 
     Args:
         area: its `pixels` do not matter.
@@ -364,14 +365,14 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
 def found_info(
     loaded: Loaded, pattern: str, rank: int, item: int, direction: str, begin: int = 0
 ) -> dict[str, Any]:
-    """Count the spans that match, and find the next one, or the one before.
+    """Count the matching spans, and find the next or the previous one.
 
     Args:
-        rank: of the span to go on from, -1 for none: then from `begin`, ns.
-        direction: `next`, `previous`, or empty: only count.
+        rank: rank of the span to continue from; -1 to continue from `begin`, ns.
+        direction: `next`, `previous`, or empty to count only.
 
     Raises:
-        UsageError: that is no regular expression.
+        UsageError: the pattern is not a regular expression.
     """
     measured = loaded.measured
     ranks = dict(measured.ranks)
@@ -389,10 +390,10 @@ def found_info(
 
 
 def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
-    """Collect the facts and arrows of a replayed span, or of one on the critical path.
+    """Return the facts and arrows of a replayed span, or of one on the critical path; None if there is none.
 
     Args:
-        rank: whose it is, -1 for the critical path.
+        rank: its rank, -1 for the critical path.
     """
     replayed, lanes = loaded.replay_lanes.value, _lanes(loaded, "r", rank)
     if replayed is None or lanes is None or not 0 <= item < lanes.name.size:
@@ -416,7 +417,7 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
 
 
 def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> dict[str, Any] | None:
-    """The span that a request names: `side`, `rank`, and `item`, or `id`, which stays the same in links."""
+    """Return the span that a request names by `side`, `rank`, and `item` or, stable in links, `id`."""
     side, rank = query.get("side", "m"), int(query["rank"])
     lanes = _lanes(loaded, side, rank, other)
     if lanes is None:
@@ -440,7 +441,7 @@ def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> d
 
 
 def _asked(runs: Runs, query: Mapping[str, str]) -> tuple[Loaded, Beside | None]:
-    """The run that a request is about, and the one beside it.
+    """Return the run that a request is about, and the one beside it.
 
     Raises:
         DproError: one of them cannot be opened, or has no such step.
@@ -481,7 +482,7 @@ def register(server: Flask, runs: Runs) -> None:
     def view() -> Response:
         def work(loaded: Loaded, other: Beside | None) -> Any:
             seen, pattern = parse_viewport(request.args), ""
-            with suppress(UsageError):  # `find` says so: an expression that is still being typed is no error
+            with suppress(UsageError):  # incomplete expressions are common while typing; `find` reports them
                 matching(request.args.get("find", ""), ())
                 pattern = request.args.get("find", "")
             content = packed(loaded, seen, pattern, other)
@@ -519,12 +520,12 @@ def _json(content: Any, status: int = 200) -> Response:
     return answer
 
 
-# The facts of one span or node of the replay, and arrows to the spans it waited for and those that waited for
-# it.
+# Facts of one span or node of the replay, with arrows to the spans that it waited for and those that waited
+# for it.
 
 LONGEST = 400  # characters of a name
 MAX_ARROWS = 12
-_STACK = 24  # enclosing spans that are named
+_STACK = 24  # enclosing spans to name
 _COLUMNS = (
     "span_id", "rank", "window", "kind", "start_ns", "tid", "correlation", "sequence_number",
     "forward_thread", "bytes", "shapes", "stream",
@@ -534,14 +535,15 @@ _COLUMNS = (
 def span_info(
     measured: MeasuredLanes, rank: int, item: int, timeline: Timeline | None = None
 ) -> dict[str, Any]:
-    """Collect the facts and arrows of a measured span.
+    """Return the facts and arrows of a measured span.
 
     Args:
-        timeline: the replay, where it is ready.
+        timeline: the replay, if it is ready.
 
     Returns:
-        `place` (as from `place_of`), `facts` (names and values), `stack` (names around it, innermost first)
-        and `arrows`: `place` of the other end, `out` (whether they lead from this span) and `why`.
+        `place` (as from `place_of`), `facts` (names and values), `stack` (names of the spans around it,
+        innermost first) and `arrows`: `place` of the other end, `out` (whether it leads away from this span)
+        and `why`.
     """
     lanes = measured.ranks[rank]
     ident = int(lanes.ident[item])
@@ -587,7 +589,7 @@ def _name(measured: MeasuredLanes, lanes: RankLanes, item: int) -> str:
 
 
 def _facts(measured: MeasuredLanes, lanes: RankLanes, item: int) -> Iterable[tuple[str, str]]:
-    """Yield the facts that the lanes hold."""
+    """Yield the facts known from the lanes."""
     place = place_of(measured, lanes.rank, item)
     start, end = place["start"], place["end"]
     steps = measured.clocks.steps
@@ -626,7 +628,7 @@ def _sizes(
 
 
 def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
-    """Return the call that launched GPU work, -1 for other spans."""
+    """Return the id of the call that launched GPU work, -1 for other spans."""
     if row["stream"] < 0 or row["correlation"] < 0:
         return -1
     calls = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") < 0))["span_id"]
@@ -655,7 +657,7 @@ def _recorded(
 
 
 def _members(measured: MeasuredLanes, rank: int, ident: int) -> list[dict[str, Any]]:
-    """Return all members of the collective that a span is a part of, itself first."""
+    """Return all members of the collective of a span, that span's first; empty if it is in none."""
     rows = measured.clocks.members
     asked = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
     same = rows.filter(pl.col("instance").is_in(asked["instance"].implode())) if asked.height else asked
@@ -681,7 +683,7 @@ def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tupl
 
 
 def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """Yield an arrow from the member that came last, or from this one to those that waited for it."""
+    """Yield an arrow from the member that arrived last, or from this one to those that waited for it."""
     members = _members(measured, rank, ident)
     if len(members) < 2:
         return
@@ -695,7 +697,7 @@ def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, A
 
 
 def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """Yield arrows of the dependencies in the replay."""
+    """Yield arrows for the dependencies in the replay."""
     nodes = timeline.graph.nodes
     parts = np.flatnonzero((nodes.rank == rank) & (nodes.span == ident))
     if not parts.size:
@@ -725,7 +727,7 @@ def _distinct(arrows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
-# The facts of a node of the replay, its binding dependency, and the nodes that waited for it.
+# Facts of a node of the replay, its binding dependency, and the nodes that waited for it.
 
 _WHY = {
     EdgeKind.THREAD: "before it on its thread",
@@ -750,10 +752,10 @@ _WHY_OUT = {
 
 
 def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
-    """Find the work whose end let a node start in the replay, and the kind of edge; -1 where there is none.
+    """Return the work whose end let a node start in the replay, and the kind of edge; -1 and None if none.
 
-    Nodes without duration, such as the rendezvous of a collective, are skipped: the cause is then the work
-    of the last member before it arrived.
+    Nodes without duration, such as the rendezvous of a collective, are skipped: the cause is then the work of
+    the last member before it arrived.
     """
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     why: EdgeKind | None = None
@@ -768,7 +770,7 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
 
 
 def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, EdgeKind]]:
-    """Find the work that a node delayed in the replay, and the kind of edge; skip nodes without duration."""
+    """Return the nodes delayed by a node in the replay, and the kind of edge; skip nodes without duration."""
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     waiters: list[tuple[int, EdgeKind]] = []
     ahead = [(node, EdgeKind.THREAD)]
@@ -790,7 +792,7 @@ def why_in_words(kind: EdgeKind, out: bool) -> str:
 
 
 def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
-    """List the facts of a node as names and values."""
+    """Return the facts of a node as names and values."""
     graph, nodes = timeline.graph, timeline.graph.nodes
     arrive, node = _member(graph, node)
     kind = NodeKind(int(nodes.kind[node]))
@@ -830,7 +832,7 @@ def _ms(ns: np.int64) -> str:
 
 
 def _member(graph: Graph, node: int) -> tuple[int, int]:
-    """Return the arrival and the transfer of a collective's member; -1 and the node itself for others."""
+    """Return arrival and transfer of a member of a collective; -1 and the node itself for other nodes."""
     nodes = graph.nodes
     if nodes.kind[node] not in (NodeKind.ARRIVE, NodeKind.TRANSFER):
         return -1, node

@@ -1,7 +1,7 @@
-"""Search of spans by name: their number, the next and the previous match, and levels of detail of matches.
+"""Search of spans by name: their number, the next and previous match, and levels of detail of the matches.
 
-In: a regular expression. Out: the names it matches, and levels of detail of their spans alone. Expressions
-are those of Rust's `regex`, which takes time in proportion to the text whatever the expression is.
+Takes a regular expression; returns the names that it matches, and levels of detail with only their spans.
+Expressions are those of Rust's `regex`, whose time is proportional to the text for every expression.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dpro.errors import UsageError
 from dpro.words import shortened
 
 LONGEST = 300  # characters of an expression
-KEPT = 48  # ranks' levels of matches that are kept
+KEPT = 48  # cached levels of matches, one per expression and rank
 _QUOTED = 60
-_EXACT = 140  # characters of a name that an expression for it has; each may take two
-_MISTAKES = {  # what the parser says -> what it is called here
+_EXACT = 140  # characters of a name in an expression for it; each may take two
+_MISTAKES = {  # the parser's message -> wording here
     "unclosed character class": "a [ is not closed",
     "unclosed group": "a ( is not closed",
     "unopened group": "a ) closes nothing",
@@ -42,7 +42,7 @@ _SIGNS = "\\.+*?()|[]{}^$"
 
 
 def exactly(name: str) -> str:
-    """Return an expression that matches a name; for a long one, all names with the same beginning."""
+    """Return an expression that matches a name; for a long name, all names with the same beginning."""
     text = literally(name[:_EXACT])
     return f"^{text}$" if len(name) <= _EXACT else f"^{text}"
 
@@ -53,7 +53,7 @@ def literally(text: str) -> str:
 
 
 class FoundSpan(NamedTuple):
-    """A span: when it begins, whose it is, which of the rank's."""
+    """A span: its start, its rank, and its index within the rank."""
 
     start: int
     rank: int
@@ -64,10 +64,10 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
     """Return [names] whether each name matches, ignoring case.
 
     Args:
-        pattern: a regular expression, of Rust's syntax.
+        pattern: a regular expression in Rust's syntax.
 
     Raises:
-        UsageError: that is no regular expression.
+        UsageError: the pattern is not a regular expression.
     """
     if len(pattern) > LONGEST:
         raise UsageError(f"an expression to search for has at most {LONGEST} characters")
@@ -79,14 +79,14 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
 
 
 def _mistake(error: str) -> str:
-    """Return what is wrong with an expression, as Rust's parser says it, in words."""
+    """Word what Rust's parser reports about an expression."""
     in_words = (words for said, words in _MISTAKES.items() if said in error)
     last = error.strip().splitlines()[-1].strip() if error.strip() else ""
     return next(in_words, last.removeprefix("error: "))
 
 
 class Search:
-    """Searches with cached results; the latest are kept."""
+    """Searches; the latest results are cached."""
 
     def __init__(self, names: SpanNames) -> None:
         self._names = names
@@ -94,10 +94,10 @@ class Search:
         self._lock = threading.Lock()
 
     def of_rank(self, pattern: str, lanes: RankLanes, window_ns: int) -> Sequence[DetailLevel]:
-        """Levels of detail of the spans of a rank that match.
+        """Return levels of detail of a rank's matching spans.
 
         Raises:
-            UsageError: that is no regular expression.
+            UsageError: the pattern is not a regular expression.
         """
         key = pattern, lanes.rank, id(lanes)
         with self._lock:
@@ -113,10 +113,10 @@ class Search:
         return matches
 
     def count(self, pattern: str, ranks: Mapping[int, RankLanes]) -> tuple[int, int]:
-        """How many spans match, and how long they last together, ns.
+        """Return the number of matching spans, and their total duration in ns.
 
         Raises:
-            UsageError: that is no regular expression.
+            UsageError: the pattern is not a regular expression.
         """
         matches = matching(pattern, self._names.texts)
         count = total = 0
@@ -129,16 +129,16 @@ class Search:
     def next(
         self, pattern: str, ranks: Mapping[int, RankLanes], after: FoundSpan, backwards: bool = False
     ) -> tuple[FoundSpan | None, int]:
-        """The span that matches and begins next, and its number among all that match, from 1 on.
+        """Return the next matching span and its number among all matches, from 1; None and 0 if none match.
 
-        Matches on GPU lanes come first, and then those of CPU threads.
+        Matches on GPU lanes come before those on CPU threads; after the last match comes the first.
 
         Args:
-            after: where to go on from; it is not found again. One of no rank goes on with GPU lanes.
-            backwards: look for the one before instead. Beyond the last comes the first.
+            after: where to continue; not found itself. If its rank is none of `ranks`, GPU lanes come next.
+            backwards: find the previous match instead.
 
         Raises:
-            UsageError: that is no regular expression.
+            UsageError: the pattern is not a regular expression.
         """
         matches = matching(pattern, self._names.texts)
         columns = [np.empty((4, 0), np.int64)]

@@ -1,7 +1,7 @@
-"""The calls at which a job stopped: the last that each rank finished, and those that it never did.
+"""Calls at which a job stopped: the last that each rank finished, and those that it never finished.
 
-In: the calls of a run that hangs, and how long it waited. Out: rows as those of table `spans`, which make a
-lane of their own. Deep windows seldom hold a hang; calls of collectives are recorded always.
+Takes the calls of a run that hangs, and how long it waited; returns rows like those of table `spans`, shown
+in a separate lane. Deep windows seldom contain a hang; collective calls are always recorded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dpro.store import Run
 from dpro.table import complete
 
 CALLS = -2  # in place of a thread
-MAX_CALLS = 50  # of a rank that have not finished
-_FIRST_ID = 1 << 40  # beyond those of spans
+MAX_CALLS = 50  # unfinished calls of a rank
+_FIRST_ID = 1 << 40  # greater than the ids of spans
 
 
 class Stop(NamedTuple):
-    """Where a job stopped, on the aligned clock, ns.
+    """Where a job stopped, in ns on the aligned clock.
 
     Attributes:
-        calls: as of `spans`, each from when it was made, with `until_ns`: when its wait ends, at once for
-            what finished.
-        begin: of the first rank's last finished call.
-        at: when those had ended, and the last rank had come to a call that it did not finish.
+        calls: columns of `spans`, each from when it was made, and `until_ns`: the end of its wait, which for
+            a finished call is its start.
+        begin: the earliest last finished call of a rank.
+        at: when these calls had ended and the last rank had made a call that it did not finish.
         end: until when ranks waited.
     """
 
@@ -39,10 +39,10 @@ class Stop(NamedTuple):
 
 
 def stop_of(run: Run, alignment: Alignment, waited_ns: int) -> Stop | None:
-    """Find where a run that hangs stopped; None where it is not known when its calls were made.
+    """Find where a hanging run stopped; None if it is unknown when its calls were made.
 
     Args:
-        waited_ns: for how long ranks waited by the end.
+        waited_ns: how long ranks had waited at the end.
     """
     calls = with_known_state(run.table(COLLECTIVES))
     begins = pl.when(pl.col("enqueued_ns") >= 0).then("enqueued_ns").otherwise("start_ns")

@@ -1,7 +1,7 @@
 """Where the time of each step goes: compute, communication, the host, or idle.
 
-In: `dpro.replay.steps`. Out: milliseconds per part, by rank and by step, and
-stacked bars of them. The parts add up to the step.
+Takes the breakdown of `dpro.replay.steps`; returns ms per part, by rank and by step, and stacked bars of
+them. The parts add up to the step.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NAME = "breakdown"
 _DOING = "adding up where the time went"
 _NONE = "No step of this selection was recorded in depth."
 UNMARKED = "no steps marked: all of the window"
-FEW_BARS = 16  # more bars than these have no room for their values
-MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
-FEW_WHOLES = 9  # on a phone, more bars than these have no room for the whole above them
+FEW_BARS = 16  # more bars than this have no room for their values
+MIN_NAMED = 4  # percent of a bar; smaller parts have no room for a label
+FEW_WHOLES = 9  # on a phone, more bars than this have no room for their totals above
 _TOP = 52  # pixels, for a legend inside the figure, below its buttons
-_MIN_WIDTH = 560  # pixels: with less, that legend would take the place of the bars
-_HEADROOM = 1.1  # of the axis, above the longest step
-_GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
-PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
+_MIN_WIDTH = 560  # pixels; in a narrower figure the legend would cover the bars
+_HEADROOM = 1.1  # length of the axis, relative to the longest step
+_GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; widest bar, as a share of the figure
+PARTS = {  # column of the data -> label; from the bottom of a bar to its top
     "compute_ms": "compute alone",
     "copy_ms": "copies",
     "overlapped_comm_ms": "compute and communication",
@@ -67,10 +67,10 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
 
 
 def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.0) -> go.Figure:
-    """Draw stacked bars of the parts; which colour is which part is said beside them.
+    """Draw stacked bars of the parts, without a legend.
 
     Args:
-        longest_ms: the longest step that the axis has room for, at least.
+        longest_ms: step time that the axis must at least contain.
     """
     figure = go.Figure()
     longest_ms = max(longest_ms, float(parts["duration_ms"].to_numpy().max()))
@@ -100,7 +100,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
             hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}}%<extra>{title}</extra>",
         )
     wholes = parts["duration_ms"] / scale if parts.height <= FEW_WHOLES else ()
-    for place, whole in enumerate(wholes):  # a category is given by its place
+    for place, whole in enumerate(wholes):  # annotations address a category by its index
         figure.add_annotation(x=place, y=whole, text=f"{whole:.3g}", showarrow=False, yshift=8)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
     figure.update_yaxes(
@@ -115,13 +115,13 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
 
 
 def with_legend(figure: go.Figure) -> go.Figure:
-    """Add the legend inside a figure of `part_figure`, for pages that have none beside it."""
+    """Add a legend inside a figure of `part_figure`, for pages without one beside it."""
     figure.update_layout(showlegend=True, legend_traceorder="normal", margin_t=_TOP)
     return figure.update_layout(meta=figure.layout.meta | {"least_width": _MIN_WIDTH})
 
 
 def _legend(*drawn: pl.DataFrame) -> Component:
-    """Which colour is which of the parts that are drawn; it takes as many lines as a narrow page needs."""
+    """Return the legend of the drawn parts; it wraps on a narrow page."""
     named = [
         html.Li([html.I(style={"background": f"var(--{css_name(column.removesuffix('_ms'))})"}), title])
         for column, title in PARTS.items()
@@ -147,7 +147,7 @@ def _bars(by: str) -> Any:
 
 
 def _basis(loaded: Loaded) -> str:
-    """Which steps these are, beside the usual step of the account."""
+    """Return a sentence about the steps in the bars, and about the usual step of the account."""
     said = "As recorded"
     if loaded.has_gpu_work:
         said += "; a step ends when its GPU has done what was launched in it"

@@ -1,6 +1,6 @@
-"""Collectives: transfer times by operation and size, the fitted cost model, and which rank comes last.
+"""Collectives: transfer times by operation and size, the fitted cost model, and which rank arrives last.
 
-In: collectives by size, and the transfers and arrivals of a graph. Out: frames and figures of them.
+Takes collectives by size, and the transfers and arrivals of a graph; returns frames and figures of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpro.selection import Selection, ranges_of
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, distinct_sizes, format_duration
 
 NAME = "collectives"
-MAX_POINTS = 1000  # as vectors: where there is no GPU, making a context of WebGL takes longer
+MAX_POINTS = 1000  # drawn as SVG: without a GPU, creating a WebGL context takes longer
 _LINE_POINTS = 40
 S_PER_US = 1e-6
 _SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
@@ -54,9 +54,9 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
 
 
 def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCost], theme: str) -> go.Figure:
-    """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
+    """Draw time against bytes, both logarithmic, with the line fitted to each operation and group.
 
-    A diamond is the median of a size, which predictions go through; between them they follow the line.
+    A diamond is the median of a size: predictions pass through it, and follow the line in between.
 
     Args:
         lines: as from `dpro.replay.cost.transfers.fit_costs`.
@@ -89,12 +89,12 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     across, up = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
     figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **across)
     figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **up)
-    below = {"y": -0.25, "yanchor": "top"}  # above, a phone has no room for it beside the buttons
+    below = {"y": -0.25, "yanchor": "top"}  # above the figure, a phone has no room for it beside the buttons
     return styled(figure, theme, height=380).update_layout(legend=below)
 
 
 def _fit_in_words(line: LinkCost | None) -> str:
-    """What was fitted, as a legend says it."""
+    """Word a fit for the legend; empty if there is none."""
     if line is None:
         return ""
     latency = "" if line.bandwidth_only else f"latency {format_duration(line.latency_ns)}, "
@@ -117,11 +117,11 @@ def arrivals(graph: Graph) -> pl.DataFrame:
 
 
 def last_info(graph: Graph, link: Link) -> pl.DataFrame:
-    """Count how often each rank comes last to collectives, and sum how long the others wait for it.
+    """Count how often each rank arrives last at collectives, and sum how long the others wait for it.
 
     Returns:
-        `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (its own waiting,
-        summed), `kept_waiting_ms` (the waiting of all others for it, summed).
+        `rank`, `collectives` (that it took part in), `last` (at which it arrived last), `waited_ms` (its own
+        waiting, summed), `kept_waiting_ms` (the waiting of all others for it, summed).
     """
     came = arrivals(graph)
     came = came.with_columns(others=pl.col("wait").sum().over("collective"))
@@ -180,7 +180,7 @@ def _last(loaded: Loaded, link: Link) -> Any:
 def _sizes(loaded: Loaded, link: Link) -> Any:
     try:
         sizes, note = _sizes_of(loaded, link), []
-    except Unanswerable:  # dumps have calls, and no steps
+    except Unanswerable:  # dumps have calls but no steps
         sizes, note = loaded.sizes, [html.P("Of the whole run: its calls have no steps.", className="note")]
     if sizes.is_empty():
         return message(_NONE)
@@ -202,11 +202,11 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
 
 
 def _sizes_of(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Collectives of the selection by operation and size.
+    """Return collectives of the selection by operation and size.
 
     Raises:
         UsageError: no step of the selection was recorded in depth.
-        Unanswerable: the run holds no spans to select from.
+        Unanswerable: the run has no spans to select from.
     """
     chosen = Selection(link.steps, ranges_of(link.ranks))
     return (

@@ -1,7 +1,7 @@
-"""Two runs: what explains that a step of this one takes longer, or shorter, than one of the other.
+"""Two runs: why a step of this run takes longer, or shorter, than a step of the other.
 
-In: what each kind of work contributes, as `dpro diff` finds it. Out: a table, and a waterfall that adds up to
-the difference. It is about whole runs, whatever is selected.
+Takes the contribution of each kind of work, as from `dpro diff`; returns a table, and a waterfall that adds
+up to the difference. Covers whole runs, whatever is selected.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from dpro.words import shortened
 NAME, TITLE = "difference", "Difference"
 _DOING = "replaying both runs with each other's work"
 BARS = 15  # of single kinds of work
-MIN_SHARE = 0.002  # of the step: what contributes less is taken together
-MIN_OF_LARGEST = 0.02  # of the largest contribution: what is less is not drawn by itself
+MIN_SHARE = 0.002  # share of the step; smaller contributions are drawn as one bar
+MIN_OF_LARGEST = 0.02  # share of the largest contribution; smaller ones are drawn as one bar
 OTHERS, UNEXPLAINED = "others, each less", "not explained by any kind of work"
 
 
 def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
-    """What contributes to the difference, largest first; it adds up to that.
+    """Return the contributions to the difference, the largest first; they add up to the difference.
 
     Args:
-        found: as from `dpro.replay.difference.explain`, the other run first.
+        difference: as from `dpro.replay.difference.explain`, the other run first.
 
     Returns:
-        `name`, `kind`, `delta_ms` (by how much it makes the step of this run longer), `before_ms` and
-        `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
-        are the rest.
+        `name`, `kind`, `delta_ms` (by how much it lengthens this run's step), `before_ms` and `after_ms` (its
+        time per rank and step, null where unknown); the last rows are the remainder.
     """
     largest = max((abs(contributor.delta_ms) for contributor in difference.contributors), default=0.0)
     least = max(MIN_SHARE * difference.a_ms, MIN_OF_LARGEST * largest)
@@ -65,13 +64,13 @@ def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
 
 
 def difference_figure(contributions: pl.DataFrame, theme: str, other: str = "the other run") -> go.Figure:
-    """A waterfall from the step of the other run to that of this one."""
+    """Draw a waterfall from the step of the other run to that of this one."""
     named = other.replace("{", "{{").replace("}", "}}")
     return waterfall_figure(contributions, f"{{}} per step more than in {named}", theme)
 
 
 def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
-    """What the work of each rank contributes, taken for itself.
+    """Draw what the work of each rank contributes by itself.
 
     Args:
         by_rank: ms per step, by rank.
@@ -91,7 +90,7 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
 
 
 def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]:
-    """Return what the runs differ by, and the other run.
+    """Return the difference of the runs, and the other run.
 
     Raises:
         UsageError: the link names no other run, or one that is not offered.
@@ -121,7 +120,7 @@ def _summary(loaded: Loaded, link: Link) -> Any:
 
 
 def _names(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
-    """What both runs are called; by their places where they have the same name."""
+    """Return the names of both runs; their whole labels if the names are equal."""
     here, there = (Path(run.run.label).name or run.run.label for run in (loaded, other))
     here, there = link.run or here, link.against or there
     return (here, there) if here != there else (loaded.run.label, other.run.label)
@@ -175,9 +174,9 @@ VIEW = view(
 
 # A waterfall: contributions that add up to a difference.
 
-_LONGEST = 44  # characters beside a bar
+_LONGEST = 44  # characters of the label beside a bar
 _ROW = 24  # pixels
-_ROOM = 0.3  # of the width of the bars: beside them, for their values
+_ROOM = 0.3  # space beside the bars for their values, as a share of their width
 
 
 def waterfall_figure(parts: pl.DataFrame, title: str, theme: str, total: str = "in all") -> go.Figure:
@@ -186,7 +185,7 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str, total: str = "
     Args:
         parts: `name`, `kind` and `delta_ms`.
         title: of the axis, with `{}` for the unit.
-        total: what their sum is called.
+        total: label of the sum.
     """
     names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
     labels = [plain(shortened(name, _LONGEST)) for name in names]

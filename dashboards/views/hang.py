@@ -1,7 +1,7 @@
-"""A job that stands still: what hangs, which rank waits for which, how far each had come, where it stood.
+"""A hanging job: what hangs, which rank waits for which, how far each rank got, and its stacks.
 
-In: the graph of waiting, as `dpro diagnose` builds it, and stacks that were kept. Out: frames and figures. It
-needs calls alone: dumps of a flight recorder are enough.
+Takes the wait-for graph of `dpro diagnose`, and recorded stacks; returns frames and figures. Calls alone
+suffice, such as dumps of a flight recorder.
 """
 
 from __future__ import annotations
@@ -42,22 +42,21 @@ NAME = "hang"
 _DOING = "following which rank waits for which"
 MAX_GROUPS = 60  # rows of the figure
 MAX_RANKS = 300  # rows of the table
-LABEL = 24  # characters of a line
-FEW = 40  # cells across that have room for a number
-WHOLE = 8  # cells across that have room for the last call as well
-_ROW, _LINE = 19, 13  # pixels of a row, of each further line of its label
-_CELL = 16  # pixels: the least width of a cell, for its rank below it
+LABEL = 24  # characters per line of a label
+FEW = 40  # cells in a row with room for a number
+WHOLE = 8  # cells in a row with room for the last call, too
+_ROW, _LINE = 19, 13  # pixels of a row, and of each further line of its label
+_CELL = 16  # pixels: least width of a cell, for its rank below
 FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 
 
 def standing_info(case: Case) -> pl.DataFrame:
-    """How far each rank had come in each of its groups.
+    """Return how far each rank got in each of its groups.
 
     Returns:
-        `group`, `ranks` (of the group), `rank`, `issued` and `finished` (numbers of its last calls, -1 none,
-        null where that is unknown), `behind` (calls fewer than the rank of the group that issued most),
-        `waits_in` (what it has not finished), `absent` (others wait for it there). Groups that are waited in
-        come first.
+        `group`, `ranks` (of the group), `rank`, `issued` and `finished` (numbers of its last calls, -1 for
+        none, null where unknown), `behind` (calls fewer than the group's rank that issued most), `waits_in`
+        (its unfinished operation), `absent` (others wait for it there). Groups with waiting ranks come first.
     """
     rows = case.records.members.with_columns(pl.col("key").cast(pl.String)).with_columns(
         group=pl.col("key").str.split("|").list.first(), ranks=pl.col("key").str.split("|").list.last()
@@ -91,7 +90,7 @@ def standing_info(case: Case) -> pl.DataFrame:
 
 
 def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
-    """`rank`, `key`, `waits_in`, `absent` of all that take part in unfinished operations."""
+    """Return `rank`, `key`, `waits_in`, `absent` of all members of unfinished operations."""
     rows: list[tuple[int, str, str, bool]] = []
     for operation in case.waits.operations:
         rows += [(rank, operation.key, name_of(operation), False) for rank in operation.unfinished]
@@ -103,13 +102,13 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
 
 
 def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] = ()) -> go.Figure:
-    """Groups × ranks: which are behind, which wait, and which did not come.
+    """Draw groups × ranks: which ranks are behind, which wait, and which did not arrive.
 
     Args:
-        first: ranks to draw before the others: those at fault.
+        first: ranks to draw before the others, such as those at fault.
     """
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
-    members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
+    members = pl.format(" ({})", pl.col("ranks").replace(names))  # a group's members may not be recorded
     suffix = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
     called = pl.when(pl.col("group") == "").then(pl.lit("no name")).otherwise("group")
     named = standing.with_columns(row=called + suffix)
@@ -160,7 +159,7 @@ def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] =
 
 
 def _last_call(row: Mapping[str, Any], whole: bool) -> str:
-    """The number of a rank's last call and how many it is behind; not `whole`: the latter, where it is."""
+    """Word a rank's last call and how far it is behind; unless `whole`, only the latter, if it is."""
     behind, issued = row["behind"] or 0, row["issued"]
     if not whole:
         return str(behind) if behind else ""
@@ -181,11 +180,11 @@ def _cell_in_words(row: Mapping[str, Any]) -> str:
 
 
 def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) -> pl.DataFrame:
-    """What each rank of the job does.
+    """Return the state of each rank of the job.
 
     Returns:
         `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, unknown), `waits_in` (its oldest
-        unfinished call), `since`, `last_call` (finished or not); those at fault first.
+        unfinished call), `since`, `last_call` (finished or not); ranks at fault come first.
     """
     last = {rank: call for rank, _, call in last_calls(case).iter_rows()}
     blamed = {rank for finding in findings for rank in finding.ranks}
@@ -213,11 +212,11 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
 
 
 def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
-    """Where threads stood: those that stood at the same place as one.
+    """Return the distinct stacks of threads.
 
     Returns:
-        `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that
-        stands where no other does is looked at first.
+        `thread`, `ranks`, `stack` (innermost call first, one per line); main threads first, and of these the
+        rarest stack, since a rank whose stack differs from all others deserves the first look.
     """
     stacks = [(one.name, one.rank, "\n".join(one.calls)) for one in _threads(workers, folder)]
     schema = {"thread": pl.String, "rank": pl.Int64, "stack": pl.String}
@@ -228,7 +227,7 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
 
 
 def _kept(path: Path) -> Iterable[StackedThread]:
-    """Threads in a file of stacks that `dpro watch` kept; none where it is damaged."""
+    """Yield the threads in a file of stacks from `dpro watch`, up to the first damaged entry."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
         for answer in answers:
@@ -242,10 +241,10 @@ def _kept(path: Path) -> Iterable[StackedThread]:
 
 
 def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> list[StackedThread]:
-    """Where threads stood: main threads at the end, and all threads that `dpro watch` kept.
+    """Return the stacks of main threads at the end, and of all threads that `dpro watch` recorded.
 
     Args:
-        latest: only those of the latest hang, which need no number.
+        latest: whether to return only the latest hang, and leave out its number.
     """
     ended = workers.filter(pl.col("stack") != "").select("rank", "stack")
     paths = sorted(folder.glob("findings/hang-*/stacks.json"), key=lambda path: (len(path.parent.name), path))
@@ -311,7 +310,7 @@ def _story(loaded: Loaded, link: Link) -> Any:
 
 
 def _after(passed_ns: int) -> str:
-    """A time from the onset of a hang on: `+ 3.2 s`, or before it `- 20 ms`."""
+    """Word a time relative to the onset of a hang: `+ 3.2 s`, or before it `- 20 ms`."""
     return "0" if not passed_ns else f"{'+' if passed_ns > 0 else '-'} {format_duration(abs(passed_ns))}"
 
 
@@ -325,7 +324,7 @@ def _story_table(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def chains_of(loaded: Loaded) -> Chains:
-    """Which ranks wait for which in a run, with those at fault: none where the network may be."""
+    """Return which ranks wait for which, marking those at fault; none in a hang of communication."""
     blamed = ranks_of(finding for finding in _hangs(loaded) if finding.class_ != "hang.comm")
     return chain_info(loaded.waiting, sorted(blamed))
 
@@ -382,7 +381,7 @@ def _rank_table(loaded: Loaded) -> pl.DataFrame:
 
 
 def _stacks(loaded: Loaded, link: Link) -> Any:
-    """Where threads stood, as one tree for each kind of thread."""
+    """Return the stacks as one tree for each kind of thread."""
     threads = _threads(link.chosen(loaded.workers), loaded.run.path, latest=True)
     if not threads:
         return message(
@@ -419,22 +418,22 @@ VIEW = view(
 )
 
 
-# A diagram of which ranks wait for which, from those that wait to the cause. Ranks that wait for the same
+# A diagram of which ranks wait for which, from the waiting ranks to the cause. Ranks that wait for the same
 # operation share a box, and so do operations, so that a job of a thousand ranks has few boxes. Arrows are the
 # shortest paths to the cause.
 
 MAX_BOXES = 60
-_LISTED = 3  # operations of a box that are listed one by one
+_LISTED = 3  # operations of a box listed singly
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
-_COLUMN_CHARACTERS = 150  # of a label, in all columns together
-_LONGEST_LINE = 36  # characters of a label
-_CHARACTER, _BETWEEN, _SIDES = 7.4, 14, 72  # pixels: of a capital, between columns, of both margins
-_LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
-_BOX, _BOX_LINE = 62, 14  # pixels of a box, of each further line of its label
+_COLUMN_CHARACTERS = 150  # of labels, over all columns
+_LONGEST_LINE = 36  # characters per line of a label
+_CHARACTER, _BETWEEN, _SIDES = 7.4, 14, 72  # pixels: width of a capital, gap between columns, both margins
+_LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named after all of them
+_BOX, _BOX_LINE = 62, 14  # pixels of a box, and of each further line of its label
 
 
 class _Wrapper(TextWrapper):
-    """Breaks lines after underscores, too: names of process groups have no blanks."""
+    """Breaks lines after underscores, too, since names of process groups have no blanks."""
 
     wordsep_simple_re = re.compile(r"(\s+)|(?<=_)")
 
@@ -446,7 +445,7 @@ class Box:
     Attributes:
         kind: `rank` or `operation`.
         members: ranks, or indices into the list of operations.
-        x: column, 0 for the ends of chains, -1 for what waits for those, and so on to the left.
+        x: column: 0 for ends of chains, -1 for what waits for them, and so on to the left.
         y: position in its column, 0 in the middle.
     """
 
@@ -464,8 +463,9 @@ class Chains:
     """The diagram.
 
     Attributes:
-        boxes: those nearest to the cause.
+        boxes: the boxes nearest to the cause.
         arrows: pairs of boxes: the first waits for the second.
+        left_out: number of boxes not shown.
     """
 
     boxes: tuple[Box, ...]
@@ -474,7 +474,7 @@ class Chains:
 
 
 def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
-    """Lay out which ranks wait for which."""
+    """Lay out which ranks wait for which, up to `MAX_BOXES` boxes."""
     roots = case.roots
     away = lead_to(case.waits, roots)
     cyclic = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
@@ -485,7 +485,7 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
         for nodes in shown
     ]
     for box, nodes in enumerate(shown):
-        # A rank that came and does not finish is what the others wait for, and its own call, too.
+        # The others wait for a rank that arrived but does not finish, and so does its own call.
         if columns[box] == -1 and nodes[0][0] != OPERATION and nodes[0][1] in at_fault and ends[box]:
             (end, *_) = ends[box]
             columns[box], ends[box] = columns[end] + 1, set()
@@ -501,10 +501,11 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
 def _grouped(
     case: Case, away: Mapping[Node, int], at_fault: Sequence[int]
 ) -> tuple[list[list[Node]], list[set[int]]]:
-    """Group nodes that wait for the same groups, nearest to the ends of chains first.
+    """Group nodes that wait for the same groups, those nearest to the ends of chains first.
 
     Returns:
-        The groups, and for each the groups that it waits for. Nodes at ends of chains are groups of one.
+        The groups, and for each the groups that it waits for. Each node at the end of a chain is its own
+        group.
     """
     numbers: dict[Hashable, int] = {}
     groups: list[list[Node]] = []
@@ -519,13 +520,13 @@ def _grouped(
             groups.append([])
             ends.append(near)
         groups[group].append(node)
-    for node in (node for node, distance in away.items() if not distance):  # the nodes of a cyclic wait
+    for node in (node for node, distance in away.items() if not distance):  # nodes of a cyclic wait
         ends[group_of[node]] |= {group_of[end] for end in case.waits.successors(node) if away.get(end) == 0}
     return groups, ends
 
 
 def _heights(columns: Sequence[int], ends: Sequence[set[int]]) -> list[float]:
-    """Compute the height of boxes in their columns: as near as possible to the boxes that they wait for."""
+    """Return heights of boxes in their columns, as near as possible to the boxes that they wait for."""
     members: dict[int, list[int]] = defaultdict(list)
     for box, column in enumerate(columns):
         members[column].append(box)
@@ -559,7 +560,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
 
 
 def _named(operations: Sequence[Operation]) -> str:
-    """One operation, calls in a row as `all_reduce #126–128, group`, or one of several and how many more."""
+    """Name operations: one by its name, a sequence as `all_reduce #126–128, group`, others by the first."""
     first, numbers = operations[0], sorted(operation.sequence for operation in operations)
     if first.pair:
         name = f"message {first.pair[0]} → {first.pair[1]}"
@@ -578,7 +579,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
     room = min(max(_COLUMN_CHARACTERS // max(len(columns), 1), 12), _LONGEST_LINE)
     labels = {box: wrapped_label(box.label, room) for box in chains.boxes}
     lines = max((label.count("<br>") + 1 for label in labels.values()), default=1)
-    looks = (  # kind, at fault, what the legend says, symbol, colour
+    looks = (  # kind, at fault, legend, symbol, colour
         ("rank", True, "at fault", "circle", "bad"),
         ("rank", False, "ranks that wait", "circle", "compute"),
         ("operation", False, "what they wait in", "square", "idle"),
@@ -599,7 +600,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
             ax=begin.x, ay=begin.y, axref="x", ayref="y", x=end.x, y=end.y, text="", showarrow=True,
             arrowhead=2, arrowwidth=1, arrowcolor=colour("soft", theme), standoff=10, startstandoff=10,
         )  # fmt: skip
-    for box, label in labels.items():  # above the arrows
+    for box, label in labels.items():  # on top of the arrows
         figure.add_annotation(
             x=box.x, y=box.y, yshift=-9, yanchor="top", text=label, showarrow=False, borderpad=0,
             font={"size": 11}, bgcolor=colour("panel", theme), opacity=0.85,
@@ -615,11 +616,11 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
 
 
 def wrapped_label(text: str, width: int) -> str:
-    """Break a label into lines that fit, at blanks and underscores; a very long one loses its middle."""
+    """Break a label into lines of `width`, at blanks and underscores; a very long one loses its middle."""
     lines = _Wrapper(width, break_on_hyphens=False).wrap(shortened(text, _LONGEST_LABEL))
     return "<br>".join(map(plain, lines)) or " "
 
 
 def _wrapped(text: str, width: int = 90) -> str:
-    """Wrap long text for a tooltip."""
+    """Break text into lines of a tooltip."""
     return "<br>".join(plain(text[start : start + width]) for start in range(0, len(text), width))

@@ -1,8 +1,7 @@
-"""Steps × ranks: a heatmap in which slow ranks, slow steps and slow stretches of steps stand out.
+"""Steps × ranks: a heatmap in which slow ranks, slow steps and slow periods stand out.
 
-In: steps, host counters and the breakdown of each step. Out: one value per rank and step, and a heatmap of
-    it.
-It always shows the whole run; clicked cells or a dragged rectangle become the selection.
+Takes steps, host counters and the breakdown of each step; returns one value per rank and step, and a heatmap
+of them. It always shows the whole run; clicked cells or a dragged rectangle become the selection.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
 NAME = "heatmap"
-COLUMNS = 1200  # a figure of this width cannot resolve more
-SCALE = "Cividis"  # its lightness grows evenly, also with colour vision deficiencies
-_CLIPPED = 99  # percentile that the colours span, so that one outlier does not flatten the rest
-_BEYOND = 2.0  # times that percentile at most: what is longer has the last colour
-_NOTABLE = 0.05  # of the usual value: ranks that differ by less look the same
-TWO = 2  # ranks, of which the median is as far from one as from the other
+COLUMNS = 1200  # more than a figure of this width can resolve
+SCALE = "Cividis"  # its lightness rises evenly, also for people with colour vision deficiencies
+_CLIPPED = 99  # percentile that the colours cover, so that one outlier does not flatten the others
+_BEYOND = 2.0  # most times that percentile; longer values have the last colour
+_NOTABLE = 0.05  # share of the usual value; ranks that differ by less look the same
+TWO = 2  # ranks: their median is equally far from both, so the faster one is the reference
 _ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
@@ -79,7 +78,7 @@ METRICS = {
 }
 
 
-# What shows a finding of a class: of several the one in which it stands out most.
+# Metrics that show a finding of a class; the one in which it stands out most is chosen.
 _SHOWN_BY: Mapping[str, tuple[str, ...]] = {
     "slow.compute": ("compute",),
     "slow.host": ("data", "gc", "core", "host"),
@@ -88,7 +87,7 @@ _SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def metrics_of(loaded: Loaded) -> dict[str, str]:
-    """Return the metrics that a run has values of, with their titles."""
+    """Return the metrics with values in the run, and their titles."""
     return {name: metric.title for name, metric in METRICS.items() if _has(loaded, metric)}
 
 
@@ -101,12 +100,12 @@ def _has(loaded: Loaded, metric: StepMetric) -> bool:
 
 
 def first_metric(loaded: Loaded, there: Collection[str]) -> str:
-    """Return the metric that shows what is at fault: of several that in which its ranks exceed others most.
+    """Return the metric that shows the strongest finding; of several, where its ranks exceed others most.
 
     Args:
-        there: the metrics that the run has values of.
+        there: the metrics with values in the run.
     """
-    with suppress(DproError):  # the verdict says it
+    with suppress(DproError):  # the verdict reports the error
         for finding in loaded.verdict[0]:
             loads = INPUT_PIPELINE in (finding.component_id, finding.cause)
             shows = ("data",) if loads else _SHOWN_BY.get(finding.class_, ())
@@ -117,7 +116,7 @@ def first_metric(loaded: Loaded, there: Collection[str]) -> str:
 
 
 def _excess_ms(values: pl.DataFrame, ranks: Collection[int]) -> float:
-    """By how much the mean of some ranks exceeds the others' median; their mean where there are no others."""
+    """Return by how much the mean of some ranks exceeds the others' median; their mean without others."""
     means = values.group_by("rank").agg(pl.col("value_ms").mean())
     concerned = pl.col("rank").is_in(list(ranks))
     mean, others = means.select(
@@ -143,10 +142,10 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
 def heat_figure(
     values: pl.DataFrame, title: str, link: Link, order: RankOrder = NUMBERED, deep: Collection[int] = ()
 ) -> go.Figure:
-    """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
+    """Draw a heatmap of recorded steps; with many steps, a column shows the largest value of several.
 
-    Where ranks differ in a step, the colour is the deviation from their median, of two ranks the excess over
-    the faster one, else the value.
+    If ranks differ within steps, the colour is the deviation from the median of the ranks, or with two ranks
+    the excess over the faster one; else it is the value.
 
     Args:
         deep: steps that were recorded in depth, which are marked.
@@ -187,7 +186,7 @@ def heat_figure(
     for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
     draw_groups(figure, ranks.tolist(), order, link.theme)
-    # Plotly draws a title of this axis across the numbers of few columns.
+    # Plotly would draw this axis' title across the numbers if there are few columns.
     steps_across = _ticks([f"step {names[0]}", *names[1:]])
     figure.update_xaxes(showgrid=False, range=[-0.5, firsts.size - 0.5], **steps_across)
     labels = _ticks([order.label(rank) for rank in ranks.tolist()])
@@ -222,17 +221,17 @@ def _mark_deep(
 
 
 def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rank of each row, and the row of each value."""
+    """Return [R] the rank of each row, and [N] the row of each value."""
     distinct, number = np.unique(ranks, return_inverse=True)
     shown = np.array(order.ordered(distinct.tolist()), np.int64)
     return shown, np.argsort(shown)[number]
 
 
 def colour_bar(title: str, ends: tuple[float, float], theme: str) -> dict[str, Any]:
-    """Return a scale of colours above the cells: beside few rows its numbers would overlap.
+    """Return a colour bar above the cells: beside few rows, its numbers would overlap.
 
     Args:
-        ends: what the first and the last colour stand for.
+        ends: values of the first and the last colour.
     """
     return {
         **{"tickvals": np.linspace(*ends, 3).tolist(), "tickformat": ".3~g"},
@@ -245,11 +244,11 @@ def colour_bar(title: str, ends: tuple[float, float], theme: str) -> dict[str, A
 def _colours(
     values: NDArray[np.float64], notable: float | None, theme: str, *, one_sided: bool = False
 ) -> dict[str, Any]:
-    """Return a colour scale from 0; for deviations centred on the colour of the panel.
+    """Return a colour scale from 0; for deviations, one with the panel's colour at 0.
 
     Args:
-        notable: the least deviation that the last colour stands for; None of values that are none.
-        one_sided: no deviation is below 0.
+        notable: least deviation that has the last colour; None if the values are not deviations.
+        one_sided: whether no deviation is below 0.
     """
     usual = float(np.nanpercentile(np.abs(values), _CLIPPED))
     if notable is None:
@@ -265,7 +264,7 @@ def _colours(
 
 
 def _ticks(names: Sequence[str]) -> dict[str, Any]:
-    """Return tick settings: a tick for each of a few cells, or for some of many."""
+    """Return tick settings: a tick for each cell, or for every n-th of many."""
     every = 1 + (len(names) - 1) // FEW_TICKS
     return {"tickvals": list(range(len(names)))[::every], "ticktext": list(names)[::every]}
 
@@ -273,7 +272,7 @@ def _ticks(names: Sequence[str]) -> dict[str, Any]:
 def _outline(
     link: Link, firsts: NDArray[np.int64], lasts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> Iterator[dict[str, Any]]:
-    """Return rectangles around the selected cells, in data or page coordinates."""
+    """Yield rectangles around the selected cells, in data or page coordinates."""
     if not link.steps and not link.ranks:
         return
     across: list[dict[str, Any]] = [] if link.steps else [{"xref": "paper", "x0": 0, "x1": 1}]

@@ -1,7 +1,7 @@
-"""Kernels, or operators where no GPU was used, by their total time.
+"""Kernels, or operators of a run without a GPU, by their total time.
 
-In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says, and the
-roofline of matmuls.
+Takes spans of the selected ranks and steps; returns totals by name, sorted and filtered as the link says, and
+the roofline of matmuls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _ORDER = "-total_ms"
 
 
 def _class_of(name: str) -> str:
-    """The class of a kernel by its name, or of an operator where no GPU was used."""
     kind = COMMUNICATION if name.startswith("c10d::") else classify(name).kind
     return "gemm" if kind == OTHER and name in MATMULS else kind
 
@@ -54,13 +53,13 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     """Sum durations by name.
 
     Args:
-        spans: with `step`, as from `in_steps`, where some steps are selected.
-        link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means from
-            large to small).
+        spans: with `step`, as from `in_steps`, if steps are selected.
+        link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means
+            descending).
 
     Returns:
-        The columns of `COLUMNS`; `per_step_ms` is the total divided by how many steps of ranks are selected,
-        null where none is; `share` is relative to the whole selection, before the filter.
+        The columns of `COLUMNS`; `per_step_ms` is the total divided by the number of selected steps over all
+        ranks, null if there are none; `share` is relative to the whole selection, before the filter.
     """
     totals = kernel_totals(link.chosen(spans))
     total = pl.col("total_ns")
@@ -84,14 +83,15 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
 
 
 def _num_steps(steps: pl.DataFrame, link: Link) -> int:
-    """Count the selected steps in deep windows, each on each rank."""
+    """Count the selected steps in deep windows, each once per rank."""
     return link.chosen(steps).filter(pl.col("window") >= 0).select("rank", "step").n_unique()
 
 
 def in_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return spans with the `step` of their rank that they began in; null outside of any."""
+    """Add column `step`: the step of the span's rank in which the span began; null outside of steps."""
     times = steps.select("rank", "start_ns", "step", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    places = spans.select("rank", "start_ns").with_row_index("place").sort("start_ns")  # a table is large
+    # Sort only three columns, since the table is large.
+    places = spans.select("rank", "start_ns").with_row_index("place").sort("start_ns")
     timed = places.join_asof(times.sort("start_ns"), on="start_ns", by="rank", check_sortedness=False)
     timed = timed.with_columns(step=pl.when(pl.col("start_ns") < pl.col("end_ns")).then("step"))
     return spans.with_columns(timed.sort("place")["step"])
@@ -127,7 +127,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
 
 
 def _barred(share: float, name: Component) -> Component:
-    """Return a name beside a bar of a share of the longest, from 0 to 1."""
+    """Return a name beside a bar with a length of `share`, 0 to 1, relative to the longest."""
     filled = html.I(style={"width": f"{share:.0%}"})
     return html.Div([html.Span(filled, className="bar"), name], className="barred")
 
@@ -139,7 +139,7 @@ def _named(name: str, link: Link) -> Component:
 
 
 def _header(link: Link, column: str, title: str) -> Component:
-    """Return a header that sorts by its column: numbers from large to small first, names from a to z."""
+    """Return a header that sorts by its column when clicked: first numbers descending, names ascending."""
     order = link.options.get("sort", _ORDER)
     text = column in ("name", "class")
     flipped = {column: f"-{column}", f"-{column}": column}.get(order, column if text else f"-{column}")
@@ -225,14 +225,13 @@ _SCHEMA = {
 
 
 def roofline_info(graph: Graph, gpu: GpuModel, link: Link) -> pl.DataFrame:
-    """Tabulate the achieved throughput of matmuls and convolutions, those that take longest first.
+    """Return the achieved throughput of matmuls and convolutions, the largest total time first.
 
     Returns:
         `name`, `shapes`, `dtype` (inferred from the kernel's name), `count`, `total_ms`, `intensity`
-        (operations per byte that has to be moved), `tflops` (1e12 operations per second), `of_limit`
-        (achieved share of the roof) and `limit` (compute or memory). Operators of unknown type or unexpected
-        shapes are left out, and those above the roof: they do less than their shapes imply, as convolutions
-        with a stride.
+        (operations per byte moved), `tflops` (1e12 operations per second), `of_limit` (achieved share of the
+        roof) and `limit` (compute or memory). Leaves out operators of unknown type or unexpected shapes, and
+        those above the roof, which do less work than their shapes imply, such as convolutions with a stride.
     """
     nodes = graph.nodes
     kernels = nodes.kind == NodeKind.KERNEL
@@ -272,7 +271,7 @@ def gpu_of(graph: Graph) -> GpuModel:
     """Return the model of a run's GPUs.
 
     Raises:
-        Unanswerable: the model is not known, or the run has several.
+        Unanswerable: the model is unknown, or the run has several.
     """
     if graph.run is None or not graph.run.manifest.gpus:
         raise Unanswerable("No GPU was used, or its model is not known.")

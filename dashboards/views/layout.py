@@ -1,7 +1,7 @@
-"""Where the ranks stand on the axes of parallelism: slow rows, columns and blocks of a layout stand out.
+"""Ranks on the axes of parallelism: slow rows, columns and blocks of the layout stand out.
 
-In: the layout of a run, the split of its steps, and findings. Out: one cell per rank, in rows and columns of
-coordinates. It always shows the whole job; a clicked cell becomes the selection.
+Takes the layout of a run, the breakdown of its steps, and findings; returns one cell per rank, in rows and
+columns of coordinates. It always shows the whole job; a clicked cell becomes the selection.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dpro.units import NS_PER_MS
 
 NAME = "layout"
 METRICS = {"own": "own time", "wait": "waiting for others", "finding": "cost of findings"}
-MAX_NAMED = 512  # cells that have room for the number of their rank
+MAX_NAMED = 512  # cells with room for the number of their rank
 MAX_AXES_ACROSS = 2
 _ROW, _COLUMN, _AROUND, _MAX_HEIGHT = 26, 26, 130, 1200  # pixels
 
 
 def place_info(mesh: Mesh) -> pl.DataFrame:
-    """The cell of each rank whose place is known.
+    """Return the cell of each rank whose coordinates are known.
 
     Returns:
-        `rank`, `row`, `column` (numbers from 0), `row_name`, `column_name` (as `dp 3`), sorted by rank. The
-        innermost axis goes across, of three and more the innermost two.
+        `rank`, `row`, `column` (numbers from 0), `row_name`, `column_name` (such as `dp 3`), sorted by rank.
+        The innermost axis is horizontal; of three or more axes, the innermost two.
     """
     across = min(len(mesh.axes) // 2 + len(mesh.axes) % 2, MAX_AXES_ACROSS)
     down = len(mesh.axes) - across
@@ -56,20 +56,20 @@ def place_info(mesh: Mesh) -> pl.DataFrame:
 
 
 def _number(mesh: Mesh, place: Sequence[int], axes: slice) -> int:
-    """The place of a rank among all combinations of some axes, the last of which varies fastest."""
+    """Return the index of a rank's coordinates among all of some axes; the last axis varies fastest."""
     sizes = [axis.size for axis in mesh.axes[axes]]
     return int(np.ravel_multi_index(place[axes], sizes)) if sizes else 0
 
 
 def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metric: str) -> pl.DataFrame:
-    """What colours each rank.
+    """Return the value that colours each rank.
 
     Args:
-        breakdown: as from `dpro.replay.steps.step_breakdown`; None where there is none.
+        breakdown: as from `dpro.replay.steps.step_breakdown`; None if there is none.
         metric: key of `METRICS`; the first two need a breakdown.
 
     Returns:
-        `rank`, `value_ms` per step; of findings only ranks that one names.
+        `rank`, `value_ms` per step; for findings, only the ranks that they name.
     """
     if metric == "finding" or breakdown is None:
         costs = [(rank, finding.cost_ns / NS_PER_MS) for finding in findings for rank in finding.ranks]
@@ -90,11 +90,11 @@ def layout_figure(
     at_fault: bool = False,
     least: bool = False,
 ) -> go.Figure:
-    """Draw one cell per rank; those without a value are empty, and the selected ones outlined.
+    """Draw one cell per rank; cells without a value are empty, and the selected ones outlined.
 
     Args:
-        least: the smallest values stand out: a rank that waits least is the one that others wait for.
-        at_fault: the values say only which ranks are, in a job that hangs.
+        at_fault: whether values only mark ranks at fault, in a job that hangs.
+        least: whether the smallest values stand out: the others wait for the rank that waits least.
     """
     cells = places.join(values, on="rank", how="left").sort("rank")
     scale, unit = time_unit(float(cells["value_ms"].max() or 0.0))  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def layout_figure(
 
 
 def _inks(places: NDArray[np.float64], scale: str) -> list[str]:
-    """Return black or white, whichever can be read, for each place on a colour scale.
+    """Return black or white for each position on a colour scale, whichever is legible.
 
     Args:
         places: [N] 0 to 1.
@@ -150,7 +150,7 @@ def _inks(places: NDArray[np.float64], scale: str) -> list[str]:
 
 
 def _metrics(loaded: Loaded) -> Mapping[str, str]:
-    """The metrics that a run has values of."""
+    """Return the metrics with values in the run."""
     try:
         has = not loaded.breakdown.is_empty()
     except DproError:
@@ -159,7 +159,7 @@ def _metrics(loaded: Loaded) -> Mapping[str, str]:
 
 
 def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
-    """As of `value_info`, of a metric that the run has values of."""
+    """Return the values of a metric in `_metrics`, as from `value_info`."""
     if metric == "finding":
         return value_info(None, loaded.verdict[0], metric)
     return value_info(loaded.breakdown, (), metric)

@@ -1,9 +1,9 @@
 """Rank × rank and host × host: how long transfers between pairs take, and which rank waits for which.
 
-In: times of each pair of ranks, from `dpro.detect.network.transfers`, and the arrivals of a graph. Out:
+Takes times of each pair of ranks, from `dpro.detect.network.transfers`, and the arrivals of a graph; returns
 matrices. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
-than two ranks cannot be attributed to a pair; the rank that came last to them is known all the same. What
-cannot be shown has no panel: one sentence at the end says why.
+than two ranks cannot be attributed to a pair, but the rank that arrived last is known. A matrix without data
+has no panel: one sentence at the end says why.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from dpro.selection import is_in_ranges
 from dpro.units import NS_PER_MS, format_ms
 
 NAME = "matrix"
-MAX_RANKS = 400  # of a square
+MAX_RANKS = 400  # across a square
 SCALE = "Cividis"
-_FEW = 16  # across: this many cells have room for a number
+_FEW = 16  # cells across that have room for a number
 _TICKS = 24  # across
-_ROOM, _AROUND = 34, 130  # pixels: of a cell that a number is read in, and of the axis and the colours beside
+_ROOM, _AROUND = 34, 130  # pixels: least size of a cell with a number; axis and colour bar beside
 MIN_PX, MAX_PX, _CELL = 260, 760, 26  # pixels
-_NAMED = 5  # pairs that are named in the figure of bandwidths
+_NAMED = 5  # pairs named in the figure of bandwidths
 _NO_PAIRS = (
     "No two ranks of this selection exchange data by themselves, and transfers of larger groups cannot be "
     "attributed to a pair. "
     "`dpro diagnose` compares groups."
 )
 
-Shown = list[Component] | str  # a matrix with what belongs to it, or why there is none
+Shown = list[Component] | str  # the components of a matrix, or why there is none
 
 
 class PairMetric(NamedTuple):
-    """What a cell of the square can show.
+    """A value that the cells of a square can show.
 
     Attributes:
-        least, most: what the colours span at least.
+        least, most: range that the colours must at least cover.
     """
 
     title: str
@@ -83,13 +83,13 @@ METRICS = {
 
 
 def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.DataFrame:
-    """What pairs take, both ways.
+    """Return the transfers of pairs, both ways.
 
     Args:
-        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
+        transfers: as from `dpro.detect.network.traffic.transfers_of`.
 
     Returns:
-        What `delay_matrix` gives, with `transfer_ms` and `payload_gbps` (null where the bytes are not known).
+        Columns of `delay_matrix`, and `transfer_ms` and `payload_gbps` (null where the bytes are unknown).
     """
     within = transfers.filter(is_in_ranges("step", link.steps)) if link.steps else transfers
     square = both_ways(delay_matrix(within, hosts))
@@ -103,7 +103,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
 
 
 def pair_figure(pairs: pl.DataFrame, metric: str, theme: str, order: RankOrder = NUMBERED) -> go.Figure:
-    """A square: who sends down, who receives across; what is slow is outlined."""
+    """Draw a square with senders as rows and receivers as columns; slow ones are outlined."""
     ranks = order.ordered(pl.concat([pairs["source"], pairs["target"]]).unique().to_list())
     place = {rank: number for number, rank in enumerate(ranks)}
     shown = METRICS[metric]
@@ -116,7 +116,7 @@ def pair_figure(pairs: pl.DataFrame, metric: str, theme: str, order: RankOrder =
 
 
 def _by_ranks(figure: go.Figure, ranks: list[int], order: RankOrder, theme: str) -> go.Figure:
-    """A square with ranks in an order: their groups are named and apart."""
+    """Label the ranks of a square by their order, and separate its groups."""
     if order.axis:
         draw_groups(figure, ranks, order, theme, "xy")
         shown = [order.label(ranks[place]) for place in figure.layout.xaxis.tickvals]
@@ -125,7 +125,7 @@ def _by_ranks(figure: go.Figure, ranks: list[int], order: RankOrder, theme: str)
 
 
 def _slow(pairs: pl.DataFrame, place: dict[int, int]) -> list[dict[str, float]]:
-    """Corners around what takes too long: rows of senders, columns of receivers, cells of links."""
+    """Return corners around slow transfers: rows of senders, columns of receivers, cells of links."""
     size = len(place)
     senders = pairs.filter(pl.col("sender") >= MIN_SLOW)["source"].unique().sort()
     receivers = pairs.filter(pl.col("receiver") >= MIN_SLOW)["target"].unique().sort()
@@ -145,7 +145,7 @@ def _slow(pairs: pl.DataFrame, place: dict[int, int]) -> list[dict[str, float]]:
 
 
 def slow_in_words(pairs: pl.DataFrame) -> list[str]:
-    """What is outlined, one line each, slowest first."""
+    """Return a line for each outline: senders, receivers and links, each with the slowest first."""
     kinds = [("sender", ["source"], "rank {} sends"), ("receiver", ["target"], "rank {} receives")]
     kinds += [("link", ["source", "target"], "rank {} to rank {} takes")]
     lines = []
@@ -162,7 +162,7 @@ def slow_in_words(pairs: pl.DataFrame) -> list[str]:
 def square_figure(
     cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], metric: PairMetric, theme: str
 ) -> go.Figure:
-    """A heatmap of pairs; where nothing is known there is no cell.
+    """Draw a heatmap of pairs; pairs without a value have no cell.
 
     Args:
         cells: row, column and value.
@@ -185,7 +185,7 @@ def square_figure(
         customdata=np.array([[f"{row} → {column}" for column in labels] for row in labels], object),
         hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
-    if few:  # a narrow page scrolls
+    if few:  # narrower pages scroll
         figure.update_layout(meta={"least_width": _ROOM * len(names) + _AROUND})
     styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, MIN_PX, MAX_PX)))
     every = 1 + len(names) // _TICKS
@@ -195,19 +195,19 @@ def square_figure(
 
 
 def _decimals(values: NDArray[np.float32]) -> int:
-    """Digits after the point, as the largest value needs to have three: small ones take no more room."""
+    """Return the decimals with which the largest value has three digits; at least 1."""
     largest = float(np.nanmax(values))
     return max(1, 2 - math.floor(math.log10(largest))) if largest > 0 else 1
 
 
 def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """How long ranks waited in collectives for the rank that came last.
+    """Return how long ranks waited in collectives for the rank that arrived last.
 
     Args:
         came: as from `dpro.dashboards.views.collectives.arrivals`.
 
     Returns:
-        `rank` (waits), `last` (the rank it waits for), `waits` (how often), `waited_ms` (in all).
+        `rank` (waits), `last` (the rank it waits for), `waits` (how often), `waited_ms` (in total).
     """
     last = (
         came.sort("wait", "rank").group_by("collective", maintain_order=True).agg(last=pl.col("rank").first())
@@ -226,7 +226,7 @@ def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _metric(link: Link, there: Iterable[str]) -> str:
-    """What a square shows: what the link says, else the first that there are values of."""
+    """Return the metric that the link names, else the first with values."""
     chosen, available = link.options.get("metric", ""), list(there)
     return chosen if chosen in available else available[0]
 
@@ -302,7 +302,7 @@ PANELS: Mapping[str, Callable[[Loaded, Link], Shown]] = {
 
 
 def _panels(loaded: Loaded, link: Link) -> Any:
-    """A panel for each matrix that there is, and one sentence about the others."""
+    """Return a panel for each matrix with data, and one sentence about the others."""
     made = {title: make(loaded, link) for title, make in PANELS.items()}
     why = " ".join(dict.fromkeys(content for content in made.values() if isinstance(content, str)))
     panels = [panel(title, *content) for title, content in made.items() if not isinstance(content, str)]

@@ -1,8 +1,8 @@
-"""The runs that the page offers, over time: what each was, how long its steps took, what limited it.
+"""The offered runs over time: what each one was, how long its steps took, what limited it.
 
-In: the offered runs. Out: a table, and a picture of the step time of each job's runs. What of them is read or
-judged takes seconds a run: it is done one by one in the background, the latest run first, and shown as it
-comes. Runs of one job have one command and one number of ranks.
+Takes the offered runs; returns a table, and a figure with the step time of each job's runs. Reading and
+judging takes seconds per run: a background thread does it run by run, the latest first, and results appear as
+they complete. Runs of one job have equal commands and numbers of ranks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from dpro.verdict.verdict import explain
 from dpro.words import shortened
 
 NAME = "runs"
-FIRST_DATE_NS = 10**18  # of 2001: clocks that count from the start of a host or a trace are earlier
-MAX_JUDGED = 30  # of the latest runs it is said what limits them
+FIRST_DATE_NS = 10**18  # in 2001; clocks that count from the start of a host or a trace are earlier
+MAX_JUDGED = 30  # latest runs for which the limit is found
 AXES = {"order": "in order", "date": "by date"}
 JOBS = {"all": "all jobs", "shown": "the job of the run shown"}
-LIMITS = {"imbalance": "uneven ranks"}  # as the first view says it
+LIMITS = {"imbalance": "uneven ranks"}  # wording of the first view
 _SCHEMA: Mapping[str, Any] = {
     "run": pl.String, "began": pl.Datetime("ms"), "command": pl.String, "ranks": pl.Int64, "state": pl.String,
     "steps": pl.Int64, "step_ms": pl.Float64, "step_low_ms": pl.Float64, "step_high_ms": pl.Float64,
@@ -54,9 +54,9 @@ class Timed(NamedTuple):
     """When a run began, and how long its steps took.
 
     Attributes:
-        began_ns: when its command was started, or else its first step; without a date when it was written.
-        command: as it was typed; empty where it is not known.
-        steps: that were timed.
+        began_ns: start of its command, or else of its first step; without a date, when it was written.
+        command: as it was typed; empty if unknown.
+        steps: number of timed steps.
         typical_ns, low_ns, high_ns: the typical step, and the interval of that median; 0 without steps.
     """
 
@@ -70,10 +70,12 @@ class Timed(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the verdict on a run is; empty where it has none.
+    """The verdict on a run.
 
     Attributes:
-        goodput: share of the time in which steps were done for the first time; None where that is not known.
+        limit: what limits it, or why that is unknown.
+        fault: what is at fault; empty if nothing is.
+        goodput: share of the time in which steps were done for the first time; None if unknown.
     """
 
     limit: str
@@ -82,17 +84,16 @@ class Judged(NamedTuple):
 
 
 class InBackground:
-    """Values that a thread computes one by one, and that are kept: a line that says why where one fails."""
+    """Values that a thread computes one by one and keeps; a line with the reason where one fails."""
 
     def __init__(self) -> None:
-        """Compute nothing yet."""
         self._values: dict[Hashable, Any] = {}
         self._wanted: list[tuple[Hashable, Callable[[], Any]]] = []
         self._lock = threading.Lock()
         self._works = False
 
     def of(self, wanted: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
-        """The values that are there; the others are computed from now on, in this order."""
+        """Return the values computed so far; let the thread compute the others, in the given order."""
         with self._lock:
             self._wanted = [(key, make) for key, make in wanted.items() if key not in self._values]
             if self._wanted and not self._works:
@@ -111,7 +112,7 @@ class InBackground:
                 value = make()
             except DproError as error:
                 value = str(error)
-            except Exception as error:  # of one run; the others are read
+            except Exception as error:  # a defect with one run must not stop the others
                 value = f"cannot be read: {type(error).__name__}"
             with self._lock:
                 self._values[key] = value
@@ -157,7 +158,7 @@ def judged_run(path: Path) -> Judged:
 
 
 def facts_of(offers: Sequence[OfferedRun]) -> tuple[dict[str, Timed | str], dict[str, Judged | str]]:
-    """What is known by now of the runs that are whole, by name."""
+    """Return what is known so far of the complete runs, by name."""
     whole = {offer.name: Path(offer.path) for offer in offers if offer.is_whole}
     written = {name: (path / MANIFEST).stat().st_mtime_ns for name, path in whole.items()}
     latest = sorted(whole, key=written.__getitem__, reverse=True)
@@ -179,10 +180,10 @@ def runs_info(offers: Sequence[OfferedRun]) -> pl.DataFrame:
     """Tabulate runs, the latest first.
 
     Returns:
-        `run` (its name), `began`, `command`, `ranks`, `state` (empty of a whole run that is read), `steps`,
-        `step_ms` (typical) with its interval, `before` (name of the run of the same job before it) and
-        `change` (by which share the step became longer; 0 where that is within the intervals), `goodput`,
-        `limit`, `fault`; null where it is not known, or not yet.
+        `run` (its name), `began`, `command`, `ranks`, `state` (empty for a complete run that was read),
+        `steps`, `step_ms` (typical) with its interval, `before` (name of the previous run of the job) and
+        `change` (by which share the step became longer; 0 where the intervals overlap), `goodput`, `limit`,
+        `fault`; null where unknown, or not known yet.
     """
     timed, judged = facts_of(offers)
     rows = [_row(offer, timed.get(offer.name), judged.get(offer.name)) for offer in offers]
@@ -229,11 +230,11 @@ def _state_of(offer: OfferedRun, timed: Timed | str | None) -> str:
 
 
 def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Figure:
-    """Draw the typical step of each run with its interval, a line per job.
+    """Draw the typical step of each run with its interval, one line per job.
 
     Args:
         runs: as from `runs_info`, with steps.
-        axis: of `AXES`.
+        axis: key of `AXES`.
         shown: the run that the page shows, which is marked.
     """
     ordered = runs.sort("began", "run").with_row_index("place")
@@ -265,14 +266,14 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
 
 
 def several(loaded: Loaded, _link: Link) -> str:
-    """Need several runs."""
+    """Require several runs."""
     if len(loaded.offers()) > 1:
         return ""
     return "One run is offered: `dpro dashboard FOLDER`, or several runs, shows how they changed over time."
 
 
 def _shown(loaded: Loaded, link: Link) -> str:
-    """The name of the run that is shown."""
+    """Return the name of the run that is shown."""
     paths = {offer.name: offer.path for offer in loaded.offers()}
     here = str(loaded.run.source or loaded.run.path)
     return link.run or next((name for name, path in paths.items() if path == here), "")
@@ -328,7 +329,7 @@ def _cells(row: Mapping[str, Any], is_shown: bool, link: Link, names: Mapping[Jo
 
 
 def _change(row: Mapping[str, Any], link: Link) -> Any:
-    """What changed against the run before, as a link to both."""
+    """Return the change since the previous run, as a link that compares both."""
     if row["change"] is None:
         return ""
     both = Link(difference.NAME, row["run"], row["before"], theme=link.theme)
@@ -338,7 +339,7 @@ def _change(row: Mapping[str, Any], link: Link) -> Any:
 
 
 def _state(loaded: Loaded) -> object:
-    """What the view follows besides the run that is shown: the offered runs, and what is known of them."""
+    """Return what the view depends on besides the shown run: the offered runs, and what is known of them."""
     offers = loaded.offers()
     return offers, *facts_of(offers)
 

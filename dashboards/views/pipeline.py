@@ -1,7 +1,8 @@
-"""What the stages of a pipeline do in a step, micro-batch by micro-batch, and how long they stand still.
+"""Stages of a pipeline in one step, micro-batch by micro-batch, and how long they are idle.
 
-In: the operations of the run, whether it consists of them or they were recorded beside kernels and CPU work.
-Out: forward and backward of each micro-batch of one step, on a row of each rank; the bubble of each stage.
+Takes the operations of the run, whether it has nothing else or they were recorded beside kernels and CPU
+work; returns forward and backward of each micro-batch of one step, a row per rank, and the bubble of each
+stage.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from dpro.units import NS_PER_MS, format_duration
 
 NAME = "pipeline"
 _NONE = "No step of this selection has all operations of its ranks."
-FEW = 400  # operations: more have no room for their numbers
+FEW = 400  # operations; more have no room for their numbers
 _ROW, _MIN_HEIGHT = 26, 240  # pixels
-KINDS = {  # what operations are called -> colour of the palette
+KINDS = {  # label of an operation -> colour of the palette
     "forward": "compute",
     "backward": "overlapped_comm",
     "backward of inputs": "overlapped_comm",
@@ -44,7 +45,7 @@ _ROLES = {
 
 
 def operation_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """List the operations of the typical one of the selected steps.
+    """Return the operations of the selected step with the median duration.
 
     Returns:
         `rank`, `stage`, `step`, `what`, `chunk`, `micro_batch`, `begin_ms` since the step began, `lasts_ms`.
@@ -108,7 +109,7 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms."""
+    """Return how long each stage is idle in the selected steps, on average: `pipeline_bubbles` in ms."""
     selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
     bubbles = pipeline_bubbles(loaded.run, selection)
     times = [

@@ -1,8 +1,8 @@
 """Telemetry on the time axis of the timeline: GPUs, ports, hosts and processes.
 
-In: `counters`, sampled values. Out: one small figure per counter that changed, with the name and the unit in
-which people read it. Counts that only grow are shown as growth per second. Times are on the clock that the
-timeline has, as far as a rank of the host was aligned to it.
+Takes the sampled values of `counters`; returns one small figure per counter that changed, with a readable
+name and unit. Counts that only grow are shown as growth per second. Times are on the timeline's clock if a
+rank of the host was aligned to it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from dpro.words import counted
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
-FLAT = 0.02  # of a counter's largest value: one that changes by no more is named, and not drawn
-_FROM_LEAST = ("°C", *(f", {unit}" for unit in ("bytes", "kB", "MB", "GB", "TB")))  # axes that need no 0
-POINTS = 1500  # of a series, that a figure of this width can show
-_ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
+FLAT = 0.02  # share of a counter's largest value; a counter that changes by no more is listed, not drawn
+# Units whose axes need no 0.
+_FROM_LEAST = ("°C", *(f", {unit}" for unit in ("bytes", "kB", "MB", "GB", "TB")))
+POINTS = 1500  # of a series; a figure of this width shows no more
+_ROW, _LEGEND = 92, 56  # pixels of a counter, and of the room above all
 
 
 def telemetry_info(
     counters: pl.DataFrame, workers: pl.DataFrame, ahead: dict[str, int], origin_ns: int, link: Link
 ) -> pl.DataFrame:
-    """What was sampled and changed meanwhile; GPUs of others are left out.
+    """Return the sampled counters that changed; GPUs that no chosen rank uses are left out.
 
     Args:
-        ahead: by how many ns each host's clock is ahead of the timeline's.
-        origin_ns: when the timeline begins, on its clock.
+        ahead: ns by which each host's clock is ahead of the timeline's.
+        origin_ns: begin of the timeline, on its clock.
 
     Returns:
-        `counter` (with `/s` where it is growth per second), `label`, `unit`, `series` (which device, host or
+        `counter` (with `/s` if it is growth per second), `label`, `unit`, `series` (which device, host or
         rank), `time_ms`, `value` (in `unit`); counters in order of interest.
     """
     values = sampled_counters(counters, workers, ahead, link.ranks)
@@ -51,10 +52,10 @@ def telemetry_info(
 
 
 def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, theme: str) -> go.Figure:
-    """One row per counter, named with its unit, all on one time axis; a value holds until the next.
+    """Draw one row per counter, titled with its unit, on one time axis; a value is valid until the next one.
 
     Args:
-        extent: from and to, ms; None for all since the first span.
+        extent: from and to, ms; None for everything since the first span.
     """
     names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
     last_ms = float(values["time_ms"].to_numpy().max())
@@ -105,16 +106,16 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
 
 
 def held_from(values: pl.DataFrame, begin_ms: float) -> pl.DataFrame:
-    """Return the values that hold from a time on; all of a series that ends before."""
+    """Return the values valid at a time or later; all values of a series that ends before it."""
     until = pl.col("time_ms").shift(-1).over("counter", "series")
     return values.filter(until.is_null() | (until > begin_ms))
 
 
 def flat_counters(values: pl.DataFrame) -> pl.DataFrame:
-    """Counters that hardly change.
+    """Return the counters that hardly change.
 
     Returns:
-        `counter`, `label`, `unit`, `least` and `most` of all series, in the order of `values`.
+        `counter`, `label`, `unit`, `least` and `most` over all series, in the order of `values`.
     """
     of_series = values.group_by("counter", "series", maintain_order=True).agg(
         pl.col("label", "unit").first(), least=pl.col("value").min(), most=pl.col("value").max()
@@ -129,7 +130,7 @@ def flat_counters(values: pl.DataFrame) -> pl.DataFrame:
 
 
 def _flat_in_words(flat: pl.DataFrame) -> str:
-    """Flat counters with their values, in one line."""
+    """Word flat counters with their values, in one line."""
     said = []
     for _, label, unit, least, most in flat.iter_rows():
         scale, shown_unit = readable_unit(max(abs(least), abs(most)), unit)
@@ -139,14 +140,14 @@ def _flat_in_words(flat: pl.DataFrame) -> str:
 
 
 def _held(line: pl.DataFrame, last_ms: float) -> pl.DataFrame:
-    """A series up to the last sample of its device: only changes of a counter are recorded."""
+    """Extend a series to the last sample of its device, since only changes are recorded."""
     if line["time_ms"][-1] >= last_ms:
         return line
     return pl.concat([line, line.tail(1).with_columns(time_ms=pl.lit(last_ms))])
 
 
 def _thinned(line: pl.DataFrame) -> pl.DataFrame:
-    """A series with at most this many points, and the least and most of each stretch among them."""
+    """Reduce a series to about `POINTS` values; keep the least and the largest of each group."""
     every = 1 + 2 * line.height // POINTS
     if every <= 2:
         return line
@@ -165,7 +166,8 @@ def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _shown(loaded: Loaded, link: Link) -> Any:
-    sampled_again = (pl.len().over("counter", "series") > 1).any().over("counter")  # else a lone dot
+    # A single sample would be a lone dot.
+    sampled_again = (pl.len().over("counter", "series") > 1).any().over("counter")
     values = _values(loaded, link).filter(sampled_again)
     if values.is_empty():
         return message(needs.telemetry(loaded, link) or "No counter of this selection changed.")
@@ -187,7 +189,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
 
 
 def _extent(loaded: Loaded, link: Link) -> tuple[float, float] | None:
-    """The time of the link, else of its steps, else all."""
+    """Return from and to in ms: of the link, else of its steps; None for everything."""
     if link.time_ms is not None or not link.steps:
         return link.time_ms
     timed = link.chosen(loaded.steps).filter(pl.col("duration_ns") > 0)

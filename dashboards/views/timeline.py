@@ -1,7 +1,8 @@
-"""The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and the facts of the chosen span.
+"""The timeline view: a toolbar, the canvas of `assets/timeline*.js`, and the facts of the chosen span.
 
-In: a run. Out: panels. Its state is in the link: `time`, `span`, `area`, `find`, `colour`, `order`, `show`,
-`tracks`, `pin`, `open` (unfolded lanes, and after a minus folded ones), and beside another run `align`.
+Takes a run; returns panels. Its state is in the link: `time`, `span`, `area`, `find`, `colour`, `order`,
+`show`, `tracks`, `pin`, `open` (unfolded lanes, and after a minus folded ones), and beside another run
+`align`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from dpro.units import NS_PER_MS, format_duration
 
 NAME = "timeline"
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
-_MAX_WINDOWS = 12  # that are links; more are a list
-_LISTED = 13  # rows: the step, and the lanes that differ most; the others are folded
-_REPLAYED = ("gap", "delay")  # kinds that only replayed lanes have
+_MAX_WINDOWS = 12  # as links; more are a list
+_LISTED = 13  # rows: the step, and the lanes that differ most; others are folded
+_REPLAYED = ("gap", "delay")  # kinds of replayed lanes only
 PHASE_LEGEND = {
     "forward": ("compute", "forward"),
     "backward": ("copy", "backward"),
@@ -74,7 +75,7 @@ def _tools(loaded: Loaded, link: Link) -> Any:
 
 
 def _windows(steps: pl.DataFrame, link: Link) -> Component:
-    """A link to each deep window; its steps become the selection."""
+    """Return a link to each deep window, which selects its steps."""
     windows = steps.group_by("window", maintain_order=True).agg(
         first=pl.col("step").min(), last=pl.col("step").max()
     )
@@ -91,7 +92,7 @@ def _windows(steps: pl.DataFrame, link: Link) -> Component:
 
 
 def _beside(loaded: Loaded, link: Link) -> Beside | None:
-    """The other run beside this one; None where none is shown.
+    """Return the other run beside this one; None if none is shown.
 
     Raises:
         DproError: it cannot be opened, or a run has no such step.
@@ -103,11 +104,11 @@ def _beside(loaded: Loaded, link: Link) -> Beside | None:
 
 
 def _alignment(loaded: Loaded, link: Link) -> list[Component]:
-    """The choice of the steps that begin together; the script changes the link."""
+    """Return menus for the steps that begin together; the script changes the link."""
     try:
         other = _beside(loaded, link)
     except DproError:
-        return []  # the timeline says it
+        return []  # the timeline reports the error
     if other is None or NO_STEP in (other.here.step, other.there.step):
         return []
     here, there = _steps(loaded.measured, other.here.step), _steps(other.measured, other.there.step)
@@ -129,7 +130,7 @@ def _lane_table(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _differences(loaded: Loaded, link: Link) -> Any:
-    """The busy time of each lane in the steps that begin together, where another run is shown."""
+    """Return the busy time of each lane in the steps that begin together; empty without another run."""
     other = _beside(loaded, link)
     if other is None:
         return html.Div()
@@ -158,7 +159,7 @@ def _signed(ns: int) -> str:
 def shown_info(
     ranks: Sequence[RankLanes], names: Sequence[str], begin_ms: float, end_ms: float
 ) -> pl.DataFrame:
-    """Segments between two times as a table.
+    """Return the segments between two times as a table.
 
     Args:
         begin_ms, end_ms: since the timeline's origin.

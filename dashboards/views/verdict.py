@@ -1,6 +1,6 @@
 """The first view: whether the run is healthy, what is slow, what would help, and how far to trust it.
 
-In: steps, findings and the account of a run. Out: a figure of the step time, and panels.
+Takes steps, findings and the account of a run; returns a figure of the step time, and panels.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
 from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
-HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
+HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # grade -> style
 _TIMES = ("median_ms", "least_ms", "most_ms")
 BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
     "the figures above are by the marks of their hosts."
 )
 WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
-SHORTEST_NAME = 4  # letters of a span that a text can name
-MIN_ROOM = 12.0  # percent of the bar of a gain that a text beside an end takes
-POINTS = 1200  # steps; a figure of this width cannot resolve more
+SHORTEST_NAME = 4  # least letters of a span's name that is looked for in a text
+MIN_ROOM = 12.0  # percent of a gain's bar that a text at one end needs
+POINTS = 1200  # steps; more than a figure of this width can resolve
 
 
 def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
@@ -74,8 +74,8 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
 
     Returns:
         `step`, `median_ms`, `least_ms`, `most_ms` over the ranks, `deep`: whether any rank recorded it in
-        depth. More than `POINTS` steps are grouped into stretches: `step` is then the first of a stretch, and
-        the other columns are the median, minimum and maximum over the stretch.
+            depth. More than `POINTS` steps are grouped: `step` is then the first of a group, and the other
+            columns are median, minimum and maximum over the group.
     """
     timed = with_times(link.chosen(steps)).filter(pl.col("time_ns") > 0)
     number = timed["step"].to_numpy()
@@ -97,7 +97,7 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
     """Draw the step time: the median over ranks, and their range.
 
     Args:
-        other: the same of another run, of which the median is drawn; None for none.
+        other: step times of another run, whose median is drawn; None for none.
     """
     frames = [steps] if other is None else [steps, other]
     longest = max(float(frame["most_ms"].max() or 0) for frame in frames)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
         )
     number = pl.concat(frames)["step"].to_numpy()
     first, last = int(number.min()), int(number.max())
-    margin = max(0.5, 0.02 * (last - first))  # the markers at both ends are whole
+    margin = max(0.5, 0.02 * (last - first))  # so that the markers at both ends are not cut
     figure.update_xaxes(
         title_text="step",
         range=[first - margin, last + margin],
@@ -149,7 +149,7 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
 
 
 def _picture(loaded: Loaded, link: Link) -> Any:
-    """The account as a picture, and buttons that save it and copy its address."""
+    """Return the account in words and as a waterfall, with buttons that save it and copy its address."""
     explanation = explain(loaded)
     said = [
         html.P([html.B(label), text], className="said")
@@ -180,7 +180,7 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         *said,
         *_steps_taken_apart(loaded, link),
         html.Div(buttons, className="choices"),
-        html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture when it is saved
+        html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture to save
     ]
 
 
@@ -189,7 +189,7 @@ def _entries(explanation: Explanation) -> pl.DataFrame:
 
 
 def _steps_taken_apart(loaded: Loaded, link: Link) -> list[Any]:
-    """Return the usual step as a waterfall; with another run those of both, on one scale."""
+    """Return the usual step as a waterfall; with another run, both on one scale."""
     runs: list[tuple[str, Analysis]] = [("this run", loaded)]
     missing: list[Component] = []
     try:
@@ -249,7 +249,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
 
 
 def _of_whole_run() -> Component:
-    """Say of a panel that no selection is applied to it; the page shows it while there is one."""
+    """Return a note that the panel ignores the selection; the page shows it while there is one."""
     return html.P(WHOLE_RUN, className="note whole-run")
 
 
@@ -269,12 +269,12 @@ def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
 
 
 def _code_place(place: CodePlace) -> Component:
-    """A place in the code, with the whole path of its file where a pointer rests on it."""
+    """Return a code location; its tooltip has the whole path of the file."""
     return html.Code(place.in_words, title=f"{place.file}:{place.line}" if place.file else place.name)
 
 
 def _advice(loaded: Loaded, link: Link) -> Any:
-    """What to try, a card each, with the gains on one scale."""
+    """Return what to try, one card each, with the gains on one scale."""
     explanation = explain(loaded)
     rows = advice_info(loaded, explanation)
     if rows.is_empty():
@@ -303,7 +303,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
 
 
 def _short_names(analysis: Analysis) -> dict[str, str]:
-    """Names of recorded spans, by how advice writes them."""
+    """Return the names of recorded spans, by the short names that advice uses."""
     try:
         names = analysis.outline.graph.names
     except DproError:
@@ -314,7 +314,7 @@ def _short_names(analysis: Analysis) -> dict[str, str]:
 
 
 def _spans_named(text: str, names: Mapping[str, str]) -> str:
-    """An expression for the timeline's search of the spans that a text names; empty where it names none.
+    """Return an expression that finds the spans named in a text; empty if it names none, or too many.
 
     Args:
         names: as from `_short_names`.
@@ -328,7 +328,7 @@ def _spans_named(text: str, names: Mapping[str, str]) -> str:
 def _card(
     row: dict[str, Any], scale: tuple[float, float], link: Link, done_by: Sequence[tuple[str, Any]]
 ) -> Component:
-    """One thing to try: the change, its gain as a bar, what it takes, its spans, how, what it rests on.
+    """Return a card for one thing to try: change, gain as a bar, effort, its spans, how, and assumptions.
 
     Args:
         row: of `advice_info`, and `find`, as from `_spans_named`.
@@ -337,7 +337,7 @@ def _card(
     to = link.query(view="whatif", options={"edit": row["edit"]})
     what = dcc.Link(row["do"], href=to) if row["edit"] else row["do"]
     more = f"for x{row['samples']:.3g} the samples" if row["samples"] != 1 else ""
-    # Gain and effort are said as in the terminal.
+    # Gain and effort have the terminal's wording.
     likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
     facts_of_it = " · ".join(
         filter(None, [likely, row["worth"].removeprefix(": ") or row["effort"], more, row["proof"]])
@@ -363,7 +363,7 @@ def _card(
 
 
 def _no_bar(row: dict[str, Any]) -> str:
-    """Why a card has no bar."""
+    """Word why a card has no bar."""
     if row["label"] == THEN:
         return "No bar: its gain is predicted once the limit above is gone."
     why = "the replay gave no gain for it" if row["edit"] else "the replay has no change that stands for it"
@@ -371,7 +371,7 @@ def _no_bar(row: dict[str, Any]) -> str:
 
 
 def _ends_of_gain(row: dict[str, Any], scale: tuple[float, float]) -> Component:
-    """The ends of the interval, printed above them; one text where an edge leaves no room for two."""
+    """Return labels for the ends of an interval; a single label if there is no room for two."""
     left, right = scale
     low, high = row["low"], row["high"]
     is_open = high is None or high > right
@@ -390,7 +390,7 @@ def _ends_of_gain(row: dict[str, Any], scale: tuple[float, float]) -> Component:
 
 
 def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
-    """A gain on the scale of all: x1.0 is a line, the interval a thin one on the bar to its middle."""
+    """Return the bar of a gain on the common scale, with a line at x1.0 and the interval drawn thin."""
     left, right = scale
 
     def place(begin: float, end: float, part: float, what: str) -> Component:
@@ -412,12 +412,11 @@ def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
 
 
 def _doubts(loaded: Loaded) -> list[str]:
-    """What makes the replay doubtful."""
     return [*loaded.trust.reasons, *loaded.trust.doubts, *loaded.trust.assumed]
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
-    """How far to believe it: what is unsure, and how well the replay fits; hidden where neither is known."""
+    """Return what is unsure, and how well the replay fits; hidden if neither is known."""
     explanation = explain(loaded)
     try:
         trust: Trust | None = loaded.trust

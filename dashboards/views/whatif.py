@@ -1,7 +1,7 @@
-"""What-if: choose edits, see the step time they would give, with its interval, and what would change.
+"""What-if: choose edits, see the predicted step time with its interval, and what would change.
 
-In: a graph and the edits of a link, one a line, as `dpro whatif --edit` takes them. Out: a prediction, or the
-reason why there is none; what changes on the critical path; what limits the step; what was tried so far.
+Takes a graph and the edits of a link, one per line, as `dpro whatif --edit` takes them; returns a prediction,
+or the reason why there is none, the changes on the critical path, the limits of the step, and past trials.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.verdict import explain
 from dpro.verdict.words import THEN
 
-# How the step time depends on the speed of each part of the machine, and where it stops improving.
+# Step time against the speed of each part of the machine, and where it stops improving.
 
-FASTEST = 30.0  # the largest factor in the figure: curves are flat beyond it
+FASTEST = 30.0  # largest factor in the figure; beyond it, curves are flat
 
 
 def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
-    """List the points of all curves: `part`, `factor` (times as fast), `step_ms`, `break_even` (or null)."""
+    """Return all points of curves: `part`, `factor` (times as fast), `step_ms`, `break_even` (or null)."""
     rows = [
         (curve.part, factor, step, curve.break_even)
         for curve in curves
@@ -94,7 +94,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _between(points: pl.DataFrame, factor: float) -> float:
-    """Interpolate the step at a factor, linearly in 1 / factor, as a step behaves that the part limits."""
+    """Interpolate the step at a factor, linearly in 1 / factor, like a step limited by the part."""
     ordered = points.sort("factor", descending=True)
     speed = 1 / ordered["factor"].to_numpy()
     return float(np.interp(1 / factor, speed, ordered["step_ms"].to_numpy()))
@@ -104,7 +104,7 @@ NAME = "whatif"
 GROUPS = {"untold": "What it gains is not known", **HEADINGS}
 CHANGES = 10  # bars of the waterfall
 LESS = "all that changes less"
-PACE = "hosts need that long to enqueue a step"  # which devices that are done sooner wait for
+PACE = "hosts need that long to enqueue a step"  # faster devices wait for the hosts
 _ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
     "arrive": "start of a collective",
     "start": "start taken from the trace",
@@ -131,7 +131,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """
     if loaded.condensed is not None:
         return predict_edits(loaded, edits)
-    return loaded.once(  # under the name of `predict_edits`, which would apply them once more
+    return loaded.once(  # `predict_edits` would apply the edits a second time
         ("prediction", *edits),
         lambda: as_tried(compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
     )
@@ -148,10 +148,10 @@ def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
-    """Tabulate what leaves the critical path and what joins it, the largest change first.
+    """Return what leaves the critical path and what joins it, the largest change first.
 
     Returns:
-        `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; the smallest changes are summed last.
+        `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; the last row sums the smallest changes.
 
     Raises:
         Unanswerable: the run lacks what an edit needs.
@@ -166,9 +166,9 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
-    """List all work on either critical path: `name`, `kind`, `before_ms`, `after_ms` per step."""
+    """Return all work on either critical path: `name`, `kind`, `before_ms`, `after_ms` per step."""
     steps = max(durations_of(loaded.baseline).height, 1)
-    # A compiled graph is named by a hash, which differs from run to run.
+    # The name of a compiled graph has a hash, which differs from run to run.
     name = pl.col("name").str.replace_all(r"(## Call )?CompiledFxGraph \w+( ##)?", "compiled graph")
     per_step = pl.col("duration_ns").sum() / NS_PER_MS / steps
     before, after = (
@@ -184,7 +184,7 @@ def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
-    """Draw the mean step now and under the edits, with its interval."""
+    """Draw the usual step now and under the edits, with the interval of the prediction."""
     times = ms(prediction.predicted_ns), *map(ms, prediction.between_ns)
     scale, unit = time_unit(max(base_ms, *times))
     now, predicted, low, high = (value / scale for value in (base_ms, *times))
@@ -204,7 +204,7 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
 
 
 def path_figure(path: pl.DataFrame, theme: str, *, edited: bool = True) -> go.Figure:
-    """Draw what the critical path consists of, before and, of an edited graph, after."""
+    """Draw what the critical path consists of, before and, if the graph was edited, after."""
     figure = go.Figure()
     values = path.select("before_ms", "after_ms").to_numpy()
     scale, unit = time_unit(float(values.max(initial=0.0)))
@@ -223,7 +223,7 @@ def path_figure(path: pl.DataFrame, theme: str, *, edited: bool = True) -> go.Fi
 def _form(_loaded: Loaded, link: Link) -> Any:
     text, shown = link.options.get("edit", ""), bool(link.options.get("examples"))
     words = f"{'▾' if shown else '▸'} edits, by example: a click adds one"
-    # Shown when asked for: to the browser they are as much as the rest of the page.
+    # On request only: for the browser, they are as much work as the rest of the page.
     examples = [
         [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
         for example, what in help_rows()
@@ -272,7 +272,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
 
 
 def _hang(loaded: Loaded) -> list[Component]:
-    """What a job that hangs needs before anything makes it faster; nothing of one that does not hang."""
+    """Return what a hanging job needs before anything makes it faster; empty if it does not hang."""
     hangs = [finding for finding in loaded.hangs if finding.of_hang]
     return [
         part
@@ -289,14 +289,14 @@ def _refuse_hang(loaded: Loaded) -> None:
     """Refuse to list gains of a job that hangs.
 
     Raises:
-        Unanswerable: it does.
+        Unanswerable: the job hangs.
     """
     if any(finding.of_hang for finding in loaded.hangs):
         raise Unanswerable("The job hangs: no change gains anything before that is mended, as said above.")
 
 
 def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:
-    """The edits as lines that leave and enter a script like the job's; nothing where they are no code."""
+    """Return the edits as a diff of a script like the job's; empty if they are not code."""
     lines = code_difference(edits)
     if not lines:
         return []
@@ -306,16 +306,16 @@ def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:
 
 
 def try_command(run: Run, prediction: Prediction) -> str:
-    """The command that makes the edits to the job that was recorded; empty where that cannot be."""
+    """Return the command that tries the edits on the recorded job; empty if that is not possible."""
     command = next(filter(None, (say([prediction], run) for say in hooks_of("tried"))), "")
-    # Imported traces do not say what was run.
+    # Imported traces have no command.
     return command.replace(
         " -- COMMAND", f" -- {shlex.join(run.manifest.command)}" if run.manifest.command else " -- COMMAND"
     )
 
 
 def how_to_do(run: Run, prediction: Prediction | None) -> list[tuple[str, Any]]:
-    """The code of edits, and the command that tries them on the job, as names and values."""
+    """Return the code of edits, and the command that tries them on the job, as names and values."""
     if prediction is None:
         return []
     said = code_change(prediction.edits)
@@ -327,8 +327,8 @@ def how_to_do(run: Run, prediction: Prediction | None) -> list[tuple[str, Any]]:
 
 
 def _found(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
-    """What the findings cost that edits heal, beside what the edits save."""
-    with suppress(DproError):  # the verdict says it
+    """Return the costs of the findings that the edits heal, with what the edits save."""
+    with suppress(DproError):  # the verdict reports the error
         healed = [finding for finding in loaded.verdict[0] if healing_of(finding) == list(edits)]
         titles = [describe(finding, loaded.workers).title for finding in healed]
         return [f"{title}. {healing_in_words(loaded, one)}" for title, one in zip(titles, healed)]
@@ -336,10 +336,10 @@ def _found(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
 
 
 def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
-    """What was measured of such edits, and where the timeline has what they change."""
+    """Return measurements of such edits, and a link to the changed spans in the timeline."""
     said = [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
     spans = None
-    if loaded.condensed is None:  # else the whole graph is not there
+    if loaded.condensed is None:  # a condensed job has no whole graph
         applied = loaded.changed(prediction.edits)
         spans = changed_spans(applied.before.graph, applied.after.graph)
     if spans:
@@ -378,12 +378,12 @@ def _limits(loaded: Loaded, link: Link) -> Any:
 
 
 def ranked_info(loaded: Loaded) -> pl.DataFrame:
-    """What would help: predictions of the search, and all that the first view says to try.
+    """Return what would help: predictions of the search, and everything that the first view says to try.
 
     Returns:
-        `group` (key of `GROUPS`), `advice` (its number there; empty where it is none), `edit`, `what`,
-        `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`, `takes`.
-        Group by group, in each what gains most first.
+        `group` (key of `GROUPS`), `advice` (its number in the first view; empty if it is not there), `edit`,
+        `what`, `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`,
+        `takes`. Sorted by group, and in a group by gain, descending.
 
     Raises:
         Unanswerable: the job hangs.
@@ -430,10 +430,10 @@ def _text_of(prediction: Prediction) -> str:
 
 
 def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, str]) -> dict[str, Any]:
-    """A row of `ranked_info`.
+    """Return a row of `ranked_info`.
 
     Args:
-        numbers: of advice, by its edit.
+        numbers: number of each advice, by its edit.
     """
     text = _text_of(prediction)
     mended = text in numbers and not prediction.is_advice

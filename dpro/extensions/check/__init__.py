@@ -1,4 +1,4 @@
-"""Checking hosts outside of a job: what each computes, copies and exchanges, against its peers."""
+"""Tests of hosts without a job: each host's computing, copies and exchanges, compared with its peers."""
 
 from dpro.plugins import Command, Extension
 

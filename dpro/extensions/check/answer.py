@@ -1,7 +1,7 @@
-"""The whole of `dpro check`, from names of hosts to its answer.
+"""`dpro check` from names of hosts to its answer.
 
-In: names of hosts, what is to be tried, and what workers measure. Out: a `CheckDocument`: a verdict for each
-host with its evidence.
+Takes names of hosts, and the tests to run; returns a `CheckDocument`: a verdict for each host, with its
+evidence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNITS = {
     "matmul": "Tflop/s", "memory": "GB/s", "to device": "GB/s", "from device": "GB/s",
     "disk write": "GB/s", "disk read": "GB/s",
 }  # fmt: skip
-# Times as low, to be slow: file systems are shared, and so are processors.
+# Least factor of a slow result: file systems are shared, and so are processors.
 MIN_SLOW_OF = {"disk write": 2.0, "disk read": 2.0}
 MIN_SLOW_OF_CPUS = 1.5
 
@@ -43,8 +43,8 @@ class MeasuredDocument(DocumentPart, frozen=True):
     """A figure of a device of a host.
 
     Attributes:
-        what: `matmul`, `memory`, `to device`, `from device`, `disk write`, `disk read`, or `network`: what
-            most of the host's exchanges reach, one way.
+        what: `matmul`, `memory`, `to device`, `from device`, `disk write`, `disk read`, or `network`: the
+            median of the host's exchanges, one way.
         device: number of the GPU; 0 where the processors are the device.
         value: more is better.
         unit: of the value: Tflop/s are 1e12 operations per second, GB/s 1e9 bytes per second.
@@ -61,7 +61,7 @@ class MeasuredDocument(DocumentPart, frozen=True):
 
 
 class HostVerdict(DocumentPart, frozen=True):
-    """What was seen of a host.
+    """Verdict on a host.
 
     Attributes:
         host: its name.
@@ -79,7 +79,7 @@ class HostVerdict(DocumentPart, frozen=True):
 
 
 class LinkVerdict(DocumentPart, frozen=True):
-    """A link between two hosts that is at fault, where neither host is by itself.
+    """A link between two hosts that is at fault although neither host is.
 
     Attributes:
         hosts: its ends.
@@ -93,15 +93,15 @@ class LinkVerdict(DocumentPart, frozen=True):
 
 
 class AllReduceDocument(DocumentPart, frozen=True):
-    """The all-reduce of the most hosts.
+    """The all-reduce over the most hosts.
 
     Attributes:
-        hosts: how many.
+        hosts: number of hosts.
         bytes: of its payload.
         busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second, of the slowest device.
-        run_busbw_gbps: what the curve of the run gives; null without a run.
-        verdict: `SLOW` where it is clearly slower than the run's, which was between the same hosts, of as
-            many devices, of no more bytes, and is certain enough; else `PASS`.
+        run_busbw_gbps: from the curve of the run; null without a run.
+        verdict: `SLOW` where it is clearly slower than the run's, and the run's is certain enough and had the
+            same hosts, as many devices, and no more bytes; else `PASS`.
         evidence: why it is `SLOW`, one line each.
     """
 
@@ -114,17 +114,17 @@ class AllReduceDocument(DocumentPart, frozen=True):
 
 
 class CheckDocument(Document, frozen=True, kw_only=True):
-    """Hosts that were checked outside of a job.
+    """Hosts that were checked without a job.
 
     Attributes:
-        passed: whether all hosts and links are `PASS`, and the all-reduce of the most hosts.
+        passed: whether all hosts and links are `PASS`, and the all-reduce over the most hosts.
         confirmed: whether some suspect is not `PASS`; null without suspects.
         hosts: in the order in which they were given.
-        links: that are at fault by themselves.
-        all_reduce: of the most hosts; null where there was none.
-        notes: what else was seen, one line each.
-        rounds: of exchanges.
-        seconds: that the check took.
+        links: links that are at fault although their ends are not.
+        all_reduce: over the most hosts; null where there was none.
+        notes: other observations, one line each.
+        rounds: number of rounds of exchanges.
+        seconds: duration of the check.
     """
 
     passed: bool
@@ -139,17 +139,17 @@ class CheckDocument(Document, frozen=True, kw_only=True):
 
 @dataclass
 class Seen:
-    """All that a check has seen.
+    """Everything that a check has found.
 
     Attributes:
         names: of all hosts, in order.
-        suspects: names of hosts that the check is about.
-        hosts: those that answered.
+        suspects: names of the hosts to confirm as faulty.
+        hosts: hosts that answered.
         failed: why a host does not answer or does not work.
-        figures: of each device, by what they are of.
-        network: what the exchanges showed; None where there were none.
+        figures: figures of each device, by test.
+        network: results of the exchanges; None if there were none.
         of_run: an all-reduce of a run; None without one.
-        notes: what else is to be said.
+        notes: other observations.
     """
 
     names: Sequence[str]
@@ -163,7 +163,7 @@ class Seen:
 
 
 def check_document(seen: Seen, seconds: float) -> CheckDocument:
-    """The answer."""
+    """Return the answer of the check."""
     network = seen.network or NetworkChecked()
     measured = _measured(seen)
     hosts = [_host(seen, network, number, measured.get(number, [])) for number in range(len(seen.names))]
@@ -184,7 +184,7 @@ def check_document(seen: Seen, seconds: float) -> CheckDocument:
 
 
 def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
-    """The figures of each host beside those of its peers: devices of the same model."""
+    """Return the figures of each host beside those of its peers: devices of the same model."""
     measured: dict[int, list[MeasuredDocument]] = {}
     for what, figures in seen.figures.items():
         for unit, value in figures.items():
@@ -203,7 +203,7 @@ def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
 
 
 def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
-    """What devices of the same model reach; None where there is no other."""
+    """Return the figures of other devices of the same model; None if there are none."""
     model = seen.hosts[unit.host].model
     figures = seen.figures[what].items()
     others = [figure for other, figure in figures if other != unit and seen.hosts[other.host].model == model]
@@ -212,7 +212,7 @@ def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
 
 
 def slow_units(seen: Seen, names: Collection[str]) -> list[Unit]:
-    """Devices of which some figure is slow."""
+    """Return the devices with a slow figure among the named ones."""
     return sorted(
         {
             unit
@@ -280,7 +280,7 @@ def _ends(seen: Seen, pair: Pair) -> str:
 
 
 def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument | None, list[str]]:
-    """The all-reduce of the most hosts beside the run's, and notes about the two."""
+    """Return the all-reduce over the most hosts beside the run's, and notes about the two."""
     good = [reduced for reduced in network.reduced if not reduced.error]
     if not good:
         return None, []
@@ -298,7 +298,7 @@ def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument 
 
 
 def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
-    """All-reduces that fail, or are slower than those of groups as large with no host or link at fault."""
+    """Yield notes on all-reduces that fail, or are slower than equally large ones without a known fault."""
     for reduced in network.reduced:
         hosts = reduced.hosts
         others = [
@@ -315,7 +315,7 @@ def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
 
 
 def _against_run(seen: Seen, reduced: Reduced) -> tuple[list[str], list[str]]:
-    """Evidence that an all-reduce is slower than the run's, and notes where that shows nothing."""
+    """Return evidence that an all-reduce is slower than the run's, and notes where that proves nothing."""
     run = seen.of_run
     if run is None or not run.gbps:
         return [], []
@@ -332,23 +332,23 @@ def _against_run(seen: Seen, reduced: Reduced) -> tuple[list[str], list[str]]:
     return ([], [f"{slower}; {why}"]) if why else ([slower], [])
 
 
-# What a run says that an all-reduce between its hosts takes, by its own communication curve. What was
-# recorded while a host was slow is as slow: it is what the job had, not what the hosts can do.
+# The all-reduce between hosts that a run's communication curve predicts. A run recorded while a host was slow
+# has a slow curve: it shows what the job had, not what the hosts can do.
 
-MIN_SAMPLES = 20  # all-reduces that a curve follows from, to be held against hosts
-MAX_MISFIT = 0.1  # median distance of these from the curve
+MIN_SAMPLES = 20  # all-reduces behind a curve that may count against hosts
+MAX_MISFIT = 0.1  # median distance of these from the curve, as a share
 
 
 class RunBandwidth(NamedTuple):
-    """What an all-reduce of a run reaches.
+    """An all-reduce of a run.
 
     Attributes:
         gbps: bus bandwidth as in the NCCL tests, 1e9 bytes/s.
         num_bytes: of the largest that was recorded.
         num_ranks: of its group.
         hosts: of its group.
-        num_samples: all-reduces that the curve follows from.
-        misfit: median distance of these from it, as a share of their time.
+        num_samples: all-reduces behind the curve.
+        misfit: median distance of these from the curve, as a share of their time.
     """
 
     gbps: float
@@ -359,7 +359,7 @@ class RunBandwidth(NamedTuple):
     misfit: float = 1.0
 
     def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
-        """Why an all-reduce that is slower than this shows nothing; empty where it does show something."""
+        """Return why an all-reduce slower than this proves nothing; empty if it does."""
         if {host.partition(".")[0] for host in hosts} != {host.partition(".")[0] for host in self.hosts}:
             return "the run's all-reduce was between other hosts"
         if num_devices != self.num_ranks:
@@ -375,7 +375,7 @@ class RunBandwidth(NamedTuple):
 
 
 def run_bandwidth(run: Path) -> RunBandwidth:
-    """The bus bandwidth of the largest all-reduces between hosts, by the curve of their group.
+    """Return the bus bandwidth of the largest all-reduces between hosts, by the curve of their group.
 
     Raises:
         Unanswerable: the run has none, or no deep windows.
@@ -406,24 +406,25 @@ def run_bandwidth(run: Path) -> RunBandwidth:
     return max(bandwidths, key=lambda bandwidth: (bandwidth.num_ranks, bandwidth.num_bytes))
 
 
-# The whole check: each host by itself, then the network between them. Hosts that do not answer are `FAIL`,
-# and left out of what follows. What is slow is tried again, and the better figure counts.
+# The whole check: each host alone, then the network between hosts. Hosts that do not answer are `FAIL`, and
+# left out of later tests. Slow results are measured again, and the better figure counts.
 
 TESTS = ("compute", "disk", "network")
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What is to be checked.
+    """What to check.
 
     Attributes:
-        suspects: names of those that the check is to confirm.
+        names: of the hosts.
+        suspects: names of the hosts to confirm as faulty.
         launcher: as `dpro.extensions.check.workers.HostWorkers` takes it.
-        python: that has torch, on the hosts.
+        python: Python with torch on the hosts.
         interface: of the network; empty for that of the default route.
-        timeout_s: for an exchange that does not end.
+        timeout_s: of an exchange.
         disk: a folder that each host writes to; empty for no test of disks.
-        tests: which of `TESTS`.
+        tests: some of `TESTS`.
         of_run: an all-reduce of a run; None without one.
     """
 
@@ -461,9 +462,9 @@ def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
 
 
 def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Say) -> None:
-    """Have each device do something, and those that are slow once more.
+    """Test each device by itself, and slow ones once more.
 
-    Hosts that share a machine take turns; a disk is tried by one device of each host.
+    Hosts that share a machine take turns; a disk is tested by one device of each host.
     """
     units = [unit for unit in workers.units() if unit.device == 0 or command["do"] != "disk"]
     names = _take(workers, seen, command, units, say)
@@ -474,7 +475,7 @@ def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Say) 
 def _take(
     workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Say
 ) -> set[str]:
-    """Take figures of some devices; return what they are of."""
+    """Measure some devices, keeping the better figure of each; return the names of the figures."""
     names: set[str] = set()
     turns = list(take_turns({unit.host: workers.hosts[unit.host] for unit in units}))
     for number, hosts in enumerate(turns):

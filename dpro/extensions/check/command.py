@@ -1,4 +1,4 @@
-"""`dpro check`: confirm, outside of a job, that a host or a link is slow or broken."""
+"""`dpro check`: test, without a job, whether a host or a link is slow or broken."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dpro.errors import InputError, UsageError
 if TYPE_CHECKING:
     from dpro.extensions.check.answer import CheckDocument, HostVerdict, RunBandwidth
 
-# Exit codes: 1 and 2 are of errors.
-NOT_PASSED = 3  # a host or a link is not PASS; where there are suspects, one of them
-OTHERS_NOT_PASSED = 4  # there are suspects, and they are PASS
-SHOWN = 16  # hosts that are PASS and printed one a line; of more, how many
+# Exit codes; 1 and 2 are those of errors.
+NOT_PASSED = 3  # a host or a link is not PASS; if there are suspects, one of these
+OTHERS_NOT_PASSED = 4  # there are suspects, and all are PASS
+SHOWN = 16  # most hosts with PASS to print one per line; more are only counted
 
 
 @click.command()
@@ -119,11 +119,11 @@ def check(as_json: bool, **given: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> Any:
-    """What is to be checked.
+    """Return what to check.
 
     Raises:
-        UsageError: the hosts are not named once, or not all suspects are among them.
-        InputError: the run or the finding names none.
+        UsageError: the hosts are not named exactly once, or a suspect is not among them.
+        InputError: the run or the finding names no host.
     """
     from dpro.extensions.check.answer import TESTS, CheckOptions
     from dpro.topology.hostlist import expand
@@ -177,7 +177,7 @@ def _of_run(run: Path) -> list[str]:
 
 
 def _of_finding(file: TextIO) -> tuple[list[str], list[str]]:
-    """The hosts of the job, and the one that is named."""
+    """Return the hosts of the job, and the host that the finding names, if any."""
     try:
         finding = json.load(file)
         names, host = [str(name) for name in finding["hosts"]], str(finding["host"] or "")
@@ -187,7 +187,7 @@ def _of_finding(file: TextIO) -> tuple[list[str], list[str]]:
 
 
 def _expected(run: Path | None, tests: tuple[str, ...]) -> RunBandwidth | None:
-    """What the run says of an all-reduce; None where it does not, which is said."""
+    """Return the all-reduce of the run; None, with a warning, if the run has none."""
     from dpro.cli.output import warn
     from dpro.errors import DproError
 

@@ -1,10 +1,10 @@
-"""Which host or which link between two is slow or broken, by exchanges in rounds.
+"""Search for hosts and links that are slow or broken, by exchanges in rounds.
 
-In: a transport, which does exchanges and all-reduces and says what they reached. Out: the hosts and links at
-fault, and all figures. Every pair exchanges once, in log2(N) rounds (`rounds_of`). What fails is tried again
-at once, with other hosts, so that a host that does not answer is out of the rounds that follow. What is slow
-is judged when all is known, and tried twice more, of which the best counts: hosts whose exchanges are nearly
-all slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.
+Takes a transport, which does exchanges and all-reduces and returns their bandwidth; returns the hosts and
+links at fault, and all figures. Every pair exchanges once, in log2(N) rounds (`rounds_of`). Failed exchanges
+are tried again at once with other hosts, so that a dead host is left out of later rounds. Slow ones are
+judged after all rounds, and tried twice more, the best try counting: hosts whose exchanges are nearly all
+slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA
 
-# Which hosts exchange with which, and when: each pair once, in rounds of ever larger groups.
+# Schedule of exchanges: each pair once, in rounds of ever larger groups.
 
 Pair = tuple[int, int]
 
 
 class Round(NamedTuple):
-    """What goes on at a time.
+    """Exchanges that take place together.
 
     Attributes:
-        steps: pairs of each step; no host is in two of a step.
-        groups: hosts of each group, all of which exchange within it, here or in rounds before.
+        steps: pairs of each step; no host is in two pairs of a step.
+        groups: hosts of each group, all of which exchange within it, in this or earlier rounds.
     """
 
     steps: list[list[Pair]]
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(num_hosts: int) -> list[Round]:
-    """The rounds, the smallest groups first."""
+    """Return the rounds, the smallest groups first."""
     levels: list[list[range]] = []
     level = [range(num_hosts)]
     while any(len(group) > 1 for group in level):
@@ -69,19 +69,19 @@ def _round_of_pairs(groups: list[range]) -> Round:
     return Round(steps, [[*group] for group in groups if len(group) > 1])
 
 
-FITS = 0.9  # of its exchanges that are slow, of a host at fault
+FITS = 0.9  # share of a host's exchanges that are slow if it is at fault
 AGAIN = 2  # hosts with which a suspected host exchanges again
-TRIES = 2  # how often
-MIN_GROUP = 3  # hosts; the all-reduce of two is an exchange
+TRIES = 2  # number of further tries
+MIN_GROUP = 3  # hosts; an all-reduce of two is an exchange
 
 
 class Exchanged(NamedTuple):
-    """What an exchange reached.
+    """Result of an exchange.
 
     Attributes:
-        gbps: one way, 1e9 bytes/s, of the slowest device; 0 where it failed.
+        gbps: one way, 1e9 bytes/s, of the slowest device; 0 if it failed.
         device: the slowest.
-        error: why it failed; empty where it did not.
+        error: why it failed; empty if it did not.
     """
 
     gbps: float
@@ -90,11 +90,11 @@ class Exchanged(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What an all-reduce reached.
+    """Result of an all-reduce.
 
     Attributes:
-        gbps: bus bandwidth of the slowest device, 1e9 bytes/s; 0 where it failed.
-        error: why it failed; empty where it did not.
+        gbps: bus bandwidth of the slowest device, 1e9 bytes/s; 0 if it failed.
+        error: why it failed; empty if it did not.
     """
 
     hosts: tuple[int, ...]
@@ -107,8 +107,8 @@ class Fault(NamedTuple):
     """Why a host or a link is at fault.
 
     Attributes:
-        times: how many times as fast others are; 0 where it failed.
-        error: how it failed; empty where it is slow.
+        times: how many times as fast others are; 0 if it failed.
+        error: how it failed; empty if it is slow.
     """
 
     times: float = 0.0
@@ -116,25 +116,25 @@ class Fault(NamedTuple):
 
 
 class Transport(Protocol):
-    """What exchanges between hosts."""
+    """Transport of data between hosts."""
 
     def exchange(self, steps: Sequence[Sequence[Pair]]) -> Mapping[Pair, Exchanged]:
-        """Exchange, step by step; the pairs of a step at the same time."""
+        """Exchange, step by step; the pairs of a step exchange at the same time."""
 
     def all_reduce(self, groups: Sequence[Sequence[int]]) -> list[Reduced]:
-        """Reduce over groups of hosts at the same time; no host is in two."""
+        """Reduce over groups of hosts at the same time; no host is in two groups."""
 
 
 @dataclass
 class NetworkChecked:
-    """What exchanges have shown.
+    """Results of the exchanges.
 
     Attributes:
-        exchanged: by pair; what failed or was slow is as it was the first time.
+        exchanged: by pair, from the first try.
         reduced: all-reduces, the smallest groups first.
         hosts, links: at fault, and why.
-        unsure: links of which either end may be at fault instead, since there is no other host to try.
-        passing: what was slow once and not again.
+        unsure: links with an end that may be at fault instead, since no other host can test it.
+        passing: pairs that were slow once and not again.
     """
 
     exchanged: dict[Pair, Exchanged] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class NetworkChecked:
     num_rounds: int = 0
 
     def moved(self, without: Iterable[int] = ()) -> dict[Pair, float]:
-        """What the exchanges reached that did not fail, 1e9 bytes/s, but those of some hosts."""
+        """Return the bandwidth of exchanges that succeeded, 1e9 bytes/s, except those of some hosts."""
         out = set(without)
         return {
             pair: exchanged.gbps
@@ -156,7 +156,7 @@ class NetworkChecked:
 
 
 def search_network(transport: Transport, hosts: Sequence[int]) -> NetworkChecked:
-    """Do the rounds, and name what is at fault."""
+    """Do all rounds, and find hosts and links at fault."""
     seen = NetworkChecked()
     for steps, groups in rounds_of(len(hosts)):
         pairs = [[_pair(hosts[one], hosts[other]) for one, other in step] for step in steps]
@@ -184,7 +184,7 @@ def _round(
 
 
 def _whole(group: Sequence[int], seen: NetworkChecked) -> list[int]:
-    """The members of a group that can reduce; none where a link between two of them is broken."""
+    """Return the members of a group that can reduce; empty if a link between two of them is broken."""
     members = [host for host in group if host not in seen.hosts]
     return [] if any({*pair} <= {*members} for pair in seen.links) else members
 
@@ -192,10 +192,10 @@ def _whole(group: Sequence[int], seen: NetworkChecked) -> list[int]:
 def _try_others(
     transport: Transport, seen: NetworkChecked, failed: Sequence[Pair], hosts: Sequence[int]
 ) -> None:
-    """Have both ends of what failed exchange with others: who fails again is at fault, else the link is."""
+    """Let both ends of failed pairs exchange with others: who fails again is at fault, else the link."""
     suspects = sorted({host for pair in failed for host in pair})
     apart = {*failed}
-    used = Counter(suspects)  # those under no suspicion come first, each for another suspect
+    used = Counter(suspects)  # hosts that are not suspects come first, each for another suspect
     pairs: dict[int, Pair] = {}
     for suspect in suspects:
         others = [
@@ -209,7 +209,7 @@ def _try_others(
     for suspect, pair in pairs.items():
         if again[pair].error:
             seen.hosts[suspect] = Fault(error=again[pair].error)
-    for suspect in set(suspects) - pairs.keys():  # it has failed with all there are
+    for suspect in set(suspects) - pairs.keys():  # it has failed with all hosts
         errors = [exchanged.error for pair, exchanged in seen.exchanged.items() if suspect in pair]
         if len(errors) > 1 and all(errors):
             seen.hosts[suspect] = Fault(error=errors[0])
@@ -225,7 +225,7 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def disjoint_steps(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Steps of disjoint pairs, each pair in the first that has room for it."""
+    """Return steps of disjoint pairs, each pair in the first step with room for it."""
     steps: list[list[Pair]] = []
     for pair in dict.fromkeys(pairs):
         room = next((step for step in steps if not any({*pair} & {*other} for other in step)), None)
@@ -237,7 +237,7 @@ def disjoint_steps(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _judge(transport: Transport, seen: NetworkChecked) -> None:
-    """Name hosts and links that are slow, and that are slow once more."""
+    """Find slow hosts and links, and keep those that are slow again."""
     hosts: dict[int, float] = {}
     usable = seen.moved()
     while slow := {host: times for host in _hosts_in(usable) if (times := _times_of_host(usable, host))}:
@@ -271,7 +271,7 @@ def _hosts_in(pairs: Iterable[Pair]) -> list[int]:
 
 
 def _times_of_host(usable: Mapping[Pair, float], host: int) -> float:
-    """How many times as fast others' exchanges are where nearly all of a host's are slow; else 0."""
+    """Return how many times as fast others' exchanges are if nearly all of a host's are slow; else 0."""
     figures = [figure for pair, figure in usable.items() if host in pair]
     others = [figure for pair, figure in usable.items() if host not in pair]
     if not others:
@@ -281,14 +281,14 @@ def _times_of_host(usable: Mapping[Pair, float], host: int) -> float:
     return peers.median / statistics.median(figures) if slow >= FITS * len(figures) else 0.0
 
 
-# A figure of each host against the same figure of the others, where more is better. A host is compared with
-# the median of all others; how far off it has to be follows from their median absolute deviation, with a
-# floor: up to half of the others may be anything.
+# Compares a figure of each host with that of the others, where more is better. The reference is the median of
+# all others, and the threshold follows from their median absolute deviation, with a floor: up to half of the
+# others may have any value.
 
-MIN_SLOW = 1.15  # times as fast as it: the others
-MIN_SLOW_OF_TWO = 1.5  # where there is only one other
+MIN_SLOW = 1.15  # least factor by which the others are faster
+MIN_SLOW_OF_TWO = 1.5  # if there is only one other
 DEVIATIONS = 5.0
-MIN_DEVIATION = 0.02  # of a logarithm: a lower deviation is raised to this
+MIN_DEVIATION = 0.02  # of a logarithm: floor of the deviation
 _SMALLEST = 1e-12
 
 Key = TypeVar("Key", bound=Hashable)
@@ -296,26 +296,27 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class PeerFigures:
-    """What the others reach.
+    """Figures of the other hosts.
 
     Attributes:
-        limit: times as low as that, from which on a figure is slow.
+        limit: factor below the median from which on a figure is slow.
     """
 
     median: float
     limit: float
 
     def times(self, figure: float) -> float:
-        """How many times as fast they typically are, if a figure is clearly lower; else 0."""
+        """Return how many times as fast the others typically are if a figure is clearly lower; else 0."""
         behind = self.median / max(figure, _SMALLEST)
         return behind if behind >= self.limit else 0.0
 
 
 def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures:
-    """What some hosts reach, and what is slow beside it.
+    """Return the median of some figures, and the limit of a slow one.
 
     Args:
-        figures: theirs, at least one.
+        figures: at least one.
+        least: least factor of a slow figure.
     """
     logs = np.log(np.maximum(np.fromiter(figures, float), _SMALLEST))
     middle = float(np.median(logs))
@@ -326,7 +327,7 @@ def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures
 
 
 def slower_than_peers(figures: Mapping[Key, float]) -> dict[Key, float]:
-    """How many times as fast the others typically are, of what is clearly slower than them."""
+    """Return how many times as fast the others typically are, for each clearly slower figure."""
     slower = {}
     values = list(figures.values())
     for place, (key, figure) in enumerate(figures.items()):

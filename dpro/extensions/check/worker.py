@@ -1,8 +1,8 @@
-"""The program on a host that is checked: one device of it computes, copies, exchanges with other hosts.
+"""The program on a checked host: one of its devices computes, copies, and exchanges with other hosts.
 
-In: one command per line on standard input, as JSON. Out: one line per command, which begins with `MARK`, as
-JSON: what was measured, or `error`. It is sent to the host as text, so it uses the standard library and torch
-alone and needs no dpro there. It ends when its input does, whatever it is doing; nothing is left behind.
+Reads one command per line on standard input, as JSON; answers each with one line that begins with `MARK`, as
+JSON: measurements, or `error`. It is sent to the host as ASCII text, so it uses only the standard library and
+torch and needs no dpro there. It ends when its input does, even during a command; it leaves nothing behind.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ from datetime import timedelta
 from typing import Any
 
 MARK = "dpro-check "
-ENOUGH_S = 0.3  # of repeating, for a figure
-EXCHANGE_S = 0.1  # that one exchange is to take: its size follows
+ENOUGH_S = 0.3  # of repetitions per figure
+EXCHANGE_S = 0.1  # target duration of an exchange, from which its size follows
 MIN_BYTES, MAX_BYTES = 1 << 20, 256 << 20
 PROBE_BYTES = 256 << 10
 REPEATS = 3
-PATIENCE = 6  # times the timeout: how long another host may be busy with one that does not answer
+PATIENCE = 6  # times the timeout: how long another host may wait for one that does not answer
 DISK_BYTES = 256 << 20
 SIOCGIFADDR = 0x8915
 
@@ -36,7 +36,7 @@ _here: dict[str, Any] = {}  # the device, the store, and the timeout
 
 
 def _hello(device: int, interface: str, timeout_s: float) -> Answer:
-    """What this host is, and where others reach it; `device` is the number of a GPU."""
+    """Return what this host is, and its address for others; `device` is the number of a GPU."""
     import torch
     import torch.distributed as dist
 
@@ -45,7 +45,7 @@ def _hello(device: int, interface: str, timeout_s: float) -> Answer:
         torch.cuda.set_device(device)
     _here["device"] = torch.device("cuda", device) if gpus else torch.device("cpu")
     _here["timeout_s"] = timeout_s
-    # A timeout is to be an exception here, and not the end of this process.
+    # A timeout must raise an exception here, not end this process.
     os.environ.update(TORCH_NCCL_BLOCKING_WAIT="1", TORCH_NCCL_ENABLE_MONITORING="0")
     name, address = _own_address(interface)
     if interface:
@@ -65,7 +65,7 @@ def _hello(device: int, interface: str, timeout_s: float) -> Answer:
 
 
 def _machine() -> str:
-    """What containers on one machine have in common."""
+    """Return an identifier that containers on one machine share."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -74,12 +74,12 @@ def _machine() -> str:
 
 
 def _own_address(interface: str) -> tuple[str, str]:
-    """The network interface by which others reach this host, and its address."""
+    """Return the network interface by which others reach this host, and its address."""
     if interface:
         return interface, _address_of(interface)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel says which address it would use
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the address
             address = probe.getsockname()[0]
         except OSError:
             address = "127.0.0.1"
@@ -93,14 +93,14 @@ def _own_address(interface: str) -> tuple[str, str]:
 
 
 def _address_of(interface: str) -> str:
-    """The IPv4 address of an interface."""
+    """Return the IPv4 address of an interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         asked = struct.pack("256s", interface.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, asked)[20:24])
 
 
 def _synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     import torch
 
     if _here["device"].type == "cuda":
@@ -108,7 +108,7 @@ def _synchronize() -> None:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """Seconds that some work takes, on the device too."""
+    """Return the seconds that some work takes, on the device too."""
     begin = time.perf_counter()
     work()
     _synchronize()
@@ -116,7 +116,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def _fastest_s(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several repetitions of some work."""
+    """Return the seconds of the fastest of several repetitions of some work."""
     _seconds(work)
     best, until = float("inf"), time.monotonic() + ENOUGH_S
     while time.monotonic() < until:
@@ -125,7 +125,7 @@ def _fastest_s(work: Callable[[], Any]) -> float:
 
 
 def _compute() -> Answer:
-    """Matrix products (1e12 operations/s), which have to be right, and copies of memory (1e9 bytes/s)."""
+    """Measure matrix products (1e12 operations/s) and copies of memory (1e9 bytes/s); check the products."""
     import torch
 
     device = _here["device"]
@@ -149,7 +149,7 @@ def _compute() -> Answer:
 
 
 def _is_right() -> bool:
-    """Whether a product of whole numbers, which is exact, is what its sums say (Freivalds, 1977)."""
+    """Check an exact product of integer matrices by its sums (Freivalds, 1977)."""
     import torch
 
     device, drawn = _here["device"], torch.Generator().manual_seed(1)
@@ -160,7 +160,7 @@ def _is_right() -> bool:
 
 
 def _disk(folder: str) -> Answer:
-    """Write and read a file that has no name, so that nothing of it can be left; 1e9 bytes/s."""
+    """Measure writing and reading a nameless file, of which nothing can be left behind; 1e9 bytes/s."""
     block = mmap.mmap(-1, 16 << 20)
     block.write(os.urandom(1 << 20) * 16)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -183,12 +183,12 @@ def _disk(folder: str) -> Answer:
 
 
 def _exchanges(partners: list[dict[str, Any]]) -> Answer:
-    """Exchange with one host after the other; what each moved one way, 1e9 bytes/s, or why not."""
+    """Exchange with one host after another; return what each moved one way, 1e9 bytes/s, or its error."""
     return {"exchanges": [_attempt(_exchange, one) for one in partners]}
 
 
 def _attempt(command: Callable[..., Answer], given: dict[str, Any]) -> Answer:
-    """What a command answers, or the error that came instead."""
+    """Return the answer of a command, or the error that it raised."""
     try:
         return command(**given)
     except Exception as error:
@@ -197,18 +197,18 @@ def _attempt(command: Callable[..., Answer], given: dict[str, Any]) -> Answer:
 
 
 def _exchange(address: str, port: int, key: str, rank: int, other: tuple[str, int]) -> Answer:
-    """An all-reduce of two: both send each other as much as there is to reduce, at the same time.
+    """All-reduce between two: both send the whole payload to each other at the same time.
 
-    With gloo it is the steadiest way: an all-gather of two takes up to twice as long, now and then. Each
-    first reaches for the `other`, which answers however busy it is: so a broken link keeps its ends from
-    their next exchanges for one timeout alone, which those that they meet next wait for.
+    With gloo it is the steadiest way: an all-gather of two sometimes takes up to twice as long. Each end
+    first connects to `other`, which accepts even when busy: so a broken link delays the next exchanges of its
+    ends, and the hosts waiting for them, by only one timeout.
     """
     socket.create_connection((other[0], other[1]), _here["timeout_s"]).close()
     return _all_reduce(address, port, key, rank, 2)
 
 
 def _all_reduce(address: str, port: int, key: str, rank: int, num_ranks: int) -> Answer:
-    """All-reduce over some hosts: its size in bytes, and its bus bandwidth as in the NCCL tests."""
+    """All-reduce over some hosts; return its size in bytes, and its bus bandwidth as in the NCCL tests."""
     import torch
     import torch.distributed as dist
 
@@ -223,7 +223,7 @@ def _all_reduce(address: str, port: int, key: str, rank: int, num_ranks: int) ->
 
 @contextmanager
 def _group(address: str, port: int, key: str, rank: int, num_ranks: int) -> Iterator[None]:
-    """A process group, whose first member has the store; all members are there when it begins."""
+    """Make a process group whose first member has the store; wait until all members have joined."""
     import torch.distributed as dist
 
     limit, patient = (timedelta(seconds=times * _here["timeout_s"]) for times in (1, PATIENCE))
@@ -242,7 +242,7 @@ def _group(address: str, port: int, key: str, rank: int, num_ranks: int) -> Iter
 
 
 def _measured(transfer: Callable[[int], float]) -> tuple[int, float]:
-    """Bytes of a transfer that takes long enough, by the first member, and the seconds that it takes."""
+    """Return the bytes of a transfer of about `EXCHANGE_S`, as the first member decides, and its seconds."""
     import torch
     import torch.distributed as dist
 
@@ -254,7 +254,7 @@ def _measured(transfer: Callable[[int], float]) -> tuple[int, float]:
 
 
 def _together(work: Callable[[], Any]) -> float:
-    """Seconds of a transfer, from when all members are there."""
+    """Return the seconds of a transfer from the time when all members have arrived."""
     import torch
     import torch.distributed as dist
 
@@ -275,7 +275,7 @@ def main() -> None:
     def read() -> None:
         for line in sys.stdin:
             commands.put(json.loads(line))
-        os._exit(0)  # whatever hangs
+        os._exit(0)  # also ends a command that hangs
 
     threading.Thread(target=read, daemon=True).start()
     while True:

@@ -1,8 +1,8 @@
-"""The workers on the hosts that are checked: started through a launcher, asked, and not waited for too long.
+"""Workers on the checked hosts: started through a launcher, sent commands, given limited time to answer.
 
-In: names of hosts, and a launcher: the words of a command that runs another one on a host. Out: what the
-workers answer. A worker that does not answer in time is gone: it is ended, and not asked again. Only the
-word `sh` is given to the launcher, which no shell on the way can misread; the rest goes to its input.
+Takes names of hosts, and a launcher: the words of a command that runs another one on a host; returns the
+answers of the workers. A worker that does not answer in time is killed, and not asked again. The launcher
+gets only the word `sh`, which no shell on the way can misread; everything else goes to its input.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LAUNCHERS = {
     "local": "env DPRO_CHECKED_HOST={host}",
 }
 START_S = 60.0  # to log in, start Python and import torch
-WORK_S = 30.0  # for what a host does alone
-EXCHANGE_S = 3.0  # for each exchange that goes well
-END_S = 3.0  # for a worker to end when its input does
-CPU = "CPU"  # the model of a device that is the processors of a host
-MAX_NOISE = 20  # lines that are kept of what a launcher says
+WORK_S = 30.0  # for work of one host alone
+EXCHANGE_S = 3.0  # for each exchange that succeeds
+END_S = 3.0  # for a worker to end after its input does
+CPU = "CPU"  # model of the device if a host's processors are the device
+MAX_NOISE = 20  # lines of other output of a launcher that are kept
 _READY = MARK + "ready"
 _BOOT = (
     f'import sys;print("{_READY}",flush=True);'
@@ -48,7 +48,7 @@ class Unit(NamedTuple):
     """A device of a host.
 
     Attributes:
-        device: number of the GPU; 0 where the processors are the device.
+        device: number of the GPU; 0 if the processors are the device.
     """
 
     host: int
@@ -56,12 +56,12 @@ class Unit(NamedTuple):
 
 
 class HostToCheck(NamedTuple):
-    """A host as its workers have described it.
+    """A host as its workers describe it.
 
     Attributes:
         name: as it was given.
-        machine: what containers on one machine have in common.
-        devices: its workers.
+        machine: identifier that containers on one machine share.
+        devices: number of its workers.
     """
 
     name: str
@@ -78,7 +78,7 @@ class _Worker:
     error: str = ""
 
     def read(self) -> None:
-        """Sort what comes into answers and noise, until it ends."""
+        """Sort output into answers and noise, until it ends."""
         assert self.process.stdout is not None
         for raw in self.process.stdout:
             line = raw.decode(errors="replace").strip()
@@ -92,14 +92,14 @@ class _Worker:
         self.answers.put(None)
 
     def write(self, text: str) -> None:
-        """Give it a text; nothing where it has ended."""
+        """Write a text to the worker; do nothing if it has ended."""
         with suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.write(text.encode())
             self.process.stdin.flush()
 
     def answer(self, number: int, deadline_s: float) -> dict[str, Any] | None:
-        """Its answer to a command; None where there is none in time: it is gone then."""
+        """Return the answer to a command; None if there is none in time, which ends the worker."""
         while not self.error:
             try:
                 answer = self.answers.get(timeout=max(deadline_s - time.monotonic(), 0.001))
@@ -114,7 +114,7 @@ class _Worker:
         return None
 
     def end(self, error: str) -> None:
-        """It is gone, for this reason."""
+        """Kill the worker, and record why."""
         self.error = self.error or error
         self.process.kill()
 
@@ -123,19 +123,19 @@ class HostWorkers:
     """Workers of some hosts, one for each device.
 
     Attributes:
-        hosts: those that answer, by number.
-        failed: why a host does not, by number; it is not asked again.
+        hosts: hosts that answer, by number.
+        failed: why a host does not answer, by number; it is not asked again.
     """
 
     def __init__(
         self, names: Sequence[str], launcher: str, python: str, interface: str, timeout_s: float, say: Say
     ) -> None:
-        """Start a worker for each device of each host; those that answer are in `hosts` then.
+        """Start a worker for each device of each host; put those that answer into `hosts`.
 
         Args:
             launcher: one of `LAUNCHERS`, or the words of a command with `{host}` in them.
             interface: of the network; empty for that of the default route.
-            timeout_s: for an exchange that does not end.
+            timeout_s: of an exchange.
 
         Raises:
             UsageError: the launcher cannot be started.
@@ -156,12 +156,13 @@ class HostWorkers:
             raise
 
     def _meet(self, units: Sequence[Unit]) -> None:
-        """Start workers and learn where they are."""
+        """Start workers and get their descriptions."""
         for unit in units:
             self._workers[unit] = self._started(self._names[unit.host])
         deadline_s = time.monotonic() + START_S
         program = files("dpro.extensions.check").joinpath("worker.py").read_text(encoding="ascii")
-        for unit in units:  # a shell may read ahead: the program is sent once Python has taken its place
+        # A shell may read ahead, so the program is sent only after Python has replaced it.
+        for unit in units:
             if self._workers[unit].answer(-1, deadline_s) is not None:
                 self._workers[unit].write(f"{len(program)}\n{program}")
         greeting = {"do": "hello", "interface": self._interface, "timeout_s": self._timeout_s}
@@ -194,17 +195,17 @@ class HostWorkers:
         return worker
 
     def units(self) -> list[Unit]:
-        """The devices of the hosts that answer."""
+        """Return the devices of the hosts that answer."""
         return [Unit(number, device) for number, host in self.hosts.items() for device in range(host.devices)]
 
     def ask(self, commands: Mapping[Unit, Mapping[str, Any]], within_s: float) -> dict[Unit, dict[str, Any]]:
-        """Have workers do something at the same time.
+        """Run commands on workers at the same time.
 
         Args:
-            within_s: seconds that it may take; who has not answered then is not asked again.
+            within_s: time limit in seconds; a worker without an answer by then is not asked again.
 
         Returns:
-            Their answers, each with `error` where it failed; the error of those that are gone is why.
+            Their answers, with `error` if a command failed, or if the worker is gone.
         """
         self._number += 1
         for unit, command in commands.items():
@@ -220,7 +221,7 @@ class HostWorkers:
         return answers
 
     def exchange(self, steps: Sequence[Sequence[Pair]]) -> Mapping[Pair, Exchanged]:
-        """Exchange, step by step, with all devices at a time; see `Transport`."""
+        """Exchange, step by step, with all devices at the same time; see `Transport`."""
         self._say(f"network: {sum(map(len, steps))} pairs exchange in {len(steps)} steps")
         lanes = {pair: min(self._devices(host) for host in pair) for step in steps for pair in step}
         commands: dict[Unit, list[dict[str, Any]]] = {}
@@ -294,10 +295,10 @@ def _worst(one: Exchanged) -> tuple[bool, float]:
 
 
 def launcher_words(launcher: str) -> list[str]:
-    """The words of a launcher, or of the one that has this name.
+    """Return the words of a launcher, given by name or as a command.
 
     Raises:
-        UsageError: the host is nowhere in it.
+        UsageError: the host is missing in it.
     """
     try:
         words = shlex.split(LAUNCHERS.get(launcher, launcher))
@@ -310,7 +311,7 @@ def launcher_words(launcher: str) -> list[str]:
 
 
 def take_turns(hosts: Mapping[int, HostToCheck]) -> Iterable[list[int]]:
-    """Hosts that can work at the same time: of those that share a machine one after the other."""
+    """Return lists of hosts that can work at the same time; hosts that share a machine take turns."""
     turns: dict[str, int] = {}
     by_turn: dict[int, list[int]] = {}
     for number, host in hosts.items():

@@ -1,4 +1,4 @@
-"""The loop: a change is predicted, made to the real job, measured, and remembered."""
+"""Trials: predict a change, apply it to the real job, measure it, and keep the result in a ledger."""
 
 from dpro.plugins import Command, Extension
 

@@ -1,8 +1,7 @@
-"""Predictions with intervals that are widened by what was tried on this machine.
+"""Prediction intervals widened by the trials on this machine.
 
-In: predictions, and the ledger. Out: predictions whose intervals hold the errors that were seen for the
-same kind of change, and why they are wider. An interval never becomes narrower than the
-replay's own.
+Takes predictions, and the ledger; returns predictions whose intervals cover the errors of past trials of
+their kind of change, and why they are wider. An interval never becomes narrower than the replay's.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from dpro.replay.whatif.predict import Prediction
 
 
 def calibrated(prediction: Prediction, entries: Sequence[LedgerEntry]) -> Prediction:
-    """Widen the interval of a prediction where the ledger has enough entries of its kind.
+    """Widen the interval of a prediction if the ledger has enough entries of its kind.
 
-    It becomes proven, too, where most tries of its kind took as long as was predicted.
+    The prediction also becomes proven if most trials of its kind were measured within the predicted interval.
     """
     kinds = [kind_of_edit(str(edit)) for edit in prediction.edits]
     kind = joint_kind(kinds) if all(kinds) else ""

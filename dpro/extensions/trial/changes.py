@@ -1,8 +1,8 @@
-"""Changes that `dpro try` can make to a job: one table, which is also the map from what-if edits to them.
+"""Table of the changes that `dpro try` can make to a job, and of the what-if edits that predict them.
 
-In: what the user typed, in the form of what-if edits. Out: a `Change`: the family in
-`collectors/inside/apply` that makes it with its arguments, and the edit that predicts it. Where a what-if
-edit has the same meaning, the text is the same.
+Takes what the user typed, in the form of what-if edits; returns a `Change`: the family in
+`collectors/inside/apply` that makes it, with its arguments, and the edit that predicts it. A change and a
+what-if edit of one meaning have the same text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Values = dict[str, Any]
 PROBE, PROBES = "probe", "probes."
-BUDGET = "budget"  # what is chosen within it depends on what a probe measured
+BUDGET = "budget"  # the choice within a budget depends on a probe's measurements
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Change:
 
     Attributes:
         text: as the user wrote it.
-        kind: its name and what is not a number in it: changes of one kind share one prediction error.
-        family: what makes it.
-        arguments: what that takes.
-        edits: the what-if edits that predict it; none where nothing does.
+        kind: its name and arguments without numbers; changes of one kind share one prediction error.
+        family: code that makes it, in `collectors/inside/apply`.
+        arguments: of the family.
+        edits: the what-if edits that predict it; empty if none do.
         uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
-        samples: how many times as many samples a step has.
-        passes: how many times as many samples a forward pass has.
-        keeps_loss: whether the job should learn what it did.
-        probe: what has to be measured of the job before it is known what to change, such as `compress:probe`.
+        samples: factor on the samples of a step.
+        passes: factor on the samples of a forward pass.
+        keeps_loss: whether the job should learn the same as before.
+        probe: the probe whose measurements decide what to change, such as `compress:probe`; empty for none.
     """
 
     text: str
@@ -62,11 +62,11 @@ class Change:
 
     @property
     def changes_threads(self) -> bool:
-        """Whether the job then has other processes or threads, which wait for cores, too."""
+        """Whether it changes the job's processes or threads, and so how long they wait for cores."""
         return self.family in ("data", "environment")
 
     def document(self) -> dict[str, Any]:
-        """Return it as the recorder reads it."""
+        """Return the change in the form that the recorder reads."""
         return {"edit": self.text, "family": self.family, "arguments": self.arguments}
 
 
@@ -75,14 +75,14 @@ class ChangeRow:
     """One row of the table.
 
     Attributes:
-        summary: what is changed, a few words.
-        family: what makes the change, in `collectors/inside/apply`.
-        keys: what the user may give.
+        summary: what is changed, in a few words.
+        family: code that makes the change, in `collectors/inside/apply`.
+        keys: keys that the user may give.
         example: as the user writes it.
-        arguments: the family's arguments for what was given.
-        alone: whether no key need be given.
-        edits: the what-if edits that predict what was given, where they have another text.
-        uneven, samples, passes, keeps_loss: as `Change`, the numbers from what was given.
+        arguments: returns the family's arguments for the given values.
+        alone: whether it may be given without keys.
+        edits: returns the what-if edits that predict the given values; None if their text is the change's.
+        uneven, samples, passes, keeps_loss: as in `Change`, numbers from the given values.
     """
 
     summary: str
@@ -177,7 +177,7 @@ def _planned(values: Values) -> Values:
 
 
 def changes_of_plan(path: Path) -> tuple[str, ...]:
-    """The edits that belong to a tensor plan, and the plan itself, as the user would write them.
+    """Return the edits that belong to a tensor plan, and the plan itself, as the user would write them.
 
     Raises:
         DproError: the file is not a plan.
@@ -187,7 +187,7 @@ def changes_of_plan(path: Path) -> tuple[str, ...]:
 
 TENSORS = "tensors"
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}  # as NCCL spells them
-TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused, with what to do instead
+TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused with a hint
 OF_DDP = ("ddp", "reduction", TENSORS)  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
@@ -313,7 +313,7 @@ def parse_change(text: str) -> Change:
     """Parse a change.
 
     Raises:
-        UsageError: no such change or key (with the nearest one), or a value that is not what it should be.
+        UsageError: there is no such change or key (the message names the nearest one), or a value is invalid.
     """
     name, rest = split_edit(text)
     if name == VARIABLE:
@@ -352,10 +352,10 @@ def _kind(name: str, values: Values) -> str:
 
 
 def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str]) -> None:
-    """Refuse changes that cannot be made to one job together, and those that the job already has.
+    """Refuse changes that exclude each other, and variables that already have the requested value.
 
     Raises:
-        UsageError: saying which.
+        UsageError: the message names the changes.
     """
     names = [split_edit(change.text)[0] for change in changes]
     for name in names:
@@ -382,7 +382,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
 
 
 def _needs_hook(change: Change) -> bool:
-    """Whether it is a plan that changes more than which gradients are reduced together."""
+    """Return whether it is a plan that changes more than which gradients are reduced together."""
     planned = change.arguments["reductions"] if change.family == TENSORS else ()
     return any(reduction["pieces"] > 1 or reduction["reduce_in"] for reduction in planned)
 
@@ -391,12 +391,12 @@ def kind_of_edit(text: str) -> str:
     """Return the kind of a what-if edit in the ledger; empty where it cannot be tried."""
     try:
         return parse_change(text).kind
-    except DproError:  # a plan whose file is gone, too
+    except DproError:  # also of a plan whose file is gone
         return ""
 
 
 def is_of_ddp(text: str) -> bool:
-    """Whether trying a what-if edit changes torch's DDP, which other frameworks have no part in."""
+    """Return whether trying a what-if edit changes torch's DDP, which other frameworks do not use."""
     return parse_change(text).family in OF_DDP
 
 
@@ -422,11 +422,11 @@ def _unknown(name: str) -> str:
     return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"
 
 
-# What `dpro whatif` says of trying what it predicts.
+# How `dpro whatif` suggests to try its predictions.
 
 
 def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
-    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
+    """Return the command that applies the first prediction to the job; empty if it cannot be applied."""
     texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
     if not texts or not all(map(kind_of_edit, texts)):
         return ""
@@ -436,7 +436,7 @@ def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
 
 
 def _reduces_without_ddp(run: Run) -> bool:
-    """Whether the job said that DeepSpeed reduces its gradients."""
+    """Return whether the run shows that DeepSpeed reduces the gradients."""
     from dpro.replay.gradient_buckets import SOURCE
     from dpro.schema import BUCKETS
 

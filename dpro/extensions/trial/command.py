@@ -1,7 +1,7 @@
-"""`dpro try`: predict a change, make it to the real job, measure, and remember how that went: `dpro ledger`.
+"""`dpro try`: predict a change, apply it to the real job, measure it, and log the result for `dpro ledger`.
 
-In: changes and a command. Out: predicted against measured step time, each with an interval; runs of the job
-as it is and as it is changed, recorded in turns; an entry in the ledger.
+Takes changes and a command; records the job unchanged and changed, alternating; prints predicted and measured
+step time, each with an interval, and adds an entry to the ledger.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Examples of the changes that `dpro try` makes."""
+    """Complete the word being typed with examples of changes."""
     from dpro.extensions.trial.changes import CHANGES
 
     return that_begin([(row.example, row.summary) for row in CHANGES.values()], typed)
 
 
 class _WithJob(click.Command):
-    """A command that takes the words behind `--` as the job."""
+    """A command that takes the words after `--` as the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the job off, so that the other words are changes."""
+        """Split off the job, so that the other words are changes."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta["job"] = args[end + 1 :]
         return super().parse_args(ctx, args[:end])
@@ -56,7 +56,7 @@ class _WithJob(click.Command):
         return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the changes there are."""
+        """List the available changes."""
         from dpro.extensions.trial.changes import CHANGES, PROBE_SUMMARIES, VARIABLE_EXAMPLE, VARIABLE_SUMMARY
 
         rows = [(row.example, row.summary) for row in CHANGES.values()] + [*PROBE_SUMMARIES.items()]
@@ -66,16 +66,16 @@ class _WithJob(click.Command):
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What is tried, and how.
+    """What to try, and how.
 
     Attributes:
-        changes: made to the job together.
-        options: of `dpro record`, the same for all of them.
-        repeats: pairs of recordings; with `until_decided` the most there may be.
-        until_decided: whether to stop once it is decided, or known that more would be needed.
-        skip: steps at the beginning of each that are not measured.
-        baseline: a run of the unchanged job, recorded before, that stands for the first of its recordings.
-        show: whether the job's output is shown.
+        changes: applied to the job together.
+        options: of `dpro record`, for all recordings.
+        repeats: pairs of recordings; with `until_decided`, the maximum.
+        until_decided: whether to stop once the result is decided, or would need too many pairs.
+        skip: steps at the beginning of each recording that are not measured.
+        baseline: an earlier run of the unchanged job, used as its first recording; None to record one.
+        show: whether to show the job's output.
     """
 
     changes: tuple[Change, ...]
@@ -95,7 +95,7 @@ class TrialPlan:
 
     @property
     def samples(self) -> float:
-        """Samples of a step of the changed job over those of one as it is."""
+        """Samples of a step of the changed job divided by those of the unchanged job."""
         return math.prod(change.samples for change in self.changes)
 
 
@@ -206,13 +206,13 @@ def _made(folder: Path) -> Path:
 
 
 def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
-    """Try the changes, print how that goes, and remember it."""
+    """Try the changes, print progress and result, and add the result to the ledger."""
     from dpro.extensions.trial.documents import RunsOfTry
     from dpro.extensions.trial.ledger import append
     from dpro.extensions.trial.measure import CONFIDENCE, compare, confidence_of, step_times
 
     first = _first_baseline(plan)
-    step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
+    step_times(first, plan.skip)  # if there are too few, fail before the other runs
     plan = replace(plan, changes=with_choices(plan.changes, first))
     guess = _guess(plan.changes, first)
     if not quiet:
@@ -239,7 +239,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
 def _withheld(
     plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run], measured: MeasuredChange
 ) -> str:
-    """Why the recordings do not say what the change does; empty where they do."""
+    """Return why the recordings do not show the effect of the change; empty if they do."""
     from dpro.extensions.trial.measure import ONE_PAIR, core_use_of, load_differs
 
     if measured.num_pairs == 1:
@@ -267,16 +267,16 @@ def _first_baseline(plan: TrialPlan) -> Run:
 
 
 def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run], Decision | None]:
-    """The runs of both sides, in turns that change places: drift affects both equally.
+    """Record both sides in alternating order, so that drift affects both equally.
 
     Returns:
-        Those of the job as it is, those of the changed job, and what was decided where that was asked for.
+        Runs of the unchanged job, runs of the changed job, and the decision, None without `until_decided`.
     """
     from dpro.extensions.trial.measure import decide, ratios
 
     baselines, changed, decision = [first], [], None
     for number in range(1, plan.repeats + 1):
-        ahead = number % 2 == 0  # the changed one goes first
+        ahead = number % 2 == 0  # the changed job goes first
         for side in ("changed", "baseline") if ahead else ("baseline", "changed"):
             if side == "changed":
                 changed.append(_record(plan, f"changed-{number}", plan.changes))
@@ -293,7 +293,7 @@ def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run], Decisi
 def _times(
     plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]
 ) -> tuple[str, list[Floats], list[Floats]]:
-    """The clock, and the step times of each run of both sides."""
+    """Return the clock, and the step times of each run of both sides, in ns."""
     from dpro.extensions.trial.measure import times_by_one_clock
 
     clock, times = times_by_one_clock([*baselines, *changed], plan.skip)
@@ -301,7 +301,7 @@ def _times(
 
 
 def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: float) -> str:
-    """Why no more pairs were made, and how long it would take where that is not decided."""
+    """Word why no more pairs were recorded, and how long a decision would take if there is none."""
     if decision is None:
         return ""
     if decision.decided:
@@ -311,7 +311,7 @@ def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: floa
 
 
 def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
-    """`training`, the losses of both sides, or why they are `not_compared`."""
+    """Return `training`, which compares the losses of both sides, and why they are `not_compared`."""
     from dpro.extensions.trial.measure import NOT_SEEN, compare_losses, losses_of
 
     for change in plan.changes:
@@ -342,11 +342,12 @@ def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:
 
 @dataclass(frozen=True)
 class TriedPrediction:
-    """What the replay says of the changes, or why it says nothing.
+    """Prediction of the changes, or why there is none.
 
     Attributes:
-        prediction: its interval widened by the ledger; None where there is none.
+        prediction: its interval is widened by the ledger; None if there is none.
         baseline_ns: the replayed step that the prediction is relative to.
+        reason: why there is no prediction; else empty.
     """
 
     prediction: Prediction | None = None
@@ -355,7 +356,7 @@ class TriedPrediction:
 
 
 def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
-    """Predict the changes from a run of the job as it is."""
+    """Predict the changes from a run of the unchanged job."""
     from dpro.analysis.predictions import predict_edits
     from dpro.cli.analysis import analyse
     from dpro.replay.whatif.registry import parse_edit
@@ -369,7 +370,7 @@ def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
     try:
         analysis = analyse(str(run.path))
         prediction = predict_edits(analysis, edits)
-    except DproError as error:  # what cannot be predicted can be measured
+    except DproError as error:  # the change can still be measured
         return TriedPrediction(reason=str(error))
     return TriedPrediction(prediction, analysis.baseline_ns)
 
@@ -407,7 +408,7 @@ def _entry(plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, ch
 def _document(
     plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, changed: Run, **places: Any
 ) -> TryDocument:
-    """What was predicted and measured; `places` are the clock, the runs and the ledger."""
+    """Return predictions and measurements as a document; `places` are the clock, the runs and the ledger."""
     from dpro.extensions.trial.documents import TryDocument, times_document
     from dpro.units import ms
 
@@ -452,11 +453,11 @@ def _print_guess(plan: TrialPlan, guess: TriedPrediction) -> None:
         out.print(f"             interval {prediction.widened}")
 
 
-# What `dpro try` prints of its result.
+# Printing of the results of `dpro try`.
 
 
 def print_result(document: TryDocument) -> None:
-    """Print what was predicted and measured."""
+    """Print prediction and measurement."""
     from dpro.cli.info import changes_in_words
 
     out = console()
@@ -483,7 +484,6 @@ def print_result(document: TryDocument) -> None:
 
 
 def _training_line(document: TryDocument) -> str:
-    """What the losses say."""
     from dpro.extensions.trial.measure import NOT_SEEN
 
     learnt = document.training
@@ -505,17 +505,17 @@ def _line(times: TimesDocument) -> str:
     return f"x{times.speedup:.2f}  {times.ms:.2f} ms per step ({interval})"
 
 
-# What `dpro try` does about probes: record the job with one, print what it measured, choose by it.
+# Probes of `dpro try`: record the job with one, print its measurements, choose by them.
 
-MAX_BUCKETS, MAX_MODULES = 20, 60  # that are printed
+MAX_BUCKETS, MAX_MODULES = 20, 60  # to print
 PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 
 def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
-    """Say what was measured.
+    """Return the measurements of a probe, and print them unless `quiet`.
 
     Raises:
-        Unanswerable: the job was too short for it.
+        Unanswerable: the job was too short for the probe.
     """
     from dpro.extensions.trial.probes import probe_document
 
@@ -526,7 +526,7 @@ def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
 
 
 def with_choices(changes: tuple[Change, ...], run: Run) -> tuple[Change, ...]:
-    """Changes with what is chosen for this job.
+    """Return changes with the choices for this job.
 
     Raises:
         Unanswerable: nothing can be chosen.

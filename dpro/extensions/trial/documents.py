@@ -1,4 +1,4 @@
-"""A try, and the ledger of all tries, for programs."""
+"""Documents of a trial, and of the ledger of all trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TimesDocument(DocumentPart, frozen=True):
     Attributes:
         ms: mean step.
         low_ms, high_ms: its interval.
-        speedup: of the throughput: samples per second changed over unchanged.
+        speedup: samples per second of the changed job divided by those of the unchanged job.
     """
 
     ms: float
@@ -31,10 +31,10 @@ class TimesDocument(DocumentPart, frozen=True):
 
 
 class RunsOfTry(DocumentPart, frozen=True):
-    """Where the recordings are.
+    """Paths of the recordings.
 
     Attributes:
-        baseline: of the job as it is.
+        baseline: of the unchanged job.
         changed: of the changed job.
     """
 
@@ -43,29 +43,29 @@ class RunsOfTry(DocumentPart, frozen=True):
 
 
 class TryDocument(Document, frozen=True, kw_only=True):
-    """What was predicted and measured of a change, both as times of the measured job.
+    """Prediction and measurement of a change, both as times of the measured job.
 
     Attributes:
         edits: the changes, as the user wrote them.
         applied: what became of each change, by rank.
-        baseline_ms: mean step of the job as it is.
-        predicted: with the interval that the ledger has widened; null where nothing predicts it.
+        baseline_ms: mean step of the unchanged job.
+        predicted: with its interval, widened by the ledger; null where nothing predicts it.
         not_predicted: why nothing predicts it; empty where something does.
-        calibration: by what the interval was widened; empty where it was not.
+        calibration: what widened the interval; empty where nothing did.
         measured: with its interval.
-        noise: typical difference of two recordings of the job as it is, as a share; null with one pair.
-        pairs: of recordings.
-        steps: of each recording, at least.
-        samples: samples of a step of the changed job over those of one as it is.
-        verdict: faster, slower or unclear per sample, in words; or that it is not judged, and why.
-        stopped: why no more pairs were made, with --pairs; else empty.
-        pairs_needed: pairs that would decide it, by what is known; null without --pairs.
-        training: the losses of both; null where they cannot be compared.
-        not_compared: why they cannot; empty where they can.
+        noise: typical difference of two recordings of the unchanged job, as a share; null with one pair.
+        pairs: number of pairs of recordings.
+        steps: measured steps of the shortest recording.
+        samples: samples of a step of the changed job divided by those of the unchanged job.
+        verdict: faster, slower or unclear per sample, in words; or why it is not judged.
+        stopped: why no more pairs were recorded, with --pairs; else empty.
+        pairs_needed: estimated pairs for a decision; null without --pairs.
+        training: the losses of both jobs; null where they cannot be compared.
+        not_compared: why the losses cannot be compared; empty where they can.
         inside_interval: whether the measured time is in the predicted interval; null without a prediction.
         clock: device or host.
-        runs: where the recordings are.
-        ledger: where the result was added; empty where nothing is judged.
+        runs: paths of the recordings.
+        ledger: path of the ledger with the result; empty where nothing is judged.
     """
 
     edits: list[str]
@@ -95,11 +95,11 @@ class KindDocument(DocumentPart, frozen=True):
 
     Attributes:
         kind: of change.
-        tries: how many there are.
-        predicted: how many of them had a prediction.
-        inside_interval: how many were measured within the predicted interval.
+        tries: number of trials.
+        predicted: number of trials with a prediction.
+        inside_interval: number of trials measured within the predicted interval.
         median_error_pct, worst_error_pct: of the predictions; null without any.
-        widens_by_pct: by how much further intervals are widened; null where they are not.
+        widens_by_pct: by how much later intervals are widened; null where they are not.
     """
 
     kind: str
@@ -112,7 +112,7 @@ class KindDocument(DocumentPart, frozen=True):
 
 
 class EntryDocument(LedgerEntry, frozen=True, kw_only=True):
-    """One try; times are shares of the unchanged step.
+    """One trial; times are shares of the unchanged step.
 
     Attributes:
         is_inside: whether the measured time is in the predicted interval; null without a prediction.
@@ -126,13 +126,13 @@ class EntryDocument(LedgerEntry, frozen=True, kw_only=True):
 
 
 class LedgerDocument(Document, frozen=True, kw_only=True):
-    """What was predicted and measured of all changes that were tried on this machine.
+    """Predictions and measurements of all changes tried on this machine.
 
     Attributes:
         path: of the ledger.
-        damaged: lines that cannot be read.
+        damaged: number of unreadable lines.
         kinds: how well each kind was predicted.
-        entries: the tries.
+        entries: the trials.
     """
 
     path: str
@@ -142,14 +142,14 @@ class LedgerDocument(Document, frozen=True, kw_only=True):
 
 
 def times_document(ratio: Ratio | MeasuredChange, base_ms: float, samples: float) -> TimesDocument:
-    """A ratio of step times as times."""
+    """Convert a ratio of step times to times."""
     return TimesDocument(
         ratio.ratio * base_ms, ratio.low * base_ms, ratio.high * base_ms, speedup=samples / ratio.ratio
     )
 
 
 def ledger_document(entries: Sequence[LedgerEntry], damaged: int) -> LedgerDocument:
-    """The ledger for programs."""
+    """Return the ledger as a document."""
     by_kind = sorted(entries, key=_kind_of)
     return LedgerDocument(
         path=str(ledger_path()),

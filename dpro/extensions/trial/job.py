@@ -1,7 +1,8 @@
-"""Run a job under the recorder, changed or not, and make sure that the change was really made.
+"""Run a job under the recorder, changed or not, and check that the change was really made.
 
-In: a command, changes, a folder. Out: a run in it, and what the job printed in a file beside it. A job that
-fails, and a change that could not be made on some rank, are errors; a job that says so early is ended then.
+Takes a command, changes, and a folder; leaves a run in the folder, and the job's output in a file beside it.
+A job that fails, and a change that cannot be made on some rank, are errors; the job is ended as soon as one
+is reported.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from dpro.store import Run, open_run
 
 LOOK_S = 0.5
 GRACE_S = 30.0
-_PREFIX = re.compile(r"(?:\[(?:rank|default)?\d+\]: ?)+")  # by which launchers say whose line it is
+_PREFIX = re.compile(r"(?:\[(?:rank|default)?\d+\]: ?)+")  # names the rank of a line, as launchers print it
 _TRACEBACK = "Traceback (most recent call last)"
-_LAUNCHER = re.compile(  # what launchers print of their own
+_LAUNCHER = re.compile(  # output of the launchers themselves
     r"ChildFailedError|SignalException|ProcessRaisedException|distributed[/.]elastic|^[=\-*_]{5,}$"
     r"|^(?:\*+ )?(?:Setting OMP_NUM_THREADS|\w+ \d+ closing signal)"
 )
 
 
 class NotApplied(DproError):
-    """A change could not be made to the job: a measurement would not be a try of it."""
+    """A change could not be made to the job, so that a measurement would not be a trial of it."""
 
 
 def record_job(
     run: Path, command: Sequence[str], changes: Sequence[Change], options: Sequence[str], show: bool
 ) -> None:
-    """Record a job into a folder that is not there yet.
+    """Record a job into a new folder.
 
     Args:
-        show: whether the job's output goes where ours does; else into a file beside the folder.
+        show: whether the job's output goes to stderr; else it goes to a file beside the folder.
 
     Raises:
         DproError: the job failed.
@@ -69,7 +70,7 @@ def record_job(
 
 @contextmanager
 def _ends_job_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM, as of a scheduler, into an exception, so that the job is ended, too."""
+    """Turn SIGTERM, such as from a scheduler, into an exception, so that the job is ended, too."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -82,7 +83,7 @@ def _ends_job_on_sigterm() -> Iterator[None]:
 
 
 def _watch(job: subprocess.Popen[bytes], run: Path) -> str:
-    """Wait for the job to end; return early, with the reason, where a change cannot be made."""
+    """Wait for the job to end; return early, with the reason, if a change cannot be made."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             job.wait(LOOK_S)
@@ -93,7 +94,7 @@ def _watch(job: subprocess.Popen[bytes], run: Path) -> str:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """End a job that still runs; a launcher ends its ranks."""
+    """End a running job; its launcher ends the ranks."""
     if job.poll() is None:
         job.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -114,7 +115,7 @@ def _first_words(run: Path, log: Path) -> str:
 
 
 def first_error_in(lines: Sequence[str]) -> str:
-    """Find the first error in what a job printed, but not a launcher's report of which process failed.
+    """Find the first error in a job's output, except a launcher's report of which process failed.
 
     Args:
         lines: as printed by ranks and launchers, in order.
@@ -144,7 +145,7 @@ def _raised(after: Sequence[str]) -> str:
 
 
 def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
-    """Open the run of a job; all its ranks must be there, each with all changes made.
+    """Open the run of a job; check that it has all ranks, each with all changes made.
 
     Raises:
         DproError: nothing was recorded, or a rank is missing.
@@ -166,7 +167,7 @@ def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
 
 
 def _how_far(run: Run, edit: str) -> str:
-    """`not applied`, or to how many ranks it was."""
+    """Return `not applied`, or to how many ranks an edit was applied."""
     manifest = run.manifest
     done = sum(made.edit == edit and not made.refused for made in manifest.applied)
     return f"applied to {done} of {len(manifest.ranks)} ranks" if done else "not applied"

@@ -1,9 +1,8 @@
-"""What was predicted and what was measured, of every change that was tried on this machine.
+"""The ledger: predictions and measurements of every change tried on this machine.
 
-In: entries. Out: a file with one JSON object per line that is only ever appended to,
-`$XDG_DATA_HOME/dpro/ledger` (`~/.local/share/dpro/ledger`), and how far predictions of a kind of change
-have been off so far. Several processes may append at once; a line that cannot be read is counted and passed
-over.
+Takes entries; appends them to `$XDG_DATA_HOME/dpro/ledger` (`~/.local/share/dpro/ledger`), a file with one
+JSON object per line, and returns how far predictions of a kind of change have been off. Several processes may
+append at once; unreadable lines are counted and skipped.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dpro.errors import DproError
 from dpro.folders import lock
 
 SCHEMA_VERSION = 1
-MIN_ENTRIES = 3  # of a kind, before they widen the interval of the next prediction
-COVERAGE = 0.9  # share of further errors that the widened interval holds
+MIN_ENTRIES = 3  # of a kind, before they widen intervals
+COVERAGE = 0.9  # share of later errors that the widened interval covers
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Ratio:
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """One try; times are shares of the unchanged step.
+    """One trial; times are shares of the unchanged step.
 
     Attributes:
         kind: of change.
@@ -48,12 +47,12 @@ class LedgerEntry(msgspec.Struct, frozen=True):
         measured: in pairs of recordings.
         noise: typical difference of two recordings of the unchanged job, as a share; null with one pair.
         baseline_ms: mean step of the unchanged job.
-        pairs: of recordings.
-        steps: of each recording, at least.
+        pairs: number of pairs of recordings.
+        steps: measured steps of the shortest recording.
         world_size: ranks of the job.
         time: UTC, ISO 8601.
         run: the folder of the recordings.
-        gpus: of the job.
+        gpus: models of the job's GPUs.
         versions: of dpro and torch.
         schema_version: of the ledger.
     """
@@ -75,12 +74,12 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float | None:
-        """Logarithm of measured / predicted; None where nothing was predicted."""
+        """Logarithm of measured / predicted; None without a prediction."""
         return math.log(self.measured.ratio / self.predicted.ratio) if self.predicted else None
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured time is in the predicted interval."""
+        """Whether the measured time is in the predicted interval; None without a prediction."""
         if self.predicted is None:
             return None
         return self.predicted.low <= self.measured.ratio <= self.predicted.high
@@ -94,10 +93,7 @@ def ledger_path() -> Path:
 
 
 def append(entry: LedgerEntry) -> Path:
-    """Add an entry.
-
-    Returns:
-        Where it is.
+    """Add an entry; return the path of the ledger.
 
     Raises:
         DproError: it cannot be written.
@@ -119,7 +115,7 @@ def append(entry: LedgerEntry) -> Path:
 
 
 def read() -> tuple[list[LedgerEntry], int]:
-    """Return all entries in order, and the number of lines that are none.
+    """Return all entries in order, and the number of unreadable lines.
 
     Raises:
         DproError: there is a ledger, and it cannot be read.
@@ -144,20 +140,20 @@ def read() -> tuple[list[LedgerEntry], int]:
 
 
 def joint_kind(kinds: Iterable[str]) -> str:
-    """Return the kind of changes that were made together."""
+    """Return the joint kind of changes that were made together."""
     return " + ".join(sorted(kinds))
 
 
 def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
     """Return how far predictions of a kind are off.
 
-    The error that at least 9 of 10 further ones stay within if they are like those so far: the
-    ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small for that (split conformal
-    prediction: Lei et al., JASA 113, 2018).
+    At least 9 of 10 later errors stay below it if they are like those so far: it is the ceil(0.9 (n + 1))-th
+    smallest of n errors, or the largest if n is too small for that (split conformal prediction: Lei et al.,
+    JASA 113, 2018).
 
     Returns:
-        Absolute value of the logarithm of measured / predicted, 0 where there are too few, and how many
-        entries that is from.
+        Absolute value of the logarithm of measured / predicted, 0 if there are too few entries, and the
+        number of entries.
     """
     same = [entry for entry in entries if kind and entry.kind == kind]
     errors = sorted(abs(entry.error) for entry in same if entry.error is not None)
@@ -167,23 +163,20 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
 
 
 def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
-    """Return whether most tries of a kind took as long as was predicted; False without any."""
+    """Return whether most trials of a kind were measured within the predicted interval; False without any."""
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
     judged = [is_inside for is_inside in inside if is_inside is not None]
     return bool(judged) and 2 * sum(judged) > len(judged)
 
 
 def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:
-    """Widen an interval so that it holds the usual error around the prediction.
+    """Widen an interval to cover the usual error around the prediction.
 
     Args:
         predicted, low, high: the prediction and its interval, ns.
-        error: absolute value of a logarithm, as of `usual_error`.
+        error: absolute value of a logarithm, as from `usual_error`.
 
     Returns:
-        Its ends; never a narrower interval.
+        The ends of the interval, which is never narrower.
     """
     return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))
-
-
-# Where a job was changed, in words.

@@ -1,15 +1,15 @@
-"""How much faster a changed job is, by recordings of it and of the unchanged job, and whether it learns.
+"""How much faster a changed job is than the unchanged one, by recordings of both, and whether it learns.
 
-In: pairs of runs, recorded in turns. Out: the ratio of their step times with an interval, and how much
-recordings of the unchanged job differ from each other; and how far the losses of the changed job are from the
-others' in the second half, sample by sample, and whether that is more than recordings of one job differ by
-(Student's interval of a difference of means). Steps of deep windows, the step after one, and the first steps
-are left out: recording slows the former down, and the latter are not yet what the job is like. Short jobs
-show a change that breaks training, not one that costs a little of its end.
+Takes pairs of runs, recorded alternately; returns the ratio of their step times with an interval, and how
+much recordings of the unchanged job differ from each other; how far the losses of the changed job are from
+the others' in the second half, sample by sample, and whether they differ by more than recordings of one job
+do (Student's interval of a difference of means). Leaves out steps of deep windows and the step after one,
+which recording slows down, and the first steps, which are not typical of the job. Short jobs show a change
+that breaks training, not one that costs a little of the final loss.
 
-Machines have slow spells that last longer than a job, and every start of a job is a little different. So
-pairs are compared, and their variation gives the interval; that of steps within one job would be far too
-narrow (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+Machines have slow periods that last longer than a job, and every start of a job is a little different. So
+pairs are compared, and their variation gives the interval; the variation of steps within one job would make
+it far too narrow (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from dpro.schema import COUNTERS, LOSSES, STEPS
 from dpro.store import Run
 from dpro.units import format_duration
 
-# When enough pairs of recordings were made to decide whether a change helps.
+# Decides when enough pairs were recorded to know whether a change helps.
 
 CONFIDENCE = 0.95
-EFFECT = math.log1p(0.02)  # an effect of less is none
-MIN_PAIRS = 3  # before it is said that too many would be needed: of two, the variation is hardly known
+EFFECT = math.log1p(0.02)  # a smaller effect counts as none
+MIN_PAIRS = 3  # before a trial is given up for needing too many: two say little about variation
 LARGEST_NEED = 10_000
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to go on.
+    """Whether to record more pairs.
 
     Attributes:
-        stop: whether no more pairs shall be made.
+        stop: whether to stop.
         decided: whether the question is answered.
-        needed: pairs that would be needed to answer it, by what is known now.
+        needed: estimated number of pairs that would answer it.
     """
 
     stop: bool
@@ -54,15 +54,15 @@ class Decision:
 
 
 def confidence_of(max_pairs: int) -> float:
-    """The confidence of the interval at each look."""
+    """Return the confidence of each look's interval, so that all looks together have `CONFIDENCE`."""
     return 1 - (1 - CONFIDENCE) / max(max_pairs - 1, 1)
 
 
 def half_width(deviation: float, pairs: int, confidence: float) -> float:
-    """Half the width of Student's interval of a mean.
+    """Return half the width of Student's interval of a mean.
 
     Args:
-        pairs: how many there are, two at least.
+        pairs: number of pairs, at least two.
     """
     from scipy.special import stdtrit
 
@@ -76,7 +76,7 @@ def decide(ratios: Sequence[float], max_pairs: int) -> Decision:
         return Decision(count >= max_pairs, False, max_pairs)
     mean, deviation = abs(float(logs.mean())), float(logs.std(ddof=1))
     confidence = confidence_of(max_pairs)
-    enough = max(mean, EFFECT - mean)  # excludes "as fast", or lies within the effect that is none
+    enough = max(mean, EFFECT - mean)  # excludes an effect of 0, or any beyond EFFECT
     if half_width(deviation, count, confidence) < enough:
         return Decision(True, True, count)
     needed = _needed(deviation, enough, confidence, count)
@@ -85,7 +85,7 @@ def decide(ratios: Sequence[float], max_pairs: int) -> Decision:
 
 
 def _needed(deviation: float, enough: float, confidence: float, count: int) -> int:
-    """The least number of pairs whose interval is narrow enough, by bisection."""
+    """Return the smallest number of pairs whose interval is narrow enough, by bisection."""
     low, high = count, LARGEST_NEED
     while low < high:
         middle = (low + high) // 2
@@ -96,23 +96,23 @@ def _needed(deviation: float, enough: float, confidence: float, count: int) -> i
     return low
 
 
-# Whether the machine had as much else to do on both sides.
+# Compares how busy the machine was on both sides.
 
-MORE_CROWDED = 1.5  # times the wait for a core per CPU time: the machine was busier
-OF_EFFECT = 0.5  # of the difference between both sides: from which on the wait for cores may be all of it
-OF_STEP = 0.02  # of the step: waits that differ by less decide nothing
+MORE_CROWDED = 1.5  # ratio of waits for a core per CPU time from which the machine was busier
+OF_EFFECT = 0.5  # share of the difference between sides; a larger wait for cores may explain all of it
+OF_STEP = 0.02  # share of the step; waits that differ by less are ignored
 ONE_PAIR = "one pair does not show whether recordings differ by themselves: --repeats 3 does"
 
 
 class CoreUse(NamedTuple):
-    """Ns per step, mean of ranks: for how long the training thread waited for a core, and had one."""
+    """How long the training thread waited for a core and had one, in ns per step, mean over ranks."""
 
     wait_ns: float
     cpu_ns: float
 
 
 def core_use_of(run: Run, skip: int) -> CoreUse | None:
-    """How crowded the machine was in the steps that are measured; None where that was not recorded.
+    """Return how crowded the machine was in the measured steps; None if that was not recorded.
 
     Args:
         skip: steps at the beginning that are left out.
@@ -130,10 +130,10 @@ def core_use_of(run: Run, skip: int) -> CoreUse | None:
 def load_differs(
     baseline: Sequence[CoreUse | None], changed: Sequence[CoreUse | None], measured: MeasuredChange
 ) -> str:
-    """Why both sides cannot be compared, where the wait for cores may be all of the difference; else empty.
+    """Return why the sides cannot be compared, if waits for cores may explain the difference; else empty.
 
-    A change after which the job needs less of the CPU also waits less for it, in proportion; where the wait
-    changes by more than that, something else did.
+    A change after which the job needs less of the CPU also waits less for it, in proportion; if the wait
+    changes by more than that, other load on the machine changed.
     """
     sides = [[load for load in side if load is not None] for side in (baseline, changed)]
     if not all(sides):
@@ -159,18 +159,18 @@ BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
 
 @dataclass(frozen=True)
 class MeasuredChange:
-    """A changed job against the unchanged one.
+    """A changed job compared with the unchanged one.
 
     Attributes:
         ratio: step time changed / unchanged; below 1 is faster.
-        low, high: interval of it, of 95% in all.
-        noise: by how much one recording of the unchanged job typically differs from the next, as a share;
-            None for one alone.
+        low, high: 95% interval of the ratio, over all looks.
+        noise: typical difference of a recording of the unchanged job from the next, as a share; None with
+            one.
         baseline_ns: typical step of the unchanged job, median over recordings.
         num_pairs: pairs of recordings.
-        num_steps: steps that the shortest recording is judged by.
-        samples: samples of a step of the changed job over those of one as it is.
-        withheld: why nothing is said of what the change does; empty where something is.
+        num_steps: measured steps of the shortest recording.
+        samples: samples of a step of the changed job divided by those of the unchanged job.
+        withheld: why the change is not judged; empty if it is.
     """
 
     ratio: float
@@ -185,7 +185,7 @@ class MeasuredChange:
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower` per sample, that this is not distinguished from noise, or not judged and why."""
+        """`faster` or `slower` per sample, no effect beyond noise, or not judged and why."""
         if self.withheld:
             return f"not judged: {self.withheld}"
         per_sample = self.ratio / self.samples
@@ -195,7 +195,7 @@ class MeasuredChange:
 
 
 def step_times(run: Run, skip: int) -> Floats:
-    """Return the durations of the steps that recording did not slow down, in order, ns.
+    """Return the durations of the steps that recording did not slow down, in order, in ns.
 
     Args:
         skip: steps at the beginning that are left out.
@@ -207,16 +207,16 @@ def step_times(run: Run, skip: int) -> Floats:
 
 
 def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats]]:
-    """`step_times` of runs that are compared: by the devices if these timed all of them, else by the hosts.
+    """Return step times of runs to compare: by the devices if these timed all runs, else by the hosts.
 
     Args:
         skip: steps at the beginning that are left out.
 
     Returns:
-        `device` or `host`, and the times of each run.
+        `device` or `host`, and the times of each run, in ns.
 
     Raises:
-        Unanswerable: one has too few steps.
+        Unanswerable: a run has too few steps.
     """
     clock, steps = "device", [steps_of(run) for run in runs]
     if not all(step["by_device"].any() for step in steps):
@@ -236,10 +236,10 @@ def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
 
 
 def ratios(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Floats:
-    """The ratio of step times, changed over unchanged, of each pair.
+    """Return the ratio of step times, changed over unchanged, of each pair.
 
     Args:
-        baseline, changed, uneven: as of `compare`.
+        baseline, changed, uneven: as in `compare`.
     """
     typical = _mean if uneven else _median
     return np.array([typical(after) / typical(before) for before, after in zip(baseline, changed)])
@@ -256,12 +256,14 @@ def compare(
 
     Args:
         baseline: step times of the unchanged job, ns, by recording.
-        uneven: whether steps differ by what they do, so that only their mean shows the change.
-        confidence: of the interval; more where one may stop after any pair.
+        changed: step times of the changed job, ns, by recording.
+        uneven: whether the change affects only some steps, so that only their mean shows it.
+        samples: factor on the samples of a step.
+        confidence: of the interval; higher if a trial may stop after any pair.
 
     Returns:
-        The median ratio over pairs, with Student's interval of the logarithms' mean around it; of a single
-        pair an interval from blocks of steps, which does not know how jobs differ from start to start.
+        The median ratio over pairs, with Student's interval of the logarithms' mean around it; with a single
+        pair, an interval from blocks of steps, which ignores how jobs differ from start to start.
     """
     typical = _mean if uneven else _median
     before = np.array([typical(times) for times in baseline])
@@ -316,19 +318,19 @@ def _resampled(times: Floats, random: np.random.Generator) -> Floats:
 
 LOSS = "loss"
 MIN_PASSES = 6
-SHARE = 0.02  # of the loss, or of its fall, within which losses count as the same
+SHARE = 0.02  # share of the loss, or of its fall, within which losses count as equal
 NOT_SEEN = "no rank of some recording asked for gradients of one number"
 
 
 class Training(DocumentPart, frozen=True):
-    """What the changed job learnt, beside the job as it is, over the same samples.
+    """Losses of the changed job and of the unchanged job, over the same samples.
 
     Attributes:
-        differs: whether its losses are further off than the tolerance.
+        differs: whether the losses differ by more than the tolerance.
         base, changed: mean loss in the second half; null where it is not finite.
-        spread: the most by which two recordings of the job as it is differ in it; null of a single one.
-        tolerance: what recordings of one job differ by, or 2% of the loss or of its fall.
-        passes: passes of the job as it is that were compared.
+        spread: largest difference of it between recordings of the unchanged job; null with a single one.
+        tolerance: difference between recordings of one job, or 2% of the loss or of its fall.
+        passes: passes of the unchanged job that were compared.
     """
 
     differs: bool
@@ -340,7 +342,7 @@ class Training(DocumentPart, frozen=True):
 
 
 def losses_of(run: Run) -> Floats:
-    """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
+    """Return the losses of a run in order, the mean over its ranks; empty if they were not recorded."""
     rows = run.table(LOSSES).filter(pl.col("kind") == LOSS)
     by_rank = [losses["value"].to_numpy() for losses in rows.sort("rank", "time_ns").partition_by("rank")]
     if not by_rank:
@@ -356,10 +358,12 @@ def compare_losses(
     """Compare losses over the samples that all recordings have seen.
 
     Args:
-        baseline: `[L]` losses of the job as it is in order, by recording.
+        baseline: `[L]` losses of the unchanged job in order, by recording.
+        changed: `[L]` losses of the changed job in order, by recording.
+        passes: factor on the samples of a forward pass.
 
     Returns:
-        The comparison; None where a recording has too few.
+        The comparison; None if a recording has too few losses.
     """
     common = min(*(losses.size for losses in baseline), *(int(losses.size * passes) for losses in changed))
     if common < MIN_PASSES or common / passes < 2:
@@ -376,7 +380,7 @@ def compare_losses(
 
 
 def _noise(before: Floats, after: Floats) -> float:
-    """Half of the 95% interval of a difference of means, by how recordings of either job differ; else 0."""
+    """Return half of the 95% interval of a difference of means, from the spread within both jobs; else 0."""
     freedom = before.size + after.size - 2
     if freedom < 1:
         return 0.0

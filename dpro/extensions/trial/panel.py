@@ -1,6 +1,6 @@
-"""A panel of What if: what was predicted and measured of the changes that were tried on this machine.
+"""A panel of What if: predictions and measurements of the changes tried on this machine.
 
-In: the ledger. Out: a table.
+Takes the ledger; returns a table.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
 
     Returns:
         `time`, `edits`, `kind`, `baseline_ms`, `predicted_ms` with `predicted_low_ms` and `predicted_high_ms`
-        (null where there was no prediction), `measured_ms` with its interval, `off_by` (predicted / measured
-        - 1) and `inside` (whether the measured step is in the predicted interval).
+        (null without a prediction), `measured_ms` with its interval, `off_by` (predicted / measured - 1) and
+        `inside` (whether the measured step is in the predicted interval).
     """
     rows = [
         {
@@ -100,7 +100,7 @@ def _interval(row: Mapping[str, Any], side: str) -> str:
 
 
 def measured_in_words(prediction: Prediction) -> list[str]:
-    """What tries of just these edits measured beside what was predicted for them, a line each."""
+    """Return one line per trial of exactly these edits: the measured and the predicted time."""
     texts = {str(edit) for edit in prediction.edits}
     entries = [entry for entry in read()[0] if {*entry.edits} == texts]
     return [
@@ -111,7 +111,7 @@ def measured_in_words(prediction: Prediction) -> list[str]:
 
 
 def add_tries(view: View) -> View:
-    """The view What if with what was tried on this machine."""
+    """Return the view What if with a panel of the trials on this machine."""
     tried = "What was tried on this machine"
     panel = Panel(tried, "whatif-tries", "reading the ledger", _tries, wide=True, whole=True)
     return with_panel(view, panel, {"tries": lambda _loaded, _link: ledger_info(read()[0])})

@@ -1,7 +1,7 @@
-"""What a probe measured of a job, for programs, and what is chosen by it.
+"""Measurements of probes as documents, and the choices made by them.
 
-In: changes that say how much may be lost (`compress:budget=0.05`), and a run of the job with a probe's
-measurements. Out: the same changes with what they do bucket by bucket; or the measurements as a document.
+Takes changes with a budget for what may be lost (`compress:budget=0.05`), and a run of the job with a probe's
+measurements; returns the changes with a choice for each bucket or module, or the measurements as a document.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from dpro.store import Run
 from dpro.units import ms
 
 MODULES_PROBE = "precision:probe"
-LAST_STEP = 8  # that probes look at
+LAST_STEP = 8  # last step that probes look at
 
 
 def probes_of(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """The probes that changes need, in the order of the changes."""
+    """Return the probes that changes need, in the order of the changes."""
     return tuple(
         parse_change(text) for text in dict.fromkeys(change.probe for change in changes if change.probe)
     )
 
 
 def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
-    """Refuse probes among changes, and probes within the steps that are measured.
+    """Refuse probes among changes, and probes within the measured steps.
 
     Args:
         skip: steps at the beginning that are not measured.
 
     Raises:
-        UsageError: saying which.
+        UsageError: the message says which.
     """
     probing = [change for change in changes if change.is_probe]
     if probing and len(probing) < len(changes):
@@ -58,13 +58,13 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
 
 
 def options_of(changes: Sequence[Change]) -> list[str]:
-    """What `dpro record` has to record beside, so that what is measured of modules finds their work."""
+    """Return options of `dpro record` with which measurements of modules can be matched to their work."""
     needs_modules = any(MODULES_PROBE in (change.text, change.probe) for change in changes)
     return ["--modules", "--shapes"] * needs_modules
 
 
 def changes_nothing(text: str) -> bool:
-    """Whether what was applied to a job, as a run says it, is a probe."""
+    """Return whether an applied change, as a run names it, is a probe."""
     try:
         return parse_change(text).is_probe
     except UsageError:
@@ -75,7 +75,7 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
     """Choose within budgets.
 
     Returns:
-        The changes, those with a budget with what was chosen.
+        The changes; those with a budget contain the choice.
 
     Raises:
         Unanswerable: there are no measurements, or nothing is worth choosing.
@@ -121,18 +121,18 @@ def _by_module(graph: Graph, change: Change) -> dict[str, Any]:
 _CHOSEN = {"compress:probe": _by_bucket, MODULES_PROBE: _by_module}
 
 
-# For programs.
+# Documents.
 
 
 class CodecDocument(DocumentPart, frozen=True):
     """A codec on the gradients of one bucket, mean over ranks and steps.
 
     Attributes:
-        module, bucket: which, as in the run's table `buckets`.
+        module, bucket: as in the run's table `buckets`.
         names: its parameters.
-        elements: its gradients.
-        codec: as the edit `compress` has it.
-        lost: norm of what it loses over the norm of the gradients.
+        elements: number of its gradients.
+        codec: as in the edit `compress`.
+        lost: norm of the loss divided by the norm of the gradients.
         ms: to compress and back.
     """
 
@@ -151,8 +151,8 @@ class WeightDocument(DocumentPart, frozen=True):
     Attributes:
         module: its name.
         precision: bf16, fp16, fp8 or int8.
-        moved: norm of what rounding changes over the norm of the weight.
-        trace: of the Hessian of the loss over the weight.
+        moved: norm of the rounding error divided by the norm of the weight.
+        trace: of the Hessian of the loss with respect to the weight.
         method: hutchinson or fisher, or both where ranks differ.
         loss: what the precision may add to the loss, as a share of it.
     """
@@ -166,13 +166,13 @@ class WeightDocument(DocumentPart, frozen=True):
 
 
 class ProbeDocument(Document, frozen=True, kw_only=True):
-    """What probes measured of a job as it is.
+    """Measurements of probes on an unchanged job.
 
     Attributes:
         probes: as the user wrote them.
-        run: where it is.
-        codecs: what codecs lose of gradients, by bucket; of `compress:probe`.
-        sensitivities: what weights lose with fewer bits, by module; of `precision:probe`.
+        run: its path.
+        codecs: loss of gradients by codecs, per bucket; from `compress:probe`.
+        sensitivities: loss of weights with fewer bits, per module; from `precision:probe`.
     """
 
     probes: list[str]
@@ -182,10 +182,10 @@ class ProbeDocument(Document, frozen=True, kw_only=True):
 
 
 def probe_document(run: Run, probes: Sequence[str]) -> ProbeDocument:
-    """What was measured in a run.
+    """Return the measurements of a run.
 
     Raises:
-        Unanswerable: nothing was: the job was too short.
+        Unanswerable: there are none: the job was too short.
     """
     codecs, sensitivities = _codecs(run), _sensitivities(run)
     if not (codecs or sensitivities):

@@ -1,7 +1,7 @@
-"""What `dpro try` asks of `dpro record`: changes to the job.
+"""Changes to the job that `dpro try` requests from `dpro record`.
 
-In: a hidden option. Out: what the recorder is asked for. The code that makes a change runs inside the job,
-and is beside the rest of the recorder: `dpro/collectors/inside/apply`.
+Takes a hidden option; extends the request to the recorder. The code that makes a change runs inside the job,
+and is beside the recorder: `dpro/collectors/inside/apply`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
-    """Changes to the job: the `edit` as the user wrote it, its `family` and the family's `arguments`."""
+    """Return changes to the job: `edit` as the user wrote it, `family`, and the family's `arguments`."""
     return tuple(json.loads(value))
 
 
@@ -25,7 +25,7 @@ OPTIONS = (click.Option(["--apply"], callback=_changes, default="[]", hidden=Tru
 
 
 def change_job(request: Request, given: Mapping[str, Any]) -> None:
-    """Have the job changed in the given way."""
+    """Request the given changes to the job."""
     request.extra |= {"apply": given["apply"]}
     if not given["apply"]:
         return

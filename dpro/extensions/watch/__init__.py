@@ -1,9 +1,9 @@
 """Diagnosis while a job runs.
 
-The one part where recording, importing and detecting meet outside the commands: what is new is read from the
-recorder's own files, and the detectors see small tables of it.
+Besides the commands, only this package combines recording, importing and detecting: it reads new records from
+the recorder's files, and the detectors see small tables of them.
 
-A watch has a state, a small record, and a function from a state and what is known to the next state.
+Each watch has its state as a small record, and a function from a state and an observation to the next state.
 """
 
 from dpro.plugins import Command, Extension

@@ -1,4 +1,4 @@
-"""`dpro watch`: diagnose a job while it runs; and `dpro recipe`, what it can do with a host at fault."""
+"""`dpro watch`: diagnose a job while it runs; and `dpro recipe`: print commands that act on findings."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from dpro.extensions.watch.watcher import Watcher
 
 
-NICE = 10  # the job comes first
+NICE = 10  # the job has priority
 LAST_PORT = 65535
-ACCOUNT_S = 3600.0  # from one account that is said to the next, where the job does not begin again
-BEGIN_S = 10.0  # a recording that is just beginning is waited for
-WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
-ON_FINDING = "DPRO_ON_FINDING"  # the same
+ACCOUNT_S = 3600.0  # between two reports of the job's goodput, unless the job begins again
+BEGIN_S = 10.0  # how long to wait for a recording to begin
+WEBHOOK = "DPRO_WEBHOOK"  # given in the environment, which other users cannot read
+ON_FINDING = "DPRO_ON_FINDING"
 
 
 def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
-    """Make what takes an option's value out of sight at once: it has a URL that may be posted to, or a token.
+    """Return a callback that hides an option's value, such as a webhook's URL or a token, at once.
 
     Args:
-        variable: of the environment, that may give the value instead.
+        variable: environment variable that may give the value instead.
         what: the value, in words.
     """
 
     def hide_value(_context: click.Context, _option: click.Parameter, value: str) -> str:
-        os.environ.pop(variable, None)  # no business of the job, nor of helpers
+        os.environ.pop(variable, None)  # neither the job nor helpers may see it
         if value and not hide(value):
             warn(f"{what} is visible in the process list: use the environment variable {variable} instead")
         return value
@@ -93,7 +93,7 @@ _OUTLETS = (
 )  # fmt: skip
 
 
-# Of `dpro record`: the job is watched while it is recorded.
+# Of `dpro record`, which watches the job while it records.
 OPTIONS_OF_RECORD = (
     click.Option(["--watch"], is_flag=True, help="Report hangs and slowdowns on stderr while the job runs."),
     *_OUTLETS,
@@ -101,10 +101,10 @@ OPTIONS_OF_RECORD = (
 
 
 def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
-    """Have a recording watched, where an option asks for it.
+    """Watch a recording if an option asks for it.
 
     Raises:
-        UsageError, MissingExtra: as `check_outlets` and `policy_of`.
+        UsageError, MissingExtra: as from `check_outlets` and `policy_of`.
     """
     webhook, metrics = given["webhook"], given["metrics"]
     check_outlets(webhook, metrics)
@@ -187,7 +187,8 @@ def watch(
     log = open_log(run)
     if alone and not log.is_writer:
         return
-    hook = Hook(run, policy, warn_of_hook) if policy else None  # before this process is nice
+    # Starts its thread before this process is nice.
+    hook = Hook(run, policy, warn_of_hook) if policy else None
     with suppress(OSError):
         os.nice(NICE)
     findings = OpenFindings()
@@ -220,7 +221,7 @@ def watch(
 
 
 def _offer_end(hook: Hook, watcher: Watcher, complain: Callable[[Exception], None]) -> None:
-    """Have a policy decide about a job that came to another end than its own."""
+    """Let a policy decide about a job that did not end normally."""
     from dpro.analysis.analysis import Analysis
     from dpro.detect.findings import Finding
     from dpro.detect.findings_log import BEGINS, Notice
@@ -245,7 +246,7 @@ def _offer_end(hook: Hook, watcher: Watcher, complain: Callable[[Exception], Non
 
 
 def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
-    """A notice that says what earlier runs had of its host."""
+    """Add the history of its host in earlier runs to a notice."""
     from dpro.extensions.history.database import with_history
 
     (finding,) = with_history([notice.finding], hosts, run, notice.time_ns)
@@ -253,7 +254,7 @@ def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
 
 
 def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
-    """Say what deep windows show, as JSON: this is a process that a watcher started."""
+    """Print what deep windows show, as JSON; runs in a process that a watcher started."""
     from dpro.extensions.watch.deep import WindowFindings, diagnose_windows
     from dpro.opening import readers
 
@@ -265,7 +266,7 @@ def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
 
 
 def _wait_for_recording(run: Path) -> None:
-    """Wait a moment for a recording to begin.
+    """Wait up to `BEGIN_S` for a recording to begin.
 
     Raises:
         InputError: there is none.
@@ -281,14 +282,14 @@ def _wait_for_recording(run: Path) -> None:
 
 
 def check_outlets(webhook: str, metrics: str) -> None:
-    """Refuse places where no finding can go.
+    """Check the outlets of findings.
 
     Args:
         webhook: a URL, or empty.
         metrics: a port, or an address and a port; or empty.
 
     Raises:
-        UsageError: one of them is nothing to go to.
+        UsageError: one of them is invalid.
         MissingExtra: one of them needs a library that is not installed.
     """
     if webhook:
@@ -307,9 +308,9 @@ def start_watcher(webhook: str, metrics: str, policy: Policy | None, ask: bool, 
 
     Args:
         webhook: a URL that gets each finding, or empty.
-        metrics: where to serve them for Prometheus, or empty.
-        policy: when a command is run for findings; None for none.
-        ask: whether it may ask for a deep window.
+        metrics: address to serve metrics for Prometheus at, or empty.
+        policy: when to run a command for findings; None for never.
+        ask: whether the watcher may request deep windows.
 
     Raises:
         OSError: it cannot be started.
@@ -343,7 +344,7 @@ def _serve(where: str) -> Metrics | None:
 def _reporter(
     run: Path, log: FindingsLog, hook: Webhook | None, server: Metrics | None, as_json: bool
 ) -> Callable[[Notice], None]:
-    """What is done with each notice."""
+    """Return a function that logs, prints and sends each notice."""
     from dpro.detect.findings_log import watch_document
 
     def report(notice: Notice) -> None:
@@ -365,7 +366,7 @@ def _reporter(
 
 
 def _complainer() -> Callable[[Exception], None]:
-    """What is said of a look that failed: the same thing once."""
+    """Return a function that warns of a failed look, once for each message."""
     said: set[str] = set()
 
     def complain(error: Exception) -> None:
@@ -389,15 +390,15 @@ def _say_when(line: str) -> None:
 
 
 def _ignore(_line: str) -> None:
-    """Say nothing: with --json there are findings only."""
+    """Print nothing: with --json, only findings are printed."""
 
 
 def _seen(
     server: Metrics | None, life: LifeWatch, say: Callable[[str], None] | None
 ) -> Callable[[Watcher], None]:
-    """What is done after each look: what is known of the job is said.
+    """Return a function that runs after each look, to report on the job and update the metrics.
 
-    Its account where it began again, and once an hour; what limits it where that has changed.
+    It reports the job's goodput after a restart and once an hour, and its limit when that changes.
     """
     said_s, attempts, limit = time.monotonic(), 1, ""
 
@@ -424,7 +425,7 @@ def _seen(
 
 
 def _account_numbers(account: GoodputDocument | None) -> dict[str, float]:
-    """What Prometheus gets of the account of a job."""
+    """Return the metrics that Prometheus gets from the account of a job; empty without one."""
     if account is None:
         return {}
     return {
@@ -436,7 +437,7 @@ def _account_numbers(account: GoodputDocument | None) -> dict[str, float]:
 
 
 def account_in_words(account: GoodputDocument) -> str:
-    """The account of a job so far, in a line."""
+    """Word the account of a job so far, in one line."""
     from dpro.detect.findings_log import time_of_day
     from dpro.extensions.goodput.document import in_words
 
@@ -444,7 +445,7 @@ def account_in_words(account: GoodputDocument) -> str:
 
 
 def in_words(notice: Notice) -> list[str]:
-    """A notice for people, and its evidence."""
+    """Return a notice and its evidence as lines of text."""
     from dpro.detect.findings_log import time_of_day
     from dpro.detect.words import describe
 
@@ -455,17 +456,17 @@ def in_words(notice: Notice) -> list[str]:
     return [f"dpro: {when} {described.headline}", *(f"dpro:   {line}" for line in described.details)]
 
 
-# Words of the command line that the list of processes must not show, such as the address of a webhook.
+# Hides words of the command line, such as the address of a webhook, from the process list.
 
 _PROCESS = Path("/proc/self")
-_ARG_START, _ARG_END = 45, 46  # of `stat`, counted after the process's name: fields 48 and 49 of proc(5)
+_ARG_START, _ARG_END = 45, 46  # fields 48 and 49 in proc(5), counted in `stat` after the process's name
 
 
 def hide(word: str) -> bool:
-    """Overwrite a word of this process's command line wherever it is.
+    """Overwrite every occurrence of a word in this process's command line.
 
     Returns:
-        Whether the list of processes does not show it.
+        Whether the process list no longer shows it.
     """
     secret = word.encode(errors="surrogateescape")
     try:
@@ -484,11 +485,11 @@ def hide(word: str) -> bool:
 def _shown() -> bytes:
     try:
         return (_PROCESS / "cmdline").read_bytes()
-    except OSError:  # no such list here
+    except OSError:  # this system has no /proc
         return b""
 
 
-# When a command is run for findings.
+# When to run a command for findings.
 
 
 _OF_ONE_RULE = ("classes", "min_confidence", "at_most")
@@ -503,16 +504,16 @@ def policy_of(
     min_confidence: float,
     at_most: str,
 ) -> Policy | None:
-    """When the command is run: by the rules of a file, or by one that replaces hosts; None without a command.
+    """Return when to run a command: by rules in a file, or one that replaces hosts; None without a command.
 
     Args:
         on_finding: for the shell, or empty.
-        dry_run: whether it is only said that it would be run.
+        dry_run: whether to report only that it would run.
 
     Raises:
         InputError: the file cannot be read.
-        UsageError: its rules, a class or the limit cannot be, the command is missing, or options of a rule
-            are given beside the file.
+        UsageError: a rule, a class or the limit is invalid, the command is missing, or options of a rule are
+            given beside the file.
     """
     from dpro.extensions.watch.policy import (
         CLASSES,
@@ -541,7 +542,7 @@ def policy_of(
 
 
 def as_arguments(policy: Policy) -> list[str]:
-    """Return a policy as arguments of `dpro watch`, but for the command, which no other user may see."""
+    """Return a policy as arguments of `dpro watch`, without the command, which other users must not see."""
     tried = ["--dry-run"] if policy.dry_run else []
     if policy.file:
         return ["--policy", str(policy.file), *tried]
@@ -555,7 +556,7 @@ def as_arguments(policy: Policy) -> list[str]:
 
 
 def warn_of_hook(what: str) -> None:
-    """Say on stderr what was done about a finding."""
+    """Report on stderr what was done about a finding."""
     click.echo(f"dpro: {one_line(what)}", err=True)
 
 
@@ -582,7 +583,7 @@ def recipe(name: str | None) -> None:
 
 
 def _recipes() -> dict[str, str]:
-    """The text of each recipe, by name."""
+    """Return the text of each recipe, by name."""
     from importlib.resources import files
 
     folder = files("dpro.extensions.watch").joinpath("recipes")
@@ -591,7 +592,7 @@ def _recipes() -> dict[str, str]:
 
 
 def _about(text: str) -> str:
-    """What a recipe says that it is: its first line, or in JSON its description."""
+    """Return the description of a recipe: its first line, or a key of its JSON."""
     if text.startswith("{"):
         return str(json.loads(text)["description"])
     return text.partition("\n")[0].lstrip("# ")

@@ -1,10 +1,9 @@
-"""The deep watch: what the latest deep windows show while the job runs, by the detectors that replay.
+"""The deep watch: diagnoses the latest deep windows while the job runs, by the detectors that replay.
 
-In: a run that is being recorded. Out: findings, once per look. When all ranks have saved another window, it
-is diagnosed together with those before it, since few steps prove little, in a process of its own at the
-lowest priority: building a graph takes seconds and memory that the watcher does without. Windows that are too
-large for that are left to `dpro diagnose`, which is reported. The state is a record, and `next_state` alone
-decides what comes next.
+Takes a run that is being recorded; returns findings, once per look. When all ranks have saved another window,
+it is diagnosed together with earlier ones, since few steps prove little, in a separate process at the lowest
+priority, since building a graph takes seconds and much memory. Windows that are too large for that are
+reported, and left to `dpro diagnose`. The state is a record, and `next_state` alone decides what comes next.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from dpro.errors import DproError, Unanswerable
 from dpro.extensions.watch.job import OPEN_NS, ProcessTail
 from dpro.units import ms
 
-MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
-SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later
-MAX_LOOK_S = 300.0  # that a look may take
-SHARE = 0.05  # of the time that looks may take
+MAX_BYTES = 50 << 20  # of windows' files, over all ranks: some 150,000 spans, and half a minute
+SETTLED_S = 3.0  # after the last rank has saved its window, since the window's calls follow a moment later
+MAX_LOOK_S = 300.0  # time limit of a look
+SHARE = 0.05  # share of the time that looks may take
 NICE = 19
 # Facts, records and calls of a process.
 _FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
 
 
 class WindowFindings(Document, frozen=True, kw_only=True):
-    """What the process that diagnoses windows answers to the watcher.
+    """Answer of the process that diagnoses windows to the watcher.
 
     Attributes:
         findings: costliest first.
         limit, limit_kind: what limits the job, in words and as `explain` names it; empty where unknown.
-        error: why there are none; empty where the windows could be diagnosed.
+        error: why there are no findings; empty where the windows could be diagnosed.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -61,7 +60,7 @@ class WindowFindings(Document, frozen=True, kw_only=True):
 
 
 class DeepWatchPhase(Enum):
-    """What the deep watch does."""
+    """Phases of the deep watch."""
 
     WAITING = "for another window"
     SETTLING = "a window is saved, its calls may still come, or the last look was not long ago"
@@ -70,13 +69,13 @@ class DeepWatchPhase(Enum):
 
 @dataclass(frozen=True)
 class DeepState:
-    """The state of the deep watch; times on this host's monotonic clock.
+    """State of the deep watch; times on this host's monotonic clock.
 
     Attributes:
         newest: the latest window that all ranks have saved, -1 for none.
         newest_s: when it was noticed.
-        looked: the latest window that was looked at, -1 for none.
-        due_s: before which no look begins.
+        looked: the latest window that was diagnosed, -1 for none.
+        due_s: earliest time of the next look.
     """
 
     phase: DeepWatchPhase = DeepWatchPhase.WAITING
@@ -115,21 +114,20 @@ class _Child(NamedTuple):
 
 
 class DeepWatch:
-    """Looks at deep windows, one look at a time.
+    """Diagnoses deep windows, one look at a time.
 
     Attributes:
-        limit, limit_kind: as of `WindowFindings`, by the last look.
+        limit, limit_kind: as in `WindowFindings`, from the last look.
     """
 
     def __init__(self, run: Path) -> None:
-        """No window was looked at yet."""
         self.state = DeepState()
         self.limit = self.limit_kind = ""
         self._run = run
         self._child: _Child | None = None
 
     def look(self, tails: Sequence[ProcessTail]) -> list[Finding] | None:
-        """Return what the latest windows show, when a look has just ended; None otherwise.
+        """Return the findings of a look that has just ended, and begin looks that are due; None otherwise.
 
         Raises:
             Unanswerable: the window is too large.
@@ -147,7 +145,7 @@ class DeepWatch:
         return None
 
     def close(self) -> None:
-        """End the process of a look that has not ended."""
+        """Kill the process of a running look."""
         if self._child is not None:
             self._child.process.kill()
             self._child.process.wait()
@@ -155,7 +153,7 @@ class DeepWatch:
             self._child = None
 
     def _begin(self, tails: Sequence[ProcessTail], latest_first: Sequence[int]) -> _Child | None:
-        """Start a process for the latest windows that fit; None where they were converted before."""
+        """Start a process for the latest windows that fit; None if the latest was converted before."""
         sizes = [_size(tails, window) for window in latest_first]
         if sizes[0] == 0:
             return None
@@ -178,7 +176,7 @@ class DeepWatch:
         return _Child(process, output, begun_s)
 
     def _findings_of(self, child: _Child) -> list[Finding] | None:
-        """Return what a process has found, when it has ended; None where it goes on, or was killed."""
+        """Return the findings of a process once it has ended; None while it runs, or if it failed."""
         now_s = time.monotonic()
         took_s = now_s - child.begun_s
         has_ended = child.process.poll() is not None
@@ -193,8 +191,8 @@ class DeepWatch:
         try:
             answer = msgspec.json.decode(content, type=WindowFindings)
         except ValueError:
-            return None  # it was killed
-        # An error: most likely files were removed while it read. There will be other windows.
+            return None  # the process was killed
+        # Most likely, files were removed while it read. Other windows will follow.
         if answer.error:
             return None
         self.limit, self.limit_kind = answer.limit, answer.limit_kind
@@ -208,13 +206,13 @@ def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
 
 
 def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> WindowFindings:
-    """Diagnose some deep windows of a job that runs.
+    """Diagnose some deep windows of a running job.
 
     Returns:
-        Findings, and what limits the job; neither where the replay does not fit what was measured.
+        Findings, and what limits the job; neither if the replay does not fit the measured times.
 
     Raises:
-        DproError: it cannot be read, or there is nothing to replay.
+        DproError: the windows cannot be read, or there is nothing to replay.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.collectors.finish import finish
@@ -240,7 +238,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
             return WindowFindings()
         findings = diagnose_graph(Context(opened, Baseline(analysis.built.predictive)))
         words = kind = ""
-        with suppress(DproError):  # of windows without a whole step, say: what was found holds
+        with suppress(DproError):  # no whole step in the windows, for example: findings remain valid
             facts = JobFacts(analysis, ReplayedJob(analysis.built.predictive))
             limit = limit_of(facts)
             if limit is not None:
@@ -249,7 +247,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:
-    """Copy the files that a diagnosis of windows needs; those that are removed meanwhile are left out."""
+    """Copy the files that a diagnosis of windows needs; skip files that are removed meanwhile."""
     for name in {folder.parent.name for folder in folders}:
         for where in (MARKERS, RAW):
             (to / where).mkdir(parents=True, exist_ok=True)
@@ -273,7 +271,7 @@ def _name(window: int, what: str = "window") -> str:
 
 
 def _size(tails: Iterable[ProcessTail], window: int) -> int:
-    """Return the bytes of a window's files; 0 where some rank's was converted before this look."""
+    """Return the bytes of a window's files; 0 if a rank's file was converted before this look."""
     try:
         return sum((tail.process.folder / _name(window)).stat().st_size for tail in tails)
     except OSError:

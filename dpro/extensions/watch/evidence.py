@@ -1,9 +1,9 @@
-"""Evidence of hangs: the latest calls, errors that GPUs reported, and what a watcher keeps in the run.
+"""Evidence of hangs: the latest calls, errors that GPUs reported, and copies kept in the run.
 
-In: findings, the processes of the job, the folders that they write to, and the files that samplers append to.
-Out: the calls as a search for a hang needs them; the findings with these errors; the findings log, open for
-writing; a folder per hang of dumps and stacks. Only what the nodes of the ranks in findings have sampled
-lately is read: the files of all nodes of a large job are much.
+Takes findings, the processes of the job, their folders, and the files of samplers; returns the calls as the
+search for hangs needs them, and findings with GPU errors; opens the findings log for writing, and fills a
+folder per hang with dumps and stacks. Reads only the latest samples of nodes with ranks in findings: the
+files of all nodes of a large job are too many.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dpro.schema.members import GROUP_RANKS
 from dpro.words import from_json
 
 MAX_NODES = 8  # whose files are read
-STACKS_S = 3.0  # for the ranks to answer
+STACKS_S = 3.0  # time for ranks to answer
 _STATES = {
     "T": "it is stopped (SIGSTOP)",
     "t": "it is stopped by a debugger",
@@ -51,7 +51,7 @@ def open_log(run: Path) -> FindingsLog:
     """Open the findings log of a run.
 
     Raises:
-        InputError: the run is another user's, or its folder of findings holds links.
+        InputError: the run belongs to another user, or its folder of findings contains links.
     """
     folder = run / FOLDER
     ensure_mine([run.resolve()], within=False)
@@ -61,7 +61,7 @@ def open_log(run: Path) -> FindingsLog:
 
 
 def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[ProcessTail]) -> list[Finding]:
-    """Add errors of GPUs to findings of hangs; these stay as they are where the errors cannot be read."""
+    """Add errors of GPUs to findings of hangs; return these unchanged if the errors cannot be read."""
     if not findings:
         return []
     named = ranks_of(findings)
@@ -83,10 +83,10 @@ def _sampled(run: Path, hosts: Sequence[str]) -> Iterator[pl.DataFrame]:
 
 
 def keep_hang(run: Path, folder: Path, tails: Sequence[ProcessTail]) -> None:
-    """Keep dumps and stacks of all ranks: the job may be killed soon.
+    """Keep dumps and stacks of all ranks, since the job may be killed soon.
 
     Args:
-        folder: where to; it is made. What cannot be written there is left out.
+        folder: destination, which is created. Files that cannot be written there are left out.
     """
     with suppress(OSError, DproError):
         dumps = folder / "dumps"
@@ -111,15 +111,15 @@ def _stacks(run: Path, processes: Mapping[int, RecordedProcess]) -> dict[str, ob
 
 
 def _keep(path: Path, to: Path) -> None:
-    """Keep what a file has now: its writers never write into it, they put another in its place."""
+    """Link or copy a file as it is now; writers replace files and never change them in place."""
     try:
         os.link(path, to)
-    except OSError:  # some file systems cannot
+    except OSError:  # some file systems have no hard links
         shutil.copy2(path, to)
 
 
 def why_silent(process: RecordedProcess) -> str:
-    """Return why a process may not have answered where its threads are, as far as this host shows."""
+    """Return why a process may not have sent its stacks, judging by this host's kernel."""
     host, pid = process.facts["host"], int(process.facts["pid"])
     if host != socket.gethostname():
         held = "a thread holds the interpreter lock (GIL)"
@@ -131,16 +131,16 @@ def why_silent(process: RecordedProcess) -> str:
     return _STATES.get(state, f"it does not answer; the kernel calls its state {state}")
 
 
-# The latest calls of a job's processes, in memory, in the form in which a search for a hang needs them. A
-# dump that has not changed is not read again, and no file is written.
+# The latest calls of a job's processes, in memory, in the form that the search for hangs needs. A dump that
+# has not changed is not read again, and no file is written.
 
 
 @dataclass(frozen=True)
 class _Dump:
-    """One dump: calls and groups."""
+    """Calls and groups of one dump."""
 
     stamp: tuple[int, int]
-    place: int  # of the backend
+    place: int  # index of the backend
     calls: pl.DataFrame
     groups: pl.DataFrame
 
@@ -149,7 +149,6 @@ class Snapshot:
     """The latest dumps of a job's processes, each read once."""
 
     def __init__(self) -> None:
-        """None is read yet."""
         self._dumps: dict[Path, _Dump] = {}
         self._saved_ns: dict[Path, int] = {}
         self._before: dict[Path, int] = {}
@@ -161,7 +160,7 @@ class Snapshot:
             for backend, path in latest_dumps(tail.process.folder).items():
                 with suppress(OSError, InputError, pl.exceptions.PolarsError):
                     status = path.stat()
-                    # Not the time: a process also sets it to note that nothing has changed.
+                    # The time is no part of it: a process also sets it to record that nothing has changed.
                     stamp = status.st_ino, status.st_size
                     dump = before.get(path)
                     if dump is None or dump.stamp != stamp:
@@ -170,15 +169,15 @@ class Snapshot:
                     self._saved_ns[path] = max(status.st_mtime_ns, _checked_ns(tail.process.folder))
 
     def begin(self) -> None:
-        """Note that processes are asked now: what they have saved so far is no answer."""
+        """Mark the time of a request: dumps saved so far do not count as answers."""
         self._before = self._saved_ns
 
     def answered(self) -> set[Path]:
-        """Return the folders of the processes that have saved their calls since they were asked."""
+        """Return the folders of processes that have saved their calls since the request."""
         return {path.parent for path, at_ns in self._saved_ns.items() if self._before.get(path) != at_ns}
 
     def records(self, tails: Sequence[ProcessTail]) -> Records:
-        """Return what the latest dumps and records hold."""
+        """Return what the latest dumps and records contain."""
         messages = [message_rows(t.process.folder, t.process.rank) for t in tails if _has_messages(t)]
         groups = self._groups()
         calls = pl.concat([self._calls(), *(conform(COLLECTIVES, rows) for rows in messages)])
@@ -220,7 +219,7 @@ class Snapshot:
 
 
 def latest_dumps(folder: Path) -> dict[str, Path]:
-    """Return the latest dump that PyTorch wrote for each backend of a process, by backend."""
+    """Return the latest dump of each PyTorch backend of a process, by backend."""
     latest: dict[str, tuple[int, Path]] = {}
     with suppress(OSError), os.scandir(folder) as files:
         for file in files:
@@ -228,14 +227,14 @@ def latest_dumps(folder: Path) -> dict[str, Path]:
             if what not in ("flight", "calls") or not rest.endswith((".json", ".pickle")):
                 continue
             backend = rest.partition(".")[0].partition("-")[0]
-            with suppress(OSError):  # converted meanwhile
+            with suppress(OSError):  # it was converted meanwhile
                 dump = file.stat().st_mtime_ns, Path(file.path)
                 latest[backend] = max(latest.get(backend, dump), dump)
     return {backend: latest[backend][1] for backend in BACKENDS if backend in latest}
 
 
 def _checked_ns(folder: Path) -> int:
-    """Return when a process last noted that nothing had changed since its dump, ns; -1 for never."""
+    """Return when a process last recorded that nothing had changed since its dump, in ns; -1 for never."""
     with suppress(OSError, ValueError):
         return int((folder / "checked").read_text())
     return -1

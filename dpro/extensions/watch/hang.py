@@ -1,13 +1,12 @@
-"""The hang watch: a job that stands still is asked for its latest calls, and these are searched for a hang.
+"""The hang watch: requests the latest calls of a stalled job, and searches them for a hang.
 
-In: the job. Out: findings, once per search. The state is a record, and `next_state` alone decides what comes
-next:
+Takes the job; returns findings, once per search. The state is a record, and `next_state` alone decides what
+comes next:
 
-    MOVING      no step for STILL_S                        → PATIENT
-    PATIENT     the patience is nearly over                → ASKED
-    ASKED       it is over, and all have answered who may  → SEARCHING
-    SEARCHING   done                                       → PATIENT, until a share of the time has passed
-    any         a step ends                                → MOVING
+    MOVING      no step for STILL_S                        → PATIENT PATIENT     patience is nearly over
+    → ASKED ASKED       it is over, and all live ranks answered    → SEARCHING SEARCHING   done
+    → PATIENT, until a share of the time has passed any         a step ends                                →
+    MOVING
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from dpro.detect.hang.stacks import COMPILE, doing_of
 from dpro.extensions.watch.evidence import Snapshot, with_gpu_errors
 from dpro.extensions.watch.job import Job, ProcessTail
 
-STILL_S = 5.0  # without a step, from which on the job may hang
-AHEAD_S = 2.5  # of the end of patience processes are asked
-MAX_ANSWER_S = 4.0  # without another answer until no further one is waited for
-SILENT_BEATS_S = 3.0  # a process without a record of its clock for this long is stopped, or holds the GIL
+STILL_S = 5.0  # time without a step after which the job may hang
+AHEAD_S = 2.5  # processes are asked this long before patience ends
+MAX_ANSWER_S = 4.0  # longest wait for another answer after the latest one
+SILENT_BEATS_S = 3.0  # a process without a clock record for this long is stopped, or holds the GIL
 MIN_REST_S = 2.0  # between two searches
-SHARE = 0.5  # of the time that searches may take
-MIN_PATIENCE_S = 7.5  # without a step before a hang is reported
-STARTING_S = 60.0  # the same before the second step: programs are compiled then, and data loaded
+SHARE = 0.5  # share of the time that searches may take
+MIN_PATIENCE_S = 7.5  # time without a step before a hang is reported
+STARTING_S = 60.0  # time without a second step before a hang is reported: programs compile, data loads
 BUSY_S = 30.0  # added to the patience for a host that works: it may be writing a checkpoint
-COMPILE_S = 1800.0  # the same for one that compiles, as its stack shows
-LONGER = 1.5  # times the longest pause so far: a job that paused for a checkpoint will again
+COMPILE_S = 1800.0  # added to the patience for a host that compiles, as its stack shows
+LONGER = 1.5  # times the longest pause so far: a job that paused for a checkpoint will pause again
 
 
 class HangWatchPhase(Enum):
-    """What the hang watch does."""
+    """Phases of the hang watch."""
 
     MOVING = "steps end"
     PATIENT = "the job stands still, for less than its patience or since a search"
@@ -53,11 +52,13 @@ class HangWatchPhase(Enum):
 
 @dataclass(frozen=True)
 class HangState:
-    """The state of the hang watch; times on this host's monotonic clock.
+    """State of the hang watch; times on this host's monotonic clock.
 
     Attributes:
-        due_s: before which processes are not asked again.
-        num_answers: how many had answered when the latest answer was noted.
+        due_s: earliest time of the next request to processes.
+        asked_s: time of the latest request.
+        num_answers: number of answers when the latest one was noticed.
+        answered_s: when that was.
     """
 
     phase: HangWatchPhase = HangWatchPhase.MOVING
@@ -69,12 +70,13 @@ class HangState:
 
 @dataclass(frozen=True)
 class Standstill:
-    """What is known of a job at a look.
+    """What one look shows of a job.
 
     Attributes:
-        patience_s: for how long a job like this one may stand still.
-        num_answers: processes that have saved their calls since they were asked.
-        is_awaited: whether another one is alive and has not.
+        still_s: time without a step.
+        patience_s: how long a job like this one may take for a step.
+        num_answers: processes that have saved their calls since the request.
+        is_awaited: whether a live process has not answered yet.
     """
 
     now_s: float
@@ -108,7 +110,7 @@ def searched(now_s: float, took_s: float) -> HangState:
 
 
 def patience_of(step: int, pauses_s: Sequence[float]) -> float:
-    """Return how long a job like this one may stand still, seconds.
+    """Return how long a job like this one may be without a step, in seconds.
 
     Args:
         step: the latest step, -1 before the first.
@@ -121,7 +123,7 @@ def patience_of(step: int, pauses_s: Sequence[float]) -> float:
 
 
 def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]) -> bool:
-    """Return whether a stuck host may only be busy: it works, and has not done so for long."""
+    """Return whether a stuck host may only be busy: it compiles or works, and has not done so for long."""
     if finding.class_ != "hang.host":
         return False
     beyond_s = seen.still_s - seen.patience_s
@@ -131,10 +133,9 @@ def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]
 
 
 class HangWatch:
-    """Searches a job that stands still for a hang."""
+    """Searches a stalled job for a hang."""
 
     def __init__(self) -> None:
-        """The job moves."""
         self.state = HangState()
         self._snapshot, self._activity = Snapshot(), HostActivity()
 
@@ -174,9 +175,9 @@ class HangWatch:
         return Standstill(now_s, still_s, patience_s, len(answered), is_awaited)
 
 
-# Whether a process that others wait for works on something, as far as this host's kernel shows.
+# Whether a process that others wait for is working, judging by this host's kernel.
 
-MIN_COMPUTING = 0.05  # of the time: a thread that waits takes none
+MIN_COMPUTING = 0.05  # share of the time: a thread that waits takes none
 MIN_BYTES_PER_S = 1 << 20
 
 
@@ -184,19 +185,18 @@ class _Sample(NamedTuple):
     at_s: float
     cpu_s: float
     moved_bytes: int
-    ready: bool  # it runs, or would if there were a core
+    ready: bool  # it runs, or waits for a core
 
 
 class HostActivity:
-    """What the processes of this host did between the latest two looks."""
+    """Activity of this host's processes between the latest two looks."""
 
     def __init__(self) -> None:
-        """No process was looked at yet."""
         self._latest: dict[int, _Sample] = {}
         self._busy: dict[int, bool] = {}
 
     def sample(self, tails: Iterable[ProcessTail]) -> None:
-        """Look at those processes that run on this host."""
+        """Look at the processes that run on this host."""
         for tail in tails:
             facts = tail.process.facts
             if facts["host"] != socket.gethostname():
@@ -207,7 +207,7 @@ class HostActivity:
                 self._busy[tail.process.rank] = before is not None and _worked(before, now)
 
     def is_busy(self, rank: int) -> bool:
-        """Return whether a rank worked; of ranks of other hosts this is not known, and False."""
+        """Return whether a rank worked; False for ranks of other hosts, whose activity is unknown."""
         return self._busy.get(rank, False)
 
 
@@ -222,7 +222,7 @@ def _worked(before: _Sample, now: _Sample) -> bool:
 
 
 def _sample(pid: int) -> _Sample | None:
-    """Return CPU time of the main thread, and bytes read and written; None where the kernel does not say."""
+    """Return CPU time of the main thread, and bytes read and written; None if the kernel does not say."""
     with suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks = int(words[11]) + int(words[12])

@@ -1,9 +1,9 @@
-"""The hook: a command that is run where a policy has a job stopped, restarted, or moved away from a host.
+"""The hook: a command that runs when a policy stops a job, restarts it, or replaces a host.
 
-In: notices, and where ranks run. Out: a process per finding, which gets it as JSON on its standard input, and
-a line in `findings/hook.jsonl` of the run about each: that it was run and how it ended, or why it was not. A
-thread of its own runs it, so that the watcher never waits. No host is replaced for a finding that leaves open
-which one is at fault.
+Takes notices, and the hosts of ranks; starts a process per finding, with the finding as JSON on its standard
+input, and writes a line about each to `findings/hook.jsonl` of the run: that it ran and how it ended, or why
+it did not. A separate thread runs the commands, so that the watcher never waits. No host is replaced for a
+finding that leaves open which one is at fault.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from dpro.units import NS_PER_S
 LOG = "hook.jsonl"
 RAN, DRY_RUN, SKIPPED, FAILED = "ran", "dry run", "skipped", "failed"
 COMMAND = "DPRO_COMMAND"  # the command, in its own environment
-MAX_S = 1800.0  # that a command may take; then it is ended
-KEPT = 2000  # bytes of what it says
+MAX_S = 1800.0  # time limit of a command, after which it is killed
+KEPT = 2000  # bytes kept of a command's output
 
 
 class HookDocument(WatchDocument, frozen=True, kw_only=True):
-    """A finding about which something is done, as the command of `--on-finding` gets it.
+    """A finding on which the hook acts, as the command of `--on-finding` gets it.
 
     Attributes:
         action: `stop`, `restart` or `replace`; empty where nothing is done.
-        host: that is at fault; empty where the finding names none.
-        hosts: of the job.
+        host: the host at fault; empty where the finding names none.
+        hosts: all hosts of the job.
     """
 
     action: str
@@ -54,19 +54,19 @@ class HookDocument(WatchDocument, frozen=True, kw_only=True):
 
 
 class HookLine(DocumentPart, frozen=True, kw_only=True):
-    """A line of the log of the hook.
+    """A line in the log of the hook.
 
     Attributes:
         time_ns: when it was decided.
-        number: of the finding.
+        number: number of the finding.
         class: such as `slow.nic`, or how the job ended, such as `ended.signal`.
         action: `stop`, `restart` or `replace`; empty where nothing is done.
-        host: that the finding names; empty where it names none.
+        host: the host that the finding names; empty where it names none.
         what: `ran`, `dry run`, `skipped` or `failed`.
         why: why it was skipped, or how it failed.
-        seconds: that the command took.
-        exit_code: of the command; null where it was not run, or was ended.
-        output: the end of what it said.
+        seconds: duration of the command.
+        exit_code: of the command; null where it did not run, or was killed.
+        output: the end of the command's output.
     """
 
     time_ns: int
@@ -86,28 +86,28 @@ class Hook:
     """Runs a command for findings, one at a time.
 
     Attributes:
-        say: is given a sentence about what was done.
+        say: called with a sentence about each action.
     """
 
     run: Path
     policy: Policy
     say: Callable[[str], None]
     _waiting: queue.Queue[HookDocument] = field(default_factory=queue.Queue)
-    _acted: dict[str, deque[float]] = field(default_factory=dict)  # without a history: when it was run
-    _attempt: int = -1  # of the job, for which the command was run last
+    _acted: dict[str, deque[float]] = field(default_factory=dict)  # times of commands, if there is no history
+    _attempt: int = -1  # attempt of the job that the command last ran for
 
     def __post_init__(self) -> None:
         """Start the thread that runs commands.
 
-        On Linux it keeps the priority that this thread has now, and so do its commands.
+        On Linux, the thread and its commands keep the priority that this thread has now.
         """
         threading.Thread(target=self._work, name="hook", daemon=True).start()
 
     def offer(self, notice: Notice, hosts: Mapping[int, str], attempt: int = 0) -> None:
-        """Run the command for a finding that begins, or note why not.
+        """Run the command for a finding that begins, or log why not.
 
         Args:
-            attempt: how often the job has begun again.
+            attempt: how many times the job has begun again.
         """
         if notice.why:
             return
@@ -134,16 +134,16 @@ class Hook:
             self._waiting.put(document)
 
     def close(self) -> None:
-        """Wait for commands that were begun: it may be one of them that ended the job."""
+        """Wait for all queued commands: one of them may have ended the job."""
         self._waiting.join()
 
     def _may_act(self, host: str, rule: Rule) -> bool:
-        """Whether a rule has a try left, of all watchers together; it counts as taken then."""
+        """Return whether a rule has a try left, counting all watchers; if so, take it."""
         what, limit = f"{self.policy.tries_of}{rule.name}", rule.limit
         since_ns = time.time_ns() - limit.window_s * NS_PER_S
         try:
             return allow_command(what, run_name(self.run), host, limit.most, since_ns)
-        except (OSError, sqlite3.Error):  # no history: this watcher counts for itself
+        except (OSError, sqlite3.Error):  # without a history, this watcher counts its own
             now, acted = time.monotonic(), self._acted.setdefault(what, deque())
             while acted and acted[0] < now - limit.window_s:
                 acted.popleft()
@@ -157,7 +157,7 @@ class Hook:
             document = self._waiting.get()
             try:
                 self._run(document)
-            except Exception as error:  # whatever happens to one, the next one is run
+            except Exception as error:  # a failure must not stop later commands
                 self._note(document, FAILED, str(error))
             finally:
                 self._waiting.task_done()
@@ -167,10 +167,10 @@ class Hook:
         with (
             TemporaryFile() as given,
             TemporaryFile() as said,
-        ):  # a job that it starts keeps what it says open
+        ):  # a job started by the command keeps its output open
             given.write(encode(document).encode())
             given.seek(0)
-            # The list of processes shows the shell's words, and the command may have a token in it.
+            # The process list shows the shell's words, and the command may contain a token.
             process = subprocess.Popen(
                 f'eval "${COMMAND}"', shell=True, stdin=given, stdout=said, stderr=subprocess.STDOUT,
                 start_new_session=True, env=os.environ | variables(document) | {COMMAND: self.policy.command},
@@ -189,7 +189,7 @@ class Hook:
         self._note(document, FAILED if why else RAN, why, seconds=seconds, exit_code=exit_code, output=output)
 
     def _note(self, document: HookDocument, what: str, why: str = "", **more: object) -> None:
-        """Say and log what was done."""
+        """Report and log what was done."""
         line = HookLine(
             time_ns=time.time_ns(), number=document.number, class_=document.class_, action=document.action,
             host=document.host, what=what, why=why, **more,  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ class Hook:
 
 
 def variables(document: HookDocument) -> dict[str, str]:
-    """What the command finds in its environment: `DPRO_HOST` and others."""
+    """Return the environment variables of the command: `DPRO_HOST` and others."""
     return {
         "DPRO_ACTION": document.action,
         "DPRO_HOST": document.host,

@@ -1,7 +1,7 @@
-"""The job that is watched: its processes as they come, what they have recorded, and whether it moves.
+"""The watched job: its processes as they appear, what they have recorded, and whether it moves.
 
-In: a run directory. Out: a `ProcessTail` per process, and `Progress`. There may be a thousand processes: what
-each says of itself is read when its file's time stamp has changed.
+Takes a run directory; returns a `ProcessTail` per process, and `Progress`. There may be a thousand processes:
+the facts of each are read only when the timestamp of their file has changed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dpro.folders import written_whole
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 from dpro.units import NS_PER_S
 
-MAX_PAUSES = 500  # steps whose durations are remembered
-SILENT_S = 60.0  # without a record, a job whose locks cannot be seen from this host is over
+MAX_PAUSES = 500  # steps whose durations are kept
+SILENT_S = 60.0  # after this time without a record, a job whose locks are invisible from this host is over
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Progress:
     """How a job moves.
 
     Attributes:
-        updates: ends of steps so far, of all ranks together.
+        updates: ends of steps so far, over all ranks.
         moved_s: when the latest was read, or a process joined, on this host's monotonic clock.
-        pauses_s: seconds between the ends of the latest steps of the first rank, oldest first.
+        pauses_s: seconds between the ends of the first rank's latest steps, oldest first.
     """
 
     updates: int = 0
@@ -56,7 +56,7 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
     """Return the progress after records were read.
 
     Args:
-        pause_s: seconds between the first rank's latest two ends of steps; None where it ended none.
+        pause_s: seconds between the first rank's latest two ends of steps; None if it ended none.
     """
     if updates <= progress.updates:
         return progress
@@ -65,16 +65,15 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
 
 
 class JobProcesses:
-    """The processes that have recorded so far."""
+    """Processes that have recorded so far."""
 
     def __init__(self, run: Path) -> None:
-        """None was met yet."""
         self.all: list[RecordedProcess] = []
         self._run = run
         self._met: dict[str, tuple[int, RecordedProcess]] = {}
 
     def look(self) -> bool:
-        """Read what new and changed processes say of themselves; return whether there were any."""
+        """Read the facts of new and changed processes; return whether there were any."""
         before = self._met
         self._met = {}
         for launch in launches(self._run):
@@ -88,7 +87,7 @@ class JobProcesses:
         return changed
 
     def _meet(self, folder: str, before: dict[str, tuple[int, RecordedProcess]]) -> None:
-        with suppress(OSError, ValueError):  # no process's folder, or one whose facts are still to come
+        with suppress(OSError, ValueError):  # not a process's folder, or its facts are not written yet
             stamp = os.stat(f"{folder}/facts.json").st_mtime_ns
             met = before.get(folder)
             if met is None or met[0] != stamp:
@@ -97,15 +96,14 @@ class JobProcesses:
 
 
 class Job:
-    """The processes that train now, and what they have recorded.
+    """Processes that train now, and what they have recorded.
 
     Attributes:
         tails: by folder.
-        attempt: how often it has begun again.
+        attempt: how many times the job has begun again.
     """
 
     def __init__(self, run: Path) -> None:
-        """Nothing is read yet."""
         self.run = run
         self.attempt = 0
         self.tails: dict[Path, ProcessTail] = {}
@@ -162,7 +160,7 @@ class Job:
 
     def _followed(self, process: RecordedProcess) -> ProcessTail:
         tail = self.tails.get(process.folder) or ProcessTail(process)
-        tail.process = process  # what it says of itself may have changed
+        tail.process = process  # its facts may have changed
         return tail
 
     def read(self) -> None:
@@ -184,26 +182,26 @@ class Job:
 
     def ask_for_calls(self) -> None:
         """Ask all processes to save their latest calls."""
-        # The disk may be full, or the recording over.
+        # Fails if the disk is full or the recording over.
         with suppress(OSError), written_whole(self.run / RAW, WANTED) as wanted:
             wanted.write(str(time.time_ns()).encode())
 
 
-# What one process of a job has recorded since the last look: its latest steps and records, in memory and
-# bounded. Nothing is read twice. Of a job of a thousand ranks each look reads a thousand such files, so what
-# is kept is numbers in a row, and frames are made by those modules that need them.
+# Records of one process since the last look: its latest steps and records, in memory and bounded. Nothing is
+# read twice. In a job of a thousand ranks each look reads a thousand such files, so only flat numbers are
+# kept, and modules that need frames make them.
 
-MIN_RECENT = 2000  # records that are remembered: a few hundred steps
-MIN_STEPS = 240  # steps that are remembered
-RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
-MAX_WINDOWS = 8  # the latest deep windows are remembered
-BLOCK = 1000 * records.SIZE  # bytes that are read at once
-_FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
+MIN_RECENT = 2000  # records that are kept: a few hundred steps
+MIN_STEPS = 240  # steps that are kept
+RARE = (records.ANCHOR, records.PEER)  # all records of these kinds are kept, not only the latest
+MAX_WINDOWS = 8  # latest deep windows that are kept
+BLOCK = 1000 * records.SIZE  # bytes read at once
+_FIELDS = 4  # of a step: number, start, duration, elements of its batches
 OPEN_NS = (1 << 63) - 1
 
 
 class Anchor(NamedTuple):
-    """What ends steps: an optimizer, what to add to its updates to get their number, the first number."""
+    """The optimizer that ends steps, the offset of step numbers from its updates, the first number."""
 
     optimizer: int
     base: int
@@ -211,21 +209,20 @@ class Anchor(NamedTuple):
 
 
 class ProcessTail:
-    """The latest of one process.
+    """The latest records of one process.
 
     Attributes:
-        num_updates: ends of steps so far: the job moves while they grow.
-        last_update_ns: when the latest was, on that host's clock; -1 before the first.
+        num_updates: ends of steps so far; the job moves while they grow.
+        last_update_ns: time of the latest, on that host's clock; -1 before the first.
         heartbeat: the latest record of its clock; None before the first.
         heard_s: when that was read, on this host's monotonic clock.
-        behind_ns: the least by which what it wrote was older than when it was read, by the two hosts' clocks.
-        compared: comparisons of its host's clock with another's.
-        windows: the latest deep windows: number, beginning, end (for ever if open).
-        has_numbers: whether losses or norms of gradients are recorded.
+        behind_ns: least age of a record when it was read, by the two hosts' clocks; None before the first.
+        compared: comparisons of its host's clock with another host's.
+        windows: the latest deep windows: number, begin, end (`OPEN_NS` if open).
+        has_numbers: whether losses or gradient norms are recorded.
     """
 
     def __init__(self, process: RecordedProcess) -> None:
-        """Nothing is read yet."""
         self.process = process
         self.num_updates = 0
         self.last_update_ns = -1
@@ -239,26 +236,26 @@ class ProcessTail:
         self._offset = 0
         self._rare: list[Record] = []
         self._recent = bytearray()
-        self._until_bad = b""  # as it was when a number was not finite for the first time
+        self._until_bad = b""  # `_recent` when a number was not finite for the first time
         self._anchor: Anchor | None = None
-        self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
+        self._before: tuple[int, int] = (-1, 0)  # the latest step, and the start of the next
         self._steps = array("q")
-        self._inputs: list[int] = []  # elements so far, as recorded since the latest step
-        self._input_before = -1  # the last of the step before
+        self._inputs: list[int] = []  # counts of elements recorded since the latest step
+        self._input_before = -1  # last count of the previous step
 
     @property
     def recorded(self) -> list[Record]:
-        """The latest records, and the rare ones from the beginning on."""
+        """The latest records, and all rare ones."""
         return [*self._rare, *_unpacked(self._recent)]
 
     @property
     def numbers(self) -> list[Record]:
-        """The latest records, until a loss or a norm of gradients was not finite."""
+        """The latest records up to the first loss or gradient norm that was not finite."""
         return [*self._rare, *_unpacked(self._until_bad or self._recent)]
 
     @property
     def steps(self) -> np.ndarray:
-        """[N, 4] int64: number, start, duration (ns), elements of batches (-1 unknown) of the latest."""
+        """[N, 4] int64 latest steps: number, start, duration (ns), elements of batches (-1 unknown)."""
         return np.array(self._steps, np.int64).reshape(-1, _FIELDS)
 
     def read_records(self) -> bool:
@@ -317,7 +314,7 @@ class ProcessTail:
     def _add_step(self, step: int, end_ns: int, resume_ns: int) -> None:
         before, start_ns = self._before
         elements = -1
-        if self._inputs:  # the first is of the step's end, another of when the recorder's own work was done
+        if self._inputs:  # the first is of the step's end, later ones of when the recorder's own work ended
             elements = self._inputs[0] - self._input_before if self._input_before >= 0 else -1
             self._input_before = self._inputs[-1]
             self._inputs.clear()
@@ -328,7 +325,7 @@ class ProcessTail:
         self._before = step, resume_ns
 
     def _number_again(self) -> None:
-        """Number all remembered steps again: what ends them has become known, or has changed."""
+        """Number all kept steps again, once the optimizer that ends steps is known or has changed."""
         recorded = self.recorded
         updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
         anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
@@ -344,7 +341,7 @@ class ProcessTail:
         self.windows = deque([*others, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
 
     def _new_records(self) -> list[Record]:
-        """Return the whole records that the file has got since the last look."""
+        """Return the complete records added to the file since the last look."""
         taken: list[Record] = []
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             file.seek(self._offset)
@@ -373,7 +370,7 @@ def steps_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
 
 
 def amounts_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
-    """Return the amount of work of steps, where it is known: rows of table `counters`."""
+    """Return the amount of work of steps, where known: rows of table `counters`."""
     frames = []
     for tail in tails:
         steps = tail.steps
@@ -407,8 +404,8 @@ def clock_samples_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
 def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return when each process was last alive, on this host's clock: rows of table `clock_samples`.
 
-    Clocks of hosts may be far apart, and a shared file system may delay what they write: neither is a sign
-    of a process that stands still.
+    Clocks of hosts may be far apart, and a shared file system may delay records: neither may look like a
+    stalled process.
     """
     beats = [(t, t.heartbeat, t.behind_ns) for t in tails]
     rows = [
@@ -420,7 +417,7 @@ def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
 
 
 def _windows_of(tail: ProcessTail, steps: np.ndarray) -> np.ndarray:
-    """Return [N] the deep window that each step is in, -1 for none; one that is still open counts."""
+    """Return [N] the deep window of each step, -1 for none; an open window counts."""
     windows = np.full(len(steps), -1, np.int64)
     start, end = steps[:, 1], steps[:, 1] + steps[:, 2]
     for number, begin_ns, end_ns in tail.windows:

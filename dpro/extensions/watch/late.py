@@ -1,10 +1,9 @@
-"""The late watch: which ranks the others wait for, of a job that runs.
+"""The late watch: finds the ranks of a running job that the others wait for.
 
-In: the latest calls, steps and counters of its processes. Out: findings, once per look. Processes are asked
-for their latest calls, given time to answer, and then looked at; the state is a record, and `next_state`
-alone decides what comes next. Own times of steps are computed once and remembered. Only the latest steps'
-calls are looked at again, and of large jobs fewer of them: what a call waits for is inferred from many ranks
-there.
+Takes the latest calls, steps and counters of its processes; returns findings, once per look. Processes are
+asked for their latest calls and given time to answer; the state is a record, and `next_state` alone decides
+what comes next. Own times of steps are computed once and kept. Only calls of the latest steps are looked at
+again, and fewer of them in large jobs, where many ranks show what a call waits for.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from dpro.schema import COLLECTIVES, COUNTERS, conform
 from dpro.schema.members import with_texts
 from dpro.words import from_json
 
-# Steps whose calls are looked at again: what a call waits for is inferred from several.
+# Steps whose calls are looked at again: what a call waits for is inferred from several steps.
 MIN_AGAIN, MAX_AGAIN = 5, 40
-MAX_ROWS = 100_000  # calls that are looked at again, unless fewer are less than MIN_AGAIN steps
-MAX_PEERS = 32  # ranks whose counters are compared with those of one that is late
+MAX_ROWS = 100_000  # calls that are looked at again, unless they are of fewer than MIN_AGAIN steps
+MAX_PEERS = 32  # ranks whose counters are compared with those of a late rank
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
-ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
-SHARE = 0.1  # of the time that looks may take
+ANSWER_S = 1.2  # until all have answered: each process looks for requests once a second
+SHARE = 0.1  # share of the time that looks may take
 
 
 class LateWatchPhase(Enum):
-    """What the late watch does."""
+    """Phases of the late watch."""
 
     RESTING = "the last look was not long ago, or no step has ended since"
     ASKED = "processes were asked for their calls"
@@ -56,11 +55,12 @@ class LateWatchPhase(Enum):
 
 @dataclass(frozen=True)
 class LateState:
-    """The state of the late watch; times on this host's monotonic clock.
+    """State of the late watch; times on this host's monotonic clock.
 
     Attributes:
-        due_s: before which processes are not asked again.
-        asked_at: ends of steps until then, of all ranks together.
+        due_s: earliest time of the next request to processes.
+        asked_s: time of the latest request.
+        asked_at: ends of steps before it, over all ranks.
     """
 
     phase: LateWatchPhase = LateWatchPhase.RESTING
@@ -93,7 +93,7 @@ class LatestRecords:
         steps, workers, clock_samples: rows of these tables.
         amounts: rows of `counters` with the amount of work of steps.
         messages: whether ranks also wait for messages, which calls do not show.
-        tables: gives what `ProcessTail.frames` does, of some ranks: it is needed of few.
+        tables: returns `ProcessTail.frames` of given ranks; only few ranks need it.
     """
 
     calls: pl.DataFrame
@@ -109,12 +109,11 @@ class LateWatch:
     """Looks for ranks that the others wait for."""
 
     def __init__(self) -> None:
-        """No call is read yet."""
         self.state = LateState()
         self._calls, self._own_times = CallTable(), OwnTimes()
 
     def look(self, job: Job) -> list[Finding] | None:
-        """Return the findings of a look; None where none was due, or no call was new."""
+        """Return the findings of a look; None if none was due, or no call was new."""
         now_s, before = time.monotonic(), self.state
         self.state = next_state(before, now_s, job.progress.updates)
         if self.state.phase is LateWatchPhase.ASKED and before.phase is not LateWatchPhase.ASKED:
@@ -128,7 +127,7 @@ class LateWatch:
             self.state = looked(self.state, now_s, time.thread_time() - begun_s)
 
     def _latest(self, job: Job, tails: Sequence[ProcessTail]) -> LatestRecords:
-        """Return what is known of the job; calls of steps that are not looked at again are forgotten."""
+        """Return what is known of the job; forget calls of steps that are not looked at again."""
         steps = steps_of(tails)
         self._calls.forget_before(since_of(steps, self._calls.frame))
         by_rank = {tail.process.rank: tail for tail in tails}
@@ -143,14 +142,13 @@ class LateWatch:
 
 
 class OwnTimes:
-    """The own times of a job's steps so far."""
+    """Own times of a job's steps so far."""
 
     def __init__(self) -> None:
-        """None is known."""
         self._own: pl.DataFrame | None = None
 
     def look(self, now: LatestRecords) -> list[Finding]:
-        """Return which ranks are late now, after adding the own times of the latest steps."""
+        """Return findings of the ranks that are late now, after adding the own times of the latest steps."""
         if now.steps.is_empty() or now.calls.is_empty():
             return []
         steps = now.steps.filter(pl.col("step") > pl.col("step").max() - MAX_AGAIN)
@@ -159,7 +157,7 @@ class OwnTimes:
         calls = aligned.collectives.rename({"enqueued_ns": "time_ns"})
         if calls.is_empty():
             return []
-        # Steps and counters of a rank are joined by when they began, on its own clock.
+        # Steps and counters of a rank are joined by their start on the rank's own clock.
         new = own_time(calls, aligned.steps).drop("start_ns").join(
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
@@ -174,7 +172,7 @@ class OwnTimes:
 
 
 def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return from when on calls are looked at again.
+    """Return the time from which calls are looked at again.
 
     Returns:
         `rank` and `since_ns`, on the rank's own clock.
@@ -197,22 +195,22 @@ def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
 
 
 def _joined(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """Return the own times of the latest steps; of a step that is in both, the new ones."""
+    """Return the own times of the latest steps; those in `new` replace those in `old`."""
     before = old.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
     rows = pl.concat([before, new.select(before.columns)])
     return rows.filter(pl.col("step") > pl.col("step").max() - HISTORY).sort("step", "rank")
 
 
 def _with_peers(late: Sequence[int], ranks: Sequence[int]) -> list[int]:
-    """Return the ranks that are late and some others, spread over the job."""
+    """Return the late ranks and about `MAX_PEERS` others, spread over the job."""
     others = [rank for rank in ranks if rank not in late]
     every = max(len(others) // MAX_PEERS, 1)
     return sorted({*late, *others[::every]})
 
 
-# The latest calls of all processes of a job, as far as late ranks can be inferred from them.
+# The latest calls of all processes of a job, in the form from which late ranks are inferred.
 
-MIN_STEPS = 3  # number of steps whose calls hold a whole step of all ranks
+MIN_STEPS = 3  # steps whose calls include a whole step of all ranks
 SUFFIXES = (".json", ".pickle")
 SCHEMA = {
     "rank": pl.Int32,
@@ -222,7 +220,7 @@ SCHEMA = {
     "size": pl.Int64,
     "enqueued_ns": pl.Int64,
 }
-_NONE = -1  # the kind of a call from which nothing is inferred
+_NONE = -1  # number of the kind of a call that shows no late ranks
 
 
 class _Entry(msgspec.Struct):
@@ -247,7 +245,7 @@ _decode = msgspec.json.Decoder(_Dump, strict=False).decode
 
 
 class CallKind(NamedTuple):
-    """What calls have in common: the operation, the group (a short name), its ranks' number, -1 unread."""
+    """Kind of a call: the operation, its group (a short name), and the group's size, -1 if unknown."""
 
     op: str
     key: str
@@ -255,7 +253,7 @@ class CallKind(NamedTuple):
 
 
 class _Progress:
-    """How far one process's calls have been read."""
+    """How much of a process's calls has been read."""
 
     def __init__(self) -> None:
         self.stamps: dict[str, tuple[int, int]] = {}
@@ -273,7 +271,6 @@ class CallTable:
     """
 
     def __init__(self) -> None:
-        """None is read yet."""
         self.frame = pl.DataFrame(schema=SCHEMA)
         self.messages = False
         self._progress: dict[Path, _Progress] = {}
@@ -282,7 +279,7 @@ class CallTable:
         self._ranks: dict[str, str] = {}
 
     def read(self, tails: Iterable[ProcessTail]) -> bool:
-        """Read what is new; return whether there was any call."""
+        """Read new calls; return whether there were any."""
         parts: list[tuple[int, np.ndarray]] = []
         others: list[pl.DataFrame] = []
         for tail in tails:
@@ -300,10 +297,10 @@ class CallTable:
         return bool(new)
 
     def forget_before(self, since: pl.DataFrame) -> None:
-        """Keep only what each rank called from some time on.
+        """Keep only calls of each rank from a time on.
 
         Args:
-            since: `rank` and `since_ns`, on its own clock; calls of other ranks are forgotten.
+            since: `rank` and `since_ns`, on the rank's own clock; calls of other ranks are forgotten.
         """
         kept = self.frame.join(since, on="rank").filter(pl.col("enqueued_ns") >= pl.col("since_ns"))
         self.frame = kept.drop("since_ns")
@@ -312,7 +309,7 @@ class CallTable:
         """Return [N, 3] int64: kind, sequence and time (ns) of new calls.
 
         Raises:
-            msgspec.DecodeError: it is no JSON, or not as usual.
+            msgspec.DecodeError: it is not JSON, or not of the usual form.
         """
         if path.suffix != ".json":
             raise msgspec.DecodeError("a pickle")
@@ -355,7 +352,7 @@ class CallTable:
     def _ranks_of(
         self, group: str, config: Mapping[str, _Config], tail: ProcessTail, progress: _Progress
     ) -> str:
-        """Return the ranks of a group as text, from the dump, or from the process's own file; else none."""
+        """Return the ranks of a group as text, from the dump or the process's file; empty if unknown."""
         listed = config[group].ranks if group in config else ""
         if listed:
             if listed not in self._ranks:
@@ -376,7 +373,7 @@ class CallTable:
         return self._kinds.setdefault(kind, len(self._kinds))
 
     def _framed(self, parts: list[tuple[int, np.ndarray]]) -> pl.DataFrame:
-        """Return the calls of several processes as a table; the parts of a call are one."""
+        """Return the calls of several processes as a table, with a row for all parts of a call."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return pl.DataFrame(schema=SCHEMA)
@@ -393,10 +390,10 @@ class CallTable:
         return frame.sort("enqueued_ns").unique(["rank", "key", "sequence"], keep="first")
 
     def _read_any(self, path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> pl.DataFrame:
-        """Return the new calls of any dump that can be read; none of one that is damaged or gone."""
+        """Return the new calls of a dump in any format; empty if it is damaged or gone."""
         place, last = BACKENDS.index(backend), progress.last[backend]
         try:
-            if path.suffix == ".parquet":  # was converted before this look
+            if path.suffix == ".parquet":  # it was converted before this look
                 frame = with_texts(pl.read_parquet(path)).select(COLLECTIVES.columns)
             else:
                 dump = read_dump(path, rank=tail.process.rank, after=last).frames[COLLECTIVES.name]
@@ -437,10 +434,10 @@ def _new_dump(tail: ProcessTail, progress: _Progress, backend: str) -> Path | No
 
 
 def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> list[Path]:
-    """Return dumps that were made for the record and begin before the one for a watcher, oldest first.
+    """Return dumps for the record that begin before a watcher's dump, oldest first.
 
-    A process that calls so often that its ring holds no whole step saves it again and again. These dumps are
-    read only where they are needed, and only as many as hold a few steps.
+    A process whose ring of calls covers less than a whole step saves such dumps again and again. They are
+    returned only if needed, and only as many as cover a few steps.
     """
     with suppress(OSError, msgspec.DecodeError, IndexError):
         shown = _decode(path.read_bytes()).entries if path.suffix == ".json" else []

@@ -1,7 +1,7 @@
-"""The memory watch: hosts and GPUs whose memory grows from step to step, of a job that runs.
+"""The memory watch: finds hosts and GPUs of a running job whose memory grows from step to step.
 
-In: the files that samplers append to, and the steps of the job's processes. Out: findings, once per look. Of
-a large job only the files of some hosts are read in each look, in turn: what was found on others holds on.
+Takes the files of samplers, and the steps of the job's processes; returns findings, once per look. In a large
+job each look reads the files of some hosts only, in turn; findings on other hosts remain.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from dpro.replay.steps import step_series
 from dpro.schema import COUNTERS
 
 LOOK_S = 30.0
-SHARE = 0.05  # of the time that looks may take
+SHARE = 0.05  # share of the time that looks may take
 MAX_HOSTS = 8  # whose files are read in one look
-FILES = 2  # the latest of a host: each holds an hour, or 1 MB
+FILES = 2  # latest files of a host to read; each covers an hour, or 1 MB
 
 
 class MemoryWatch:
     """Looks for memory that grows without end."""
 
     def __init__(self) -> None:
-        """No file is read yet."""
         self._due_s = 0.0
         self._turn = 0
         self._found: dict[Path, list[Finding]] = {}
 
     def look(self, job: Job) -> list[Finding] | None:
-        """Return what holds; None where no look was due."""
+        """Return current findings; None if no look was due."""
         if time.monotonic() < self._due_s:
             return None
         begun_s, recorded = time.thread_time(), launches(job.run)
@@ -51,11 +50,11 @@ class MemoryWatch:
 
 
 def growing_on(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding]:
-    """Return what grows by the latest samples in a folder of records.
+    """Return findings of growing memory by the latest samples in a folder of records.
 
     Args:
         workers: rows of that table.
-        step_ns: how long a step takes; 0 unknown.
+        step_ns: duration of a step; 0 if unknown.
     """
     sampled = [counters(*read_samples(path)) for path in sample_files(raw)[-FILES:]]
     rows = pl.concat([COUNTERS.empty(), *(frame.select(*COUNTERS.columns) for frame in sampled)])

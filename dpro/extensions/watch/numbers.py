@@ -1,8 +1,8 @@
-"""The watch of losses and gradient norms: which is not finite first, or jumps, of a job that runs.
+"""The watch of losses and gradient norms: finds the first that is not finite, and jumps, in a running job.
 
-In: the records of its processes, with `--watch-loss`. Out: findings, once per look. What is not finite is
-kept until it is looked at, and stays a finding; of jumps those in the latest steps are. What else differed
-there is left to `dpro diagnose`.
+Takes the records of its processes, with `--watch-loss`; returns findings, once per look. Numbers that are not
+finite are kept until a look, and remain findings; jumps are findings only within the latest steps. Other
+differences are left to `dpro diagnose`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from dpro.detect.findings import Finding
 from dpro.extensions.watch.job import Job
 
 LOOK_S = 2.0
-SHARE = 0.05  # of the time that looks may take
+SHARE = 0.05  # share of the time that looks may take
 
 
 class NumberWatch:
-    """Looks for numbers that go bad."""
+    """Looks for losses and gradient norms that are not finite, or jump."""
 
     def __init__(self) -> None:
-        """None is known."""
         self._due_s = 0.0
 
     def look(self, job: Job) -> list[Finding] | None:
-        """Return what holds; None where no look was due, or no number is recorded."""
+        """Return current findings; None if no look was due, or no number is recorded."""
         recording = [tail for tail in job.tails.values() if tail.has_numbers]
         if time.monotonic() < self._due_s or not recording:
             return None

@@ -1,10 +1,10 @@
-"""Where findings go besides the terminal and the run: a webhook or a chat, and an endpoint for Prometheus.
+"""Outlets of findings besides the terminal and the run: a webhook or a chat, and an endpoint for Prometheus.
 
-In: notices, and the watcher's state. Out: HTTP. Neither delays the watcher: a webhook is a queue with a
-thread of its own, and a scrape is answered with the text of the last look. Apprise knows what Slack, Teams,
-PagerDuty and others want to be sent; a URL that it does not know gets documents. prometheus-client writes the
-text of a scrape; the server is our own, since the library's bounds neither connections nor requests nor their
-time.
+Takes notices, and the watcher's state; sends and serves them over HTTP. Neither delays the watcher: a webhook
+has a queue and a thread, and a scrape is answered with the text of the last look. Apprise formats messages
+for Slack, Teams, PagerDuty and others; any other URL gets JSON documents. prometheus-client writes the text
+of a scrape; the server is our own, since the library's server limits neither connections nor requests nor
+their time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dpro.documents import encode
 from dpro.errors import MissingExtra, UsageError, needs_extra
 from dpro.units import NS_PER_S
 
-MAX_WAITING = 100  # notices that wait to be posted; more are dropped
-PAUSES_S = (1.0, 4.0, 16.0)  # before the second try, and so on; then a notice is given up
-POST_S = 5.0  # for the other side to answer
-MAX_CLOSE_S = 3.0  # for which the end of the watch waits for what is still to be posted
-MAX_SCRAPES = 8  # connections at a time; more are closed
+MAX_WAITING = 100  # notices that wait to be posted; further ones are dropped
+PAUSES_S = (1.0, 4.0, 16.0)  # before the second try, and so on; then a notice is dropped
+POST_S = 5.0  # for the receiver to answer
+MAX_CLOSE_S = 3.0  # how long the end of the watch waits for queued messages
+MAX_SCRAPES = 8  # connections at a time; further ones are closed
 MAX_SCRAPE_S = 5.0  # from the connection to the end of the answer
 MAX_REQUEST = 8192  # bytes
 LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ CLASSES = (
 
 
 class Posted(NamedTuple):
-    """What a webhook is sent: a document for programs, and the same for people, of which one is posted."""
+    """A message as a document for programs and as text for people; one of the two is posted."""
 
     document: bytes
     title: str
@@ -65,11 +65,11 @@ class Posted(NamedTuple):
 
 
 def chat_of(url: str) -> Any:
-    """The service that a URL names, as Apprise knows it; None for a URL of HTTP that gets documents.
+    """Return Apprise's service for a URL; None for an HTTP URL that gets documents.
 
     Raises:
-        UsageError: it is no URL of either kind.
-        MissingExtra: only Apprise may know it, and is not installed.
+        UsageError: it is not a URL of either kind.
+        MissingExtra: only Apprise may support it, and it is not installed.
     """
     is_http = url.startswith(("http://", "https://"))
     if find_spec("apprise") is None:
@@ -80,7 +80,7 @@ def chat_of(url: str) -> Any:
     else:
         from apprise import Apprise, AppriseAsset
 
-        logging.getLogger("apprise").propagate = False  # it would say the URL
+        logging.getLogger("apprise").propagate = False  # its log would show the URL
         chat = Apprise.instantiate(url, asset=AppriseAsset(app_id="dpro", app_desc="dpro", app_url=""))
         if chat is not None or is_http:
             return chat
@@ -90,13 +90,13 @@ def chat_of(url: str) -> Any:
 
 
 class Webhook:
-    """Posts each message to a URL, in order, a few times if it has to."""
+    """Posts each message to a URL, in order, with a few tries; `lost` counts dropped messages."""
 
     def __init__(self, url: str) -> None:
         """Start the thread that posts.
 
         Raises:
-            UsageError, MissingExtra: as `chat_of`.
+            UsageError, MissingExtra: as from `chat_of`.
         """
         self._url = url
         self._chat = chat_of(url)
@@ -105,10 +105,10 @@ class Webhook:
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
     def post(self, document: Struct, lines: Sequence[str]) -> None:
-        """Queue a message; it is dropped where too many wait, and where its document has no form in JSON.
+        """Queue a message; drop it if too many wait, or if its document cannot be written as JSON.
 
         Args:
-            lines: the same in words, the first of which stands above the others.
+            lines: the message in words; the first line is its title.
         """
         try:
             title, *text = lines
@@ -117,7 +117,7 @@ class Webhook:
             self.lost += 1
 
     def close(self) -> None:
-        """Wait a moment for what is still to be posted."""
+        """Wait up to `MAX_CLOSE_S` for queued messages."""
         deadline = time.monotonic() + MAX_CLOSE_S
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -134,7 +134,7 @@ class Webhook:
             self._waiting.task_done()
 
     def _posted(self, message: Posted) -> bool:
-        with suppress(Exception):  # whatever the other side answers, the next one is posted
+        with suppress(Exception):  # a failure must not stop later messages
             if self._chat is not None:
                 return bool(self._chat.notify(title=message.title, body=message.text or message.title))
             headers = {"Content-Type": "application/json"}
@@ -170,14 +170,14 @@ class _Server(ThreadingHTTPServer):
         for request, until in self._until.copy().items():
             if until < now:
                 with suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)  # its thread then reads that nothing follows
+                    request.shutdown(socket.SHUT_RDWR)  # its thread then reads the end of the stream
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the other side has closed the connection
+        pass  # the client has closed the connection
 
 
 class _Families(NamedTuple):
-    """What prometheus-client takes for a registry."""
+    """A registry for prometheus-client."""
 
     families: list[Any]
 
@@ -189,7 +189,7 @@ class Metrics:
     """Answers `/metrics`; the only label is the class, so that the number of series is bounded.
 
     Attributes:
-        body: the text that scrapes are answered with.
+        body: the answer to scrapes.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -242,7 +242,7 @@ class Metrics:
         self._begun[finding.class_] += 1
 
     def update(self, findings: list[Finding], numbers: Mapping[str, float]) -> None:
-        """Make the text that scrapes are answered with.
+        """Write the answer to scrapes.
 
         Args:
             numbers: gauges by name, without `dpro_`.
@@ -273,7 +273,7 @@ class Metrics:
 
 
 def _head(connection: socket.socket) -> bytes:
-    """Return a request up to the empty line that ends it, or somewhat more than `MAX_REQUEST` bytes of it."""
+    """Return a request up to its empty line; one of over `MAX_REQUEST` bytes is cut somewhat later."""
     head = b""
     while not re.search(rb"\n\r?\n", head) and len(head) <= MAX_REQUEST:
         more = connection.recv(MAX_REQUEST)

@@ -1,8 +1,9 @@
-"""The policy of a watch: which finding, or which end of a job, has it stopped, restarted or moved.
+"""The policy of a watch: for which finding, or which end of a job, to stop, restart or move the job.
 
-In: rules from options or a TOML file. Out: a `PolicyDecision` for each finding that begins, and for how the
-job ended. The first rule decides that is about the class, is sure enough, and has tries left; where none
-does, the decision says why nothing is done. To replace a host, a finding has to name exactly one.
+Takes rules from options or a TOML file; returns a `PolicyDecision` for each finding that begins, and for the
+end of the job. The first rule decides that covers the class, whose confidence is reached, and that has tries
+left; if there is none, the decision says why nothing is done. To replace a host, a finding must name exactly
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.detect.findings import Finding
 
-# Of findings that may name a host; all others blame the work or the program.
+# Classes that may name a host; all others blame the work or the program.
 CLASSES = (
     "slow.compute", "slow.host", "slow.nic", "slow.link", "slow.fabric",
     "hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank",
@@ -31,14 +32,14 @@ CLASSES = (
 OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT = (
     "ended.outside", "ended.exception", "ended.memory", "ended.signal", "ended.exit",
 )  # fmt: skip
-ENDS = (OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT)  # of jobs that came to another end than their own
+ENDS = (OUTSIDE, EXCEPTION, MEMORY, SIGNAL, EXIT)  # of jobs that did not end normally
 DEFAULT_LIMIT = "1/1h"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LIMIT = re.compile(r"(\d+)/(\d*)([smhd])")
 
 
 class Action(StrEnum):
-    """What is done with a job: ended, begun again on the same hosts, or begun again without one of them."""
+    """What to do with a job: end it, restart it on its hosts, or restart it without one of them."""
 
     STOP = "stop"
     RESTART = "restart"
@@ -46,7 +47,7 @@ class Action(StrEnum):
 
 
 class RateLimit(NamedTuple):
-    """How often something may be done."""
+    """How often something may be done in a time window."""
 
     most: int
     window_s: int
@@ -54,12 +55,12 @@ class RateLimit(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done where a finding is of some classes.
+    """An action for findings of some classes.
 
     Attributes:
-        classes: of findings or ends, with `*` and `?` as in names of files.
-        limit: how often, by all watchers of this user that go by the policy.
-        name: of the rule in its policy; empty where it is the only one.
+        classes: of findings or ends, with wildcards `*` and `?` as for file names.
+        limit: how often, over all watchers of this user with this policy.
+        name: of the rule in its policy; empty for an only rule.
     """
 
     classes: tuple[str, ...]
@@ -69,19 +70,19 @@ class Rule:
     name: str = ""
 
     def is_about(self, class_: str) -> bool:
-        """Whether a class is one of the rule's."""
+        """Return whether the rule covers a class."""
         return any(fnmatchcase(class_, pattern) for pattern in self.classes)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When the command of a watch is run.
+    """When to run the command of a watch.
 
     Attributes:
         command: for the shell.
-        rules: the first that holds decides.
-        dry_run: whether it is only said that it would be run.
-        file: that the rules are from; None of the one rule that options give.
+        rules: the first applicable one decides.
+        dry_run: whether to report only that the command would run.
+        file: file with the rules; None for the rule given by options.
     """
 
     command: str
@@ -91,21 +92,21 @@ class Policy:
 
     @property
     def once(self) -> bool:
-        """Whether a job that the command was run for is let alone until it has begun again."""
+        """Whether the command runs only once for each start of a job."""
         return self.file is not None
 
     @property
     def tries_of(self) -> str:
-        """What the tries of its rules are counted for: the file, or the command."""
+        """Name under which tries of the rules are counted: the file, or the command."""
         return str(self.file or self.command)
 
 
 class PolicyDecision(NamedTuple):
-    """What is done about a finding.
+    """What to do about a finding.
 
     Attributes:
-        action: None where nothing is.
-        why: nothing is done.
+        action: None for nothing.
+        why: why nothing is done.
     """
 
     action: Action | None
@@ -119,11 +120,11 @@ def decide(
     no_host: str,
     may_act: Callable[[Rule], bool],
 ) -> PolicyDecision:
-    """Return what is done about a finding.
+    """Decide what to do about a finding.
 
     Args:
-        no_host: why it names no host to replace; empty where it names one.
-        may_act: takes one of the tries that a rule has left; False where none is.
+        no_host: why it names no host to replace; empty if it names one.
+        may_act: takes one of the tries that a rule has left; returns False if none is left.
     """
     why = ""
     for rule in policy.rules:
@@ -142,10 +143,10 @@ def decide(
 
 
 def parse_limit(text: str, of: str = "--at-most") -> RateLimit:
-    """Read `2/1h`, `1/30m`, `1/d`.
+    """Parse `2/1h`, `1/30m`, `1/d`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a limit.
     """
     match = _LIMIT.fullmatch(text)
     if not match or int(match[2] or 1) == 0:
@@ -154,10 +155,10 @@ def parse_limit(text: str, of: str = "--at-most") -> RateLimit:
 
 
 def parse_classes(words: Sequence[str], choices: Sequence[str], of: str = "--classes") -> tuple[str, ...]:
-    """Check classes, or patterns of them.
+    """Check classes, or patterns of classes.
 
     Raises:
-        UsageError: one of them is none of the choices, and fits none.
+        UsageError: one of them neither is one of the choices nor matches one.
     """
     for word in words:
         if not any(fnmatchcase(class_, word) for class_ in choices):
@@ -181,7 +182,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 
     Raises:
         InputError: it cannot be read.
-        UsageError: it is not TOML, has other keys than those of rules, or a class or a limit is unknown.
+        UsageError: it is not TOML, has keys unknown to rules, or a class or a limit is unknown.
     """
     from dpro.extensions.watch.outlets import CLASSES as REPORTED
 
@@ -204,7 +205,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 
 
 def class_of(finding: Finding) -> str:
-    """Return the class by which rules know a finding: of a rank that died, how, where that is known."""
+    """Return the class of a finding for rules; for a rank that died, how it died, if known."""
     from dpro.detect.hang.evidence import RAISED
     from dpro.detect.hang.memory import CAUSE as OUT_OF_MEMORY
 
@@ -213,7 +214,7 @@ def class_of(finding: Finding) -> str:
 
 
 def class_of_end(analysis: Analysis) -> str:
-    """Return how the job of a run ended, as one of `ENDS`; empty where it ended well, or runs."""
+    """Return how the job of a run ended, as one of `ENDS`; empty if it ended normally, or still runs."""
     from dpro.analysis.end import ENDED, FAILED
 
     end = analysis.end

@@ -1,9 +1,9 @@
-"""The deep window that the watcher asks for by itself, when a rank turns late or the job slows down.
+"""Deep windows that the watcher requests by itself, when a rank turns late or the job slows down.
 
-In: findings of late ranks that begin and end, and the latest steps. Out: a request for one window, which the
-recorder grants where the budget pays for it, and lines that say what became of it. All ranks take it: where
-some are missing from a window, waiting for them looks like transfers. What was put off is asked for
-again for as long as the reason for it holds.
+Takes findings of late ranks that begin and end, and the latest steps; requests one window, which the recorder
+grants when the budget allows it, and reports the outcome in lines. All ranks record it: if some are missing
+from a window, waiting for them looks like transfers. A postponed window is requested again as long as its
+reason persists.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dpro.extensions.watch.job import Job, ProcessTail
 from dpro.extensions.watch.pace import Pace, has_window_since
 from dpro.units import ms
 
-SLOWER_S = 10.0  # from one look at whether the job slows down to the next; two in a row have to show it
-BESIDE = 20  # steps: what begins so soon after a window is shown by it, or caused
-PATIENCE_S = 300.0  # for the window to be taken
-AGAIN_S = 600.0  # until what is over and begins again gets another window
-SLOWER = "the job"  # the reason that no finding gives
+SLOWER_S = 10.0  # between two checks whether the job slows down; two in a row must show it
+BESIDE = 20  # steps: a reason that begins so soon after a window is shown by it, or caused
+PATIENCE_S = 300.0  # how long a request may wait for its window
+AGAIN_S = 600.0  # until a reason that ended and begins again gets another window
+SLOWER = "the job"  # the reason without a finding
 
 
 class _Sent(NamedTuple):
@@ -35,29 +35,29 @@ class _Sent(NamedTuple):
 
 
 class WindowRequests:
-    """Asks for one deep window for each reason, one at a time."""
+    """Requests one deep window for each reason, one at a time."""
 
     def __init__(self, run: Path, say: Callable[[str], None]) -> None:
-        """There is no reason for a window yet.
+        """Begin without reasons.
 
         Args:
-            say: is called with what became of each request, in a line.
+            say: called with one line about the outcome of each request.
         """
         self._run, self._say = run, say
         self.forget()
 
     def forget(self) -> None:
-        """The job begins, or begins again."""
-        self._reasons: dict[str, str] = {}  # those that hold, in words, by what they are about
-        self._served: dict[str, float] = {}  # when they had their window, or were refused it
-        self._put_off: set[str] = set()  # those of which that was said
+        """Forget everything: the job begins, or begins again."""
+        self._reasons: dict[str, str] = {}  # current reasons, in words, by subject
+        self._served: dict[str, float] = {}  # when each had its window, or was refused one
+        self._put_off: set[str] = set()  # subjects whose postponement was reported
         self._sent: _Sent | None = None
         self._due_s = self._looked_s = 0.0
         self._pace = Pace()
-        self._is_suspected = False  # that the job slows down, by one look
+        self._is_suspected = False  # one check has shown a slowdown
 
     def look(self, job: Job, notices: Sequence[Notice]) -> None:
-        """Ask for a window where a reason has had none, or see what became of the one asked for.
+        """Request a window for reasons that have had none, or follow the pending request.
 
         Args:
             notices: of late ranks, since the last look.
@@ -78,7 +78,7 @@ class WindowRequests:
         if self._sent is not None:
             self._follow(self._sent, now_s)
         elif self._reasons.keys() - self._served and now_s >= self._due_s:
-            with suppress(InputError, OSError):  # nothing trains at the moment, or the disk is full
+            with suppress(InputError, OSError):  # no process trains at the moment, or the disk is full
                 request = SentRequest(self._run, "window", within_budget=True)
                 self._sent = _Sent(request, frozenset(self._reasons), now_s)
 
@@ -106,7 +106,7 @@ class WindowRequests:
         self._put_off.discard(about)
 
     def _follow(self, sent: _Sent, now_s: float) -> None:
-        """See what the ranks have answered: rank 0 alone where it puts a window off."""
+        """Read the answers of the ranks; rank 0 alone answers if it postpones the window."""
         answers = sent.request.answers()
         first = answers.given[min(answers.given)] if answers.given else {}
         is_waiting = answers.silent and not sent.request.is_over() and now_s < sent.sent_s + PATIENCE_S

@@ -1,8 +1,8 @@
-"""Watching a job: what is new is read, and five watches look at it when there is something to see.
+"""Watching a job: reads new records, and lets five watches look at them.
 
-In: a run that is being recorded. Out: notices of findings that begin and end. Nothing of this runs inside the
-job: it is only asked, by files, for its latest calls, and for a deep window when a rank turns late or the
-job slows down.
+Takes a run that is being recorded; returns notices of findings that begin and end. Nothing of it runs inside
+the job, which is only asked, by files, for its latest calls, and for a deep window when a rank turns late or
+the job slows down.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dpro.extensions.watch.memory import MemoryWatch
 from dpro.extensions.watch.numbers import NumberWatch
 from dpro.extensions.watch.request import WindowRequests
 
-PATIENCE = 10  # steps for which a finding of a hang or of a late rank may be missing before it ends
+PATIENCE = 10  # steps for which a hang, a late rank or the like may be missing before its finding ends
 HANGS, LATE, DEEP, MEMORY, NUMBERS = "hangs", "late", "deep", "memory", "numbers"
 
 
 class Watcher:
-    """A job that is watched.
+    """A watched job.
 
     Attributes:
-        findings: those that hold now.
-        remarks: what it could not answer, since they were taken last.
+        findings: current findings.
+        remarks: questions that it could not answer, since they were last taken.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Watcher:
         keep_in: Path | None = None,
         requests: WindowRequests | None = None,
     ) -> None:
-        """Nothing was seen yet.
+        """Begin without a look.
 
         Args:
-            findings: those that an earlier watcher of the run found; none if not given.
-            keep_in: where evidence of hangs is kept; nowhere if not given.
-            requests: asks for deep windows; none are asked for if not given.
+            findings: open findings of an earlier watcher of the run; none if not given.
+            keep_in: folder for evidence of hangs; none is kept if not given.
+            requests: requests deep windows; none are requested if not given.
         """
         self.job = Job(run)
         self.findings = OpenFindings() if findings is None else findings
@@ -57,12 +57,12 @@ class Watcher:
         self.remarks: list[Exception] = []
         self._requests = requests
         self._keep_in = keep_in
-        self._new_hangs: list[int] = []  # whose evidence is still to be kept
+        self._new_hangs: list[int] = []  # numbers of hangs whose evidence is not kept yet
         self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
         self.memory, self.numbers = MemoryWatch(), NumberWatch()
 
     def look(self) -> list[Notice]:
-        """Read what is new; return a notice for each finding that begins or ends."""
+        """Read new records; return a notice for each finding that begins or ends."""
         self.looks += 1
         step, notices = self.job.step, []
         if self.job.follow():
@@ -90,7 +90,7 @@ class Watcher:
         return notices
 
     def end(self) -> list[Notice]:
-        """End all findings: the job is over."""
+        """End all findings, since the job is over."""
         self.deep.close()
         return self.findings.close(None, self.job.step, JOB_ENDED)
 
@@ -111,7 +111,7 @@ class Watcher:
         return self.findings.observe(LATE, late, self.job.step, PATIENCE, "its peers hardly wait for it now")
 
     def _look_deep(self) -> list[Notice]:
-        """Look at deep windows; ranks that the late watch has found are not reported once more."""
+        """Look at deep windows; ranks that the late watch has found are not reported again."""
         try:
             deep = self.deep.look(list(self.job.tails.values()))
         except Unanswerable as error:
@@ -137,7 +137,7 @@ class Watcher:
         return self.findings.observe(NUMBERS, bad, self.job.step, PATIENCE, "the latest steps do not show it")
 
     def keep_evidence(self) -> None:
-        """Keep dumps and stacks of all ranks where a hang was found since this was last called."""
+        """Keep dumps and stacks of all ranks if a hang was found since the last call."""
         numbers, self._new_hangs = self._new_hangs, []
         if numbers and self._keep_in is not None:
             folder = self._keep_in / f"hang-{numbers[0]}"
@@ -155,9 +155,9 @@ def watch(
 
     Args:
         look_s: time from one look to the next.
-        seen: is called after each look.
-        complain: is given what ended a look early, as files come and go while they are read; and what the
-            watcher could not answer.
+        seen: called after each look.
+        complain: called with an error that ended a look early, since files come and go while they are read;
+            and with the watcher's remarks.
     """
     while watcher.job.lives():
         begun_s = time.monotonic()
