@@ -115,7 +115,7 @@ class Job:
     @property
     def step(self) -> int:
         """The latest step that ended on any rank; -1 before the first."""
-        return max((tail.num_updates for tail in self.tails.values()), default=0) - 1
+        return max((tail.step for tail in self.tails.values()), default=-1)
 
     @property
     def still_s(self) -> float:
@@ -212,8 +212,9 @@ class ProcessTail:
     """The latest records of one process.
 
     Attributes:
-        num_updates: ends of steps so far; the job moves while they grow.
-        last_update_ns: time of the latest, on that host's clock; -1 before the first.
+        num_updates: updates of all optimizers so far; the job moves while they grow.
+        last_update_ns: time of the latest, on that host's clock; -1 before the first. Of several optimizers
+            only the one that ends steps counts, once it is known.
         heartbeat: the latest record of its clock; None before the first.
         heard_s: when that was read, on this host's monotonic clock.
         behind_ns: least age of a record when it was read, by the two hosts' clocks; None before the first.
@@ -242,6 +243,11 @@ class ProcessTail:
         self._steps = array("q")
         self._inputs: list[int] = []  # counts of elements recorded since the latest step
         self._input_before = -1  # last count of the previous step
+
+    @property
+    def step(self) -> int:
+        """The latest step that ended; -1 before the first. Updates count until the steps are known."""
+        return self._before[0] if self._anchor is not None else self.num_updates - 1
 
     @property
     def recorded(self) -> list[Record]:
@@ -276,7 +282,8 @@ class ProcessTail:
             self._remember(record)
         if record.kind == records.UPDATE:
             self.num_updates += 1
-            self.last_update_ns = record.c
+            if self._anchor is None or record.a == self._anchor.optimizer:
+                self.last_update_ns = record.c
             self._end_step(record)
         elif record.kind == records.ANCHOR:
             self._anchor = Anchor(record.a, record.b, record.c)

@@ -8,7 +8,7 @@ the job slows down.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,15 @@ class Watcher:
         self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
         self.memory, self.numbers = MemoryWatch(), NumberWatch()
 
-    def look(self) -> list[Notice]:
-        """Read new records; return a notice for each finding that begins or ends."""
+    def look(self) -> Iterator[Notice]:
+        """Read new records; yield a notice for each finding that begins or ends.
+
+        Notices are yielded one by one: an error later in a look costs none of those before it.
+        """
         self.looks += 1
-        step, notices = self.job.step, []
+        step = self.job.step
         if self.job.follow():
-            notices += self.findings.close(None, step, "the job began again")
+            yield from self.findings.close(None, step, "the job began again")
             self.deep.close()
             self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
             self.memory, self.numbers = MemoryWatch(), NumberWatch()
@@ -75,19 +78,18 @@ class Watcher:
         self.job.read()
         moves = self.job.still_s < STILL_S
         if moves:
-            notices += self.findings.close(HANGS, self.job.step, "the job moves on")
+            yield from self.findings.close(HANGS, self.job.step, "the job moves on")
         if not self.job.tails:
-            return notices
-        notices += self._look_for_hangs()
+            return
+        yield from self._look_for_hangs()
         if moves:
             late = self._look_for_late_ranks()
-            notices += late
-            notices += self._look_deep()
-            notices += self._look_at_memory()
-            notices += self._look_at_numbers()
+            yield from late
+            yield from self._look_deep()
+            yield from self._look_at_memory()
+            yield from self._look_at_numbers()
             if self._requests is not None:
                 self._requests.look(self.job, late)
-        return notices
 
     def end(self) -> list[Notice]:
         """End all findings, since the job is over."""

@@ -67,6 +67,20 @@ def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever
     assert steps_of([tail]).rows() == whole.select("rank", "step", "window", "start_ns", "duration_ns").rows()
 
 
+def test_a_second_optimizer_moves_the_job_but_counts_no_steps(tail):
+    own = FlushedWriter(tail.process.folder / "records.bin")
+    own.write(UPDATE, 0, 1, 100, 110)
+    own.write(UPDATE, 1, 1, 150, 160)
+    tail.read_records()
+    assert tail.step == 1  # which optimizer ends steps is not known yet
+    own.write(ANCHOR, 0, 0, 0, 0)
+    for count in (2, 3):
+        own.write(UPDATE, 0, count, count * 100, count * 100 + 10)
+        own.write(UPDATE, 1, count, count * 100 + 50, count * 100 + 60)
+    tail.read_records()
+    assert (tail.num_updates, tail.step, tail.last_update_ns) == (6, 2, 300)
+
+
 def test_amounts_of_work_are_those_of_a_whole_recording(tail):
     own = FlushedWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)

@@ -67,38 +67,50 @@ def events(notices: list[Notice]) -> list[tuple[str, str, str]]:
     return [(each.event, each.source, each.finding.component_id) for each in notices]
 
 
+def test_an_error_in_one_watch_loses_no_notice_of_those_before_it(watcher):
+    watcher.late.found, watcher.memory.error = [slow(1)], OSError("no process can be started")
+    reported, errors = [], []
+
+    def after_look(watcher):
+        watcher.job.step = 8
+
+    watch(watcher, 0.001, reported.append, after_look, errors.append)
+    assert events(reported) == [(BEGINS, "late", "1"), (ENDS, "late", "1")]
+    assert [str(error) for error in errors] == ["no process can be started"]
+
+
 def test_a_hang_is_over_when_the_job_moves_on(watcher):
     watcher.job.still_s, watcher.hang.found = 20.0, [STUCK]
-    assert events(watcher.look()) == [(BEGINS, "hangs", "1")]
+    assert events([*watcher.look()]) == [(BEGINS, "hangs", "1")]
     watcher.hang.found = None
-    assert watcher.look() == []
+    assert [*watcher.look()] == []
     watcher.job.still_s = 0.0
-    [end] = watcher.look()
+    [end] = [*watcher.look()]
     assert (end.event, end.why) == (ENDS, "the job moves on")
 
 
 def test_late_ranks_and_windows_are_not_looked_at_while_the_job_stands_still(watcher):
     watcher.late.found = watcher.deep.found = [slow(1)]
     watcher.job.still_s = 20.0
-    assert watcher.look() == []
+    assert [*watcher.look()] == []
     watcher.job.still_s = 0.0
-    assert events(watcher.look()) == [(BEGINS, "late", "1")]
+    assert events([*watcher.look()]) == [(BEGINS, "late", "1")]
 
 
 def test_a_rank_that_one_watch_has_found_another_does_not_report_once_more(watcher):
     watcher.deep.found = [slow(1)]
-    assert events(watcher.look()) == [(BEGINS, "deep", "1")]
+    assert events([*watcher.look()]) == [(BEGINS, "deep", "1")]
     watcher.deep.found, watcher.late.found = None, [slow(1), slow(2)]
-    assert events(watcher.look()) == [(BEGINS, "late", "2")]
+    assert events([*watcher.look()]) == [(BEGINS, "late", "2")]
     watcher.late.found, watcher.deep.found = None, [slow(1), slow(2)]
-    assert watcher.look() == []
+    assert [*watcher.look()] == []
 
 
 def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_anew(watcher):
     watcher.late.found = [slow(1)]
-    watcher.look()
+    [*watcher.look()]
     before, watcher.job.begins_again = watcher.late, True
-    [end] = watcher.look()
+    [end] = [*watcher.look()]
     assert (end.event, end.why) == (ENDS, "the job began again")
     assert watcher.late is not before
 
@@ -109,17 +121,17 @@ def test_late_ranks_are_a_reason_to_ask_for_a_window_and_what_windows_show_is_no
         look=lambda _, notices: asked.append(events(notices)), forget=lambda: asked.append("forgotten")
     )
     watcher.late.found, watcher.deep.found = [slow(1)], [slow(2)]
-    watcher.look()
+    [*watcher.look()]
     watcher.job.still_s = 20.0
-    watcher.look()
+    [*watcher.look()]
     watcher.job.begins_again = True
-    watcher.look()
+    [*watcher.look()]
     assert asked == [[(BEGINS, "late", "1")], "forgotten"]
 
 
 def test_windows_that_are_too_large_are_remarked_and_end_no_look(watcher):
     watcher.deep.error, watcher.late.found = Unanswerable("too large"), [slow(1)]
-    assert events(watcher.look()) == [(BEGINS, "late", "1")]
+    assert events([*watcher.look()]) == [(BEGINS, "late", "1")]
     assert [str(each) for each in watcher.remarks] == ["too large"]
 
 
@@ -145,13 +157,13 @@ def test_watching_needs_no_torch():
 
 def test_memory_that_grows_is_a_notice_of_its_own(watcher):
     watcher.memory.found = [Finding("memory.growth", "host", "n1", (0,), 0.0, 0.9, 0.0, ())]
-    assert events(watcher.look()) == [(BEGINS, "memory", "n1")]
+    assert events([*watcher.look()]) == [(BEGINS, "memory", "n1")]
     watcher.memory.found, watcher.job.step = [], 30
-    assert events(watcher.look()) == [(ENDS, "memory", "n1")]
+    assert events([*watcher.look()]) == [(ENDS, "memory", "n1")]
 
 
 def test_numbers_that_go_bad_are_a_notice_of_their_own(watcher):
     watcher.numbers.found = [Finding("loss.not_finite", "rank", "1", (1,), 0.0, 0.98, 0.0, ())]
-    assert events(watcher.look()) == [(BEGINS, "numbers", "1")]
+    assert events([*watcher.look()]) == [(BEGINS, "numbers", "1")]
     watcher.numbers.found = None
-    assert watcher.look() == []
+    assert [*watcher.look()] == []
