@@ -123,9 +123,9 @@ class Baseline:
         return Baseline(self.job.with_change(change))
 
     def saved_at_most(self, change: RankChange, ranks: Collection[int]) -> Ints:
-        """Return [R + 2] upper bounds, at rank + 1, of the ns saved until windows end by changing a rank.
+        """Return [R + 2] ns, at rank + 1: upper bounds on how much sooner windows end with that rank changed.
 
-        The chain of work that decides when a window ends still exists after the change, so its gain is a
+        The chain of work that decides when a window ends still exists after the change, so its gain is the
         bound.
 
         Args:

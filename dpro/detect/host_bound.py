@@ -187,13 +187,10 @@ MIN_WAIT = 0.10  # of nearly every step: handing over a batch that is ready cost
 
 
 def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
-    """Find whether the step would be much shorter with its input always ready.
+    """Find at most one finding, of the job: the step would be much shorter with its input always ready.
 
     Args:
         excess_of_stragglers_ns: what healing single ranks would save already; only the remainder counts here.
-
-    Returns:
-        At most one finding, of the job.
     """
     try:
         changed = baseline.under(HideInput()).graph
@@ -235,13 +232,10 @@ def _loading(graph: Graph) -> dict[int, float]:
 
 
 def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
-    """Find whether every rank waits for data for a large part of nearly each of the latest steps.
+    """Find at most one finding, of the job: all ranks wait long for data in nearly each of the latest steps.
 
     Args:
         on_gpus: whether GPUs may have had work meanwhile.
-
-    Returns:
-        At most one finding, of the job.
     """
     facts = host_facts(steps.filter(pl.col("window") < 0), counters).drop_nulls("data_wait_ns")
     waits = (

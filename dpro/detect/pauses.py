@@ -531,7 +531,6 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more: list[O
 
 
 def _sure(group: PauseGroup) -> float:
-    """Return the confidence in the cause of the pauses."""
     if group.kind not in _UNEXPLAINED:
         return float(np.median([pause.explained for pause in group.pauses]))
     return 0.9 if group.recurrence.period and group.ranks else 0.6

@@ -801,7 +801,6 @@ def _is_hopper(facts: JobFacts) -> bool:
 
 
 def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Fuse pointwise kernels."""
     computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
     share = facts.share_of(names)
@@ -864,7 +863,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "new code",
             "its transfers are not at the limit of the wires",
         )
-    hidden = 1 / max(1 / gain, exposed)  # hidden behind everything else in the step, as far as that lasts
+    hidden = 1 / max(1 / gain, exposed)  # other work of the step hides no more than it lasts
     yield Advice(
         "overlap",
         f"overlap {what} with compute",

@@ -287,7 +287,7 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         groups: `op`, `members` and `slow`.
 
     Yields:
-        Suspects that explain equally many slow groups, and these groups (`members`).
+        Suspects that explain one set of slow groups, and that set (`members`).
     """
     of: dict[Suspect, set[str]] = {}
     for members, op in groups.select("members", "op").unique().sort("members", "op").iter_rows():

@@ -662,7 +662,7 @@ MIN_SPREAD = 0.01  # of own time: lower spreads are raised to this
 # Multiples of the peers' spread, of the typical one and of the largest: the quantile of 60 normal values has
 # a relative error of a quarter, and each rank of each job is one more chance to be wrong.
 MIN_TIMES, MIN_TIMES_NEXT = 4.0, 2.5
-MIN_TIMES_HALF = 2.5  # multiple of the typical one in each half of the steps: jitter is not a phase
+MIN_TIMES_HALF = 2.5  # multiple of the typical spread in each half of the steps: a slow spell is not jitter
 CONFIDENCE = 0.7
 
 
