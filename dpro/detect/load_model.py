@@ -1,9 +1,9 @@
 """Model of how own time grows with the workload, to detect ranks that get larger batches than others.
 
 Takes own times of ranks per step, and the workload of each: the number of elements in its batches. Returns
-how own time depends on the workload, own times at equal workloads, and findings of `imbalance.data`, of which
-no rank is the cause. Does not find ranks that are slow beyond what their workload explains; these are found
-elsewhere, at equal work.
+how own time depends on the workload, own times at equal workloads, and findings of `imbalance.data`, for
+which no rank is at fault. Does not find ranks that are slow beyond what their workload explains; these are
+found elsewhere, at equal work.
 
 The model of a step's own time is `s (1 - share + share x^power)`: `x` is the workload relative to the typical
 one, `s` the slowness of the rank. Part of a step does not grow with the batch (the optimizer), and attention

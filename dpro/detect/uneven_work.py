@@ -1,7 +1,7 @@
 """Detectors of work spread unevenly over the ranks of a job, or over its pipeline's stages, in deep windows.
 
 Takes a graph and its run. Returns the graph with work scaled as if all ranks with equal work had equally
-large batches, and findings of `imbalance.data` and `imbalance.stage`, of which no rank is the cause.
+large batches, and findings of `imbalance.data` and `imbalance.stage`, for which no rank is at fault.
 Workloads of ranks are in `[rank, step, workload]`, one frame per kind of evidence: what loaders returned,
 what other ranks sent (to experts, to embeddings), and sizes of the inputs of operators where shapes are
 recorded. A rank that is still slower than its peers with balanced work has another cause. Does not cover runs

@@ -119,7 +119,7 @@ class Advice(DocumentPart, frozen=True):
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
-    """Return all that is worth doing: first what treats the limit, then what gains most for the least effort.
+    """Return everything worth doing: first what treats the limit, then what gains most for the least effort.
 
     If the replay does not fit, no gains follow from it. That leaves the remedies of findings, and what treats
     a limit that spans show: devices may then be idle for another reason than their hosts.

@@ -550,7 +550,7 @@ def short_kernel(name: str) -> str:
 
 
 def name_kernel(name: str) -> str:
-    """Return the function's own name; of a pointwise kernel, what it computes for each element.
+    """Return the function's own name; for a pointwise kernel, what it computes for each element.
 
     Kernels that launch another one, given as an argument of their template, get the name of that one.
     """

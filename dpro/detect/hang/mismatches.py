@@ -254,11 +254,11 @@ def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     """Return where a rank's calls depart from their rounds, and the calls per round; None without rounds.
 
     Args:
-        rows: calls of a rank in one group, by number. Only those since the last gap count, of which at most
-            half may come before the rounds: a job begins with other calls.
+        rows: calls of a rank in one group, by number. Only those since the last gap count, and at most half
+            of these may come before the rounds: a job begins with other calls.
 
     Returns:
-        The place of the first call that differs, which is in the last round, or -1 for none; and the period.
+        The index of the first call that differs, which is in the last round, or -1 for none; and the period.
     """
     numbers = [row["sequence"] for row in rows]
     gaps = [place for place in range(1, len(rows)) if numbers[place] != numbers[place - 1] + 1]

@@ -264,7 +264,7 @@ def _component(change: LevelShift, traffic: Traffic) -> _Part:
 
 
 def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[Observation]]:
-    """Return the part of the fabric that explains all that became slower, the confidence in it, and evidence.
+    """Return the part of the fabric that explains everything slow, the confidence in it, and evidence.
 
     Returns no suspects if the run has no topology, or no single part explains it.
     """

@@ -48,7 +48,7 @@ class FabricPart(NamedTuple):
 
     Attributes:
         kind: a cable (both ways), a link (one way of it), a port of a host (with its cable), or a switch.
-        links: links of which a path through the part takes exactly one.
+        links: its links; a path through the part takes exactly one of them.
     """
 
     kind: str
