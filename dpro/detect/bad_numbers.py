@@ -1,13 +1,15 @@
-"""Losses and gradient norms that go bad: the first rank and step at which one is not finite, or jumps.
+"""Detector of bad losses and gradient norms: the first rank and step at which one is not finite, or jumps.
 
-In: tables `losses`, `steps`, `counters`, `workers` and `checkpoints`. Out: at most a finding of each, with
-whether others followed, whether it came back, and what else differed on that rank in that step. Updates that
-a GradScaler skips, since gradients are not finite, are no fault while that does not go on.
+Reads tables `losses`, `steps`, `counters`, `workers` and `checkpoints`. Returns at most one finding of each
+class; its evidence includes whether other ranks followed, whether the number recovered, and what else
+differed on that rank in that step. Updates that a GradScaler skips because gradients are not finite are not
+faults unless they go on for long.
 
-A jump is a rise within one step, of the mean of a step's numbers over the largest of the few steps before,
-as a multiple of their usual level: by far more than all such rises before on any rank, and by a share of
-what the number has covered so far. Where the largest of those stood out, too, it has to be larger still: the
-rises of such series have no usual size. What falls, or rises step by step, is no jump.
+A jump is a rise within one step: the mean of a step's numbers minus the largest of the few steps before, as
+a multiple of their usual level. It must exceed by far all earlier such rises on any rank, and a share of the
+range that the number has covered before. If the largest earlier rise was itself an outlier, the jump must be
+larger still, since the rises of such a series have no usual size. A number that falls, or rises over several
+steps, does not jump.
 """
 
 from __future__ import annotations
@@ -29,23 +31,23 @@ from dpro.words import counted, numbers_in_words, ranks_in_words
 
 LOSS, NORM = "loss", "grad_norm"
 NAMES = {LOSS: "loss", NORM: "gradient norm"}
-MAX_SKIPPED = 24  # steps in a row: a GradScaler has halved its scale from 65,536 to 1 long before
-BEFORE = 8  # steps over which a number has to rise
+MAX_SKIPPED = 24  # steps in a row: long before, a GradScaler has halved its scale from 65,536 to 1
+BEFORE = 8  # steps whose largest value a jump exceeds
 LEVEL_STEPS = 64
-MIN_STEPS = 32  # whose rises are known
-RISE = {LOSS: 1.5, NORM: 4.0}  # times the level
-TIMES = 3.0  # the largest rise before
-NEXT, MAX_UNUSUAL = 5, 4.0  # that one is compared with the fifth, and at most four times as large
-OF_RANGE = 0.03  # of what the number has covered so far
-BACK = 0.25  # of the rise that may be left where it has come back
-COMPARED_STEPS = 200  # before the step
-DIFFERS = 1.5  # times all of those, or the reverse
-LOADED_STEPS = 3  # ago, at most, that a checkpoint was loaded
-AROUND_NS = 60 * NS_PER_S  # for which telemetry is looked at before and after the step
+MIN_STEPS = 32  # with known rises, before a jump is reported
+RISE = {LOSS: 1.5, NORM: 4.0}  # the smallest jump, as a multiple of the usual level
+TIMES = 3.0  # the smallest jump, as a multiple of the largest earlier rise
+NEXT, MAX_UNUSUAL = 5, 4.0  # the largest rise over the fifth largest: by how much it is an outlier, at most 4
+OF_RANGE = 0.03  # the smallest jump, as a share of the range that the number has covered before
+BACK = 0.25  # share of the rise that may remain once the number has recovered
+COMPARED_STEPS = 200  # earlier steps that the step is compared with
+DIFFERS = 1.5  # a quantity differs if it is larger, or smaller, than all compared ones by this factor
+LOADED_STEPS = 3  # a checkpoint loaded at most this many steps before may be the cause
+AROUND_NS = 60 * NS_PER_S  # telemetry is read from this long before the step to this long after it
 
 
 class ComparedTables(NamedTuple):
-    """The tables that say what else was different; times of each host on its own clock."""
+    """Tables that show what else differed in a step; times are on each host's own clock."""
 
     steps: pl.DataFrame
     counters: pl.DataFrame
@@ -53,10 +55,12 @@ class ComparedTables(NamedTuple):
 
 
 class BadNumber(NamedTuple):
-    """Where a number goes bad first: on which ranks, and whether these are all that have such a number.
+    """The first step at which a number goes bad, and the ranks on which it does.
 
     Attributes:
-        before, after: the number on the first of them; before it was at most so large, or NaN unknown.
+        of_all: whether these are all ranks that record the number.
+        before: an upper bound of the number before, on the first of `ranks`; NaN where unknown.
+        after: the bad number on the first of `ranks`.
     """
 
     kind: str
@@ -68,26 +72,26 @@ class BadNumber(NamedTuple):
 
     @property
     def of_job(self) -> bool:
-        """Whether it is no matter of one rank."""
+        """Whether the number is bad on all ranks of a job of several."""
         return self.of_all and len(self.ranks) > 1
 
     @property
     def whose(self) -> str:
-        """Whose number it is: `the loss of rank 1`."""
+        """Name of the number with its ranks: `the loss of rank 1`."""
         return f"the {NAMES[self.kind]} of {'all ' if self.of_job else ''}{ranks_in_words(self.ranks)}"
 
 
-Shown = tuple[str, BadNumber, str, float, list[Observation]]  # class, where, what, how sure, what shows it
+Shown = tuple[str, BadNumber, str, float, list[Observation]]  # class, place, words, confidence, observations
 
 
 def find_bad_numbers(
     losses: pl.DataFrame, workers: pl.DataFrame, around: ComparedTables | None = None
 ) -> list[Finding]:
-    """Find where a number is not finite first, and where one jumps before that.
+    """Find the first number that is not finite, and the first jump before it.
 
     Args:
-        losses, workers: these tables.
-        around: with which the step is compared; None of a job that runs.
+        losses, workers: the tables of these names.
+        around: tables to compare the step with; None while the job runs.
     """
     losses = _without_skipped(losses.filter(pl.col("step") >= 0))
     bad = losses.filter(~pl.col("value").is_finite())
@@ -100,7 +104,7 @@ def find_bad_numbers(
 
 
 def _without_skipped(losses: pl.DataFrame) -> pl.DataFrame:
-    """Leave out norms that are not finite where a GradScaler skips such updates, unless that goes on."""
+    """Drop norms that are not finite where a GradScaler skips updates, unless too many in a row."""
     skipped = losses.filter(pl.col("scaled") & (pl.col("kind") == NORM) & ~pl.col("value").is_finite())
     steps = skipped.select(pl.col("step").unique().sort()).with_columns(run=pl.col("step") - pl.row_index())
     few = skipped.join(steps.filter(pl.len().over("run") <= MAX_SKIPPED), on="step", how="semi")
@@ -108,7 +112,7 @@ def _without_skipped(losses: pl.DataFrame) -> pl.DataFrame:
 
 
 def _place(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -> BadNumber:
-    """The place of the numbers in `rows`, the first of which counts."""
+    """Return the `BadNumber` of `rows`, with step and value of the first row."""
     ranks = tuple(sorted(rows["rank"].unique().to_list()))
     of_all = losses.filter(kind=kind)["rank"].n_unique() == len(ranks)
     return BadNumber(kind, rows["step"][0], ranks, of_all, before, rows["value"][0])
@@ -162,7 +166,7 @@ def _followed(losses: pl.DataFrame, bad: pl.DataFrame, place: BadNumber) -> Iter
 
 
 def first_jump(losses: pl.DataFrame, kind: str) -> BadNumber | None:
-    """The first step in which a number rises by more than chance; `losses` are finite."""
+    """Return the first jump of a number, or None; `losses` are finite."""
     means = losses.filter(kind=kind).group_by("rank", "step").agg(pl.col("value").mean()).sort("rank", "step")
     earlier = pl.col("value").shift(1).over("rank")
     rises = means.with_columns(
@@ -185,7 +189,7 @@ def first_jump(losses: pl.DataFrame, kind: str) -> BadNumber | None:
 
 
 def _usual_record(earlier: Floats) -> float:
-    """What a rise has to exceed, by the largest one of each step before."""
+    """Return the limit that a rise must exceed, from the largest rise of each earlier step."""
     first, fifth = np.sort(earlier)[[-1, -NEXT]]
     unusual = first / max(fifth, first / MAX_UNUSUAL) if first > 0 else 0.0
     return float(TIMES * first * unusual**2)
@@ -211,7 +215,7 @@ def _jumped(losses: pl.DataFrame, place: BadNumber) -> Shown:
     return "loss.jump", place, what, sure, [seen, ended]
 
 
-# Where it was, what else was different there, and what to do.
+# The finding: where the number went bad, what else differed there, and what to do.
 
 _NOTHING = (
     "nothing that is known of that step differs from the steps before: its time, and, where recorded, size "
@@ -235,13 +239,13 @@ def _finding(
 
 
 def _hosts(workers: pl.DataFrame) -> Iterator[Observation]:
-    """Yield where ranks run."""
+    """Yield the host and GPU of each rank."""
     for rank, host, gpu, model in workers.select("rank", "host", "gpu_uuid", "gpu_name").iter_rows():
         text = f"rank {{rank}} runs on host {{host}}{', GPU {gpu} ({model})' if gpu else ''}"
         yield observe("runs-on", text, rank=rank, host=host, gpu=gpu, model=model)
 
 
-_QUANTITIES = (  # counter, or column of steps; and how it is shown
+_QUANTITIES = (  # a counter or column of `steps`; its sentence; its usual value in that sentence
     ("step_input_elements", "the batches have {value:,.0f} elements", "{usual:,.0f}"),
     ("duration_ns", "the step takes {value_ns}", "{usual_ns}"),
     ("step_no_grad_ns", "{value_ns} pass without gradients, as in an evaluation", "{usual_ns}"),
@@ -250,7 +254,7 @@ _OF_GPUS = f"^({HEARTBEAT}|ecc_|temperature_c|clocks_hw|clocks_sw_thermal|thrott
 
 
 def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables) -> Iterator[Observation]:
-    """Yield what was different in that step on its first rank from the steps before."""
+    """Yield how the step differs from earlier ones on the first of the number's ranks."""
     rank, steps = place.ranks[0], around.steps.select("rank", "step", "start_ns", "duration_ns")
     here = steps.filter(rank=rank, step=place.step)
     if here.is_empty():
@@ -262,7 +266,7 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
         rows = steps.with_columns(value=pl.col(name).cast(pl.Float64)) if name in steps.columns else rows
         yield from _differs(place, rows, name, took / 10 if name.endswith("_ns") else 0.0, says, usual)
     recent = steps.filter(pl.col("step") >= place.step - LOADED_STEPS, rank=rank)
-    since = recent["start_ns"].min() if place.step > LOADED_STEPS else 0  # of the first steps, all before
+    since = recent["start_ns"].min() if place.step > LOADED_STEPS else 0  # 0: also earlier loads
     text = f"rank {{rank}} loaded a checkpoint at most {LOADED_STEPS} steps before: {{path}}"
     loaded = around.checkpoints.filter(pl.col("start_ns").is_between(since, begin), rank=rank, kind="load")
     yield from (observe("loaded-before", text, rank=rank, path=path) for path in loaded["path"].tail(1))
@@ -280,7 +284,7 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
 def _differs(
     place: BadNumber, rows: pl.DataFrame, name: str, floor: float, says: str, usual: str
 ) -> Iterator[Observation]:
-    """Yield a quantity that is beyond what it was in the steps before, and what other ranks have there."""
+    """Yield a quantity outside its range in the steps before, with the median of other ranks in that step."""
     rank, here, mine = place.ranks[0], rows.filter(step=place.step), rows.filter(rank=place.ranks[0])
     lately = pl.col("step").is_between(place.step - COMPARED_STEPS, place.step, closed="left")
     value, before = here.filter(rank=rank)["value"].to_numpy(), mine.filter(lately)["value"].to_numpy()
@@ -299,7 +303,7 @@ def _differs(
 
 
 def _remedy(place: BadNumber, workers: pl.DataFrame, differs: set[str]) -> str:
-    """What to look at, by the rows of `workers` of its ranks."""
+    """Return what to look at; `workers` are the rows of the ranks of `place`."""
     step = place.step
     if "loaded-before" in differs:
         return "compare the loss with that before the checkpoint was saved: it may not hold all of the state"

@@ -1,9 +1,9 @@
-"""The unchanged graph of deep windows, and what several detectors ask of it: each computed once.
+"""Replay of the unchanged graph of deep windows, and the results that several detectors share.
 
-In: a graph, or the condensed ranks of a large run. Out: its replay, its steps, the work of its ranks by
-phase, and their peers; what else ranks show, and the job with some of them changed; how long members of
-collectives wait for the last one to arrive. Nothing is computed before it is asked for. What is slow is not
-decided here, nor whether the last one is the cause: it may itself have waited elsewhere.
+Takes a graph, or the condensed ranks of a large run. Provides its replay, its steps, the work of ranks by
+phase and their peers, the job with some ranks changed, and how long members of collectives wait for the last
+one to arrive; each is computed once, on first use. Does not decide what is slow, nor whether the last rank to
+arrive is the cause: it may itself have waited elsewhere.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from dpro.replay.timeline import (
 from dpro.replay.whatif.edit import RankChange
 from dpro.replay.whatif.job import ReplayedJob, job_of
 
-FEW = 8  # sets of ranks: condensing the graph takes as long as that many replays of it
+FEW = 8  # sets of ranks above which the graph is condensed: that takes as long as this many replays
 
 
 @dataclass(frozen=True)
 class ScaledWork:
-    """Work that takes a multiple of its time.
+    """Change that multiplies the durations of some work.
 
     Attributes:
-        kinds: of nodes.
-        factors: `factor`, by `rank` and perhaps `step`; other work is as it was.
+        kinds: kinds of nodes that change.
+        factors: column `factor`, by `rank` and optionally `step`; other work keeps its durations.
     """
 
     kinds: Collection[int]
     factors: pl.DataFrame
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with these durations, rounded to whole nanoseconds."""
+        """Return the graph with scaled durations, rounded to whole ns."""
         nodes, by = graph.nodes, [name for name in self.factors.columns if name != "factor"]
         node = np.flatnonzero(np.isin(nodes.kind, tuple(self.kinds)))
         places = pl.DataFrame({"node": node, **{name: getattr(nodes, name)[node] for name in by}})
@@ -59,16 +59,16 @@ class ScaledWork:
 
 
 class Baseline:
-    """A job, its replay, and what follows from them.
+    """A job, its replay, and results derived from them.
 
     Attributes:
-        job: as recorded, or as it would be with balanced work.
-        graph: of it; of condensed ranks their joined graph, which has all collectives and steps, and no other
-            work.
+        job: as recorded, or with balanced work.
+        graph: of the job; of condensed ranks, their joined graph, which has all collectives and steps but no
+            other work.
     """
 
     def __init__(self, job: ReplayedJob | Graph) -> None:
-        """Nothing is computed yet."""
+        """Take the job; nothing is computed yet."""
         self.job = job_of(job)
         self.graph = self.job.graph
         self._last: tuple[RankChange, set[int], tuple[Graph, Graph]] | None = None
@@ -80,55 +80,56 @@ class Baseline:
 
     @cached_property
     def step_ends(self) -> pl.DataFrame:
-        """`window`, `step`, `finish_ns`, `begin_ns` of each replayed step."""
+        """Replayed steps: `window`, `step`, `finish_ns`, `begin_ns`."""
         return step_ends(self.graph, self.timeline.start, self.timeline.end)
 
     @cached_property
     def steps(self) -> Ints:
-        """[T] the numbers of the steps."""
+        """[T] step numbers."""
         return durations_of(self.step_ends)["step"].to_numpy()
 
     @cached_property
     def step_ns(self) -> Ints:
-        """[T] ns, how long each step takes."""
+        """[T] step times, in ns."""
         return durations_of(self.step_ends)["duration_ns"].to_numpy()
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Work of each rank in each phase of each step, as `phase_work` returns it."""
+        """Work of each rank in each phase of each step, as from `phase_work`."""
         return self.job.work
 
     @cached_property
     def teams(self) -> list[list[int]]:
-        """Ranks that do the same work."""
+        """Groups of ranks that do equal work."""
         return teams_by_work(self.work)
 
     @cached_property
     def decisive(self) -> Ints:
-        """Nodes that decide when the last step of each window ends: none ends earlier than these allow."""
+        """Nodes on the critical path to the end of each window's last step."""
         return self._path(self.timeline)
 
     def _path(self, timeline: Timeline) -> Ints:
         return path_of_steps(timeline, np.unique(timeline.graph.nodes.window).tolist())
 
     def under(self, change: RankChange) -> Baseline:
-        """The job under a change.
+        """Return the baseline of the changed job.
 
         Args:
-            change: of each rank by itself.
+            change: applies to each rank by itself.
 
         Raises:
-            Unanswerable: there is nothing that it changes.
+            Unanswerable: the change applies to nothing.
         """
         return Baseline(self.job.with_change(change))
 
     def saved_at_most(self, change: RankChange, ranks: Collection[int]) -> Ints:
-        """[R + 2] ns by rank + 1: what changing it saves at most of the time until windows end, if anything.
+        """Return [R + 2] ns, at rank + 1: upper bounds on how much sooner windows end with that rank changed.
 
-        The chain of work that decides when a window ends is there after the change, too.
+        The chain of work that decides when a window ends still exists after the change, so its gain is the
+        bound.
 
         Args:
-            ranks: which may be changed.
+            ranks: those that may be changed.
         """
         rank = self.graph.nodes.rank
         on_chain = set(ranks) & set(rank[self.decisive].tolist())
@@ -145,33 +146,33 @@ class Baseline:
         return np.bincount(one.nodes.rank[chain] + 1, saved, int(rank.max()) + 2)
 
     def graphs_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
-        """Graphs that replay as this one does, with sets of ranks changed in turn."""
+        """Yield, for each set of ranks, a graph with these changed; each replays as the whole graph would."""
         one, other = self._beside_changed(change, {rank for ranks in sets for rank in ranks})
         if one is self.graph and len(sets) > FEW:
             one, other = condense_both(one, other.nodes.duration)
         return (with_ranks_of(one, other, ranks) for ranks in sets)
 
     def _beside_changed(self, change: RankChange, ranks: set[int]) -> tuple[Graph, Graph]:
-        """`ReplayedJob.beside_changed`; those of the last change are kept."""
+        """Return `ReplayedJob.beside_changed`, keeping the graphs of the last change."""
         if self._last is None or self._last[0] is not change or not ranks <= self._last[1]:
             self._last = change, ranks, self.job.beside_changed(change, sorted(ranks))
         return self._last[2]
 
     def critical_stretches(self) -> Iterator[Stretch]:
-        """What decides when windows end: replays of ranks, or of all, and their nodes that do, in order."""
+        """Yield stretches of the critical path to the ends of windows: a replay, and its nodes in order."""
         return critical_stretches(self.timeline, self.job.path_to(self.timeline))
 
     def changed_step_ns(self, changed: Graph) -> Ints:
-        """[T] ns, how long each step takes in a changed graph."""
+        """Return [T] step times of a changed graph, in ns."""
         after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
 
 
 def waits(graph: Graph, start: Ints) -> pl.DataFrame:
-    """How long each member of a collective of several ranks waits for the last one, in steps.
+    """Return how long each member of a multi-rank collective waits for the last one, within steps.
 
     Args:
-        start: [N] ns at which nodes start.
+        start: [N] start times of nodes, in ns.
 
     Returns:
         `instance` (of the collective), `rank`, `step`, `last` (the rank that arrives last), `wait_ns`.

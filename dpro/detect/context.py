@@ -1,7 +1,7 @@
-"""What the detectors of one run share: tables, graph, own times, pauses; each computed once, when asked for.
+"""Data that the detectors of one run share, each computed on first use: tables, graph, own times, pauses.
 
-In: a run, and the graph of its deep windows where their replay can be trusted. Out: what `run.py` hands to
-the detectors. Which findings exclude each other is not decided here.
+Takes a run, and the graph of its deep windows if its replay can be trusted. Provides what `run.py` passes to
+the detectors. Does not decide which findings exclude each other.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from dpro.timed import hosts_ahead
 
 
 class Need(Enum):
-    """What a detector needs of a run."""
+    """Data of a run that a detector requires."""
 
     GRAPH = auto()  # deep windows whose replay fits
-    BREAKDOWN = auto()  # where the time of the steps in deep windows went
-    OPERATIONS = auto()  # whole operations of a job that pipelines
+    BREAKDOWN = auto()  # the breakdown of step times in deep windows
+    OPERATIONS = auto()  # whole operations of a pipelined job
     ALWAYS_ON = auto()  # enough steps outside deep windows
     STEPS = auto()  # table `steps`, with counters where there are any
 
 
 def has_windows(run: Run) -> bool:
-    """Whether deep windows decide: they have enough steps, or the run has no steps and calls at all."""
+    """Return whether to analyse deep windows: they have enough steps, or the run has no steps or no calls."""
     rows = run.rows()
     if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
         return True
@@ -59,10 +59,10 @@ def has_windows(run: Run) -> bool:
 
 
 class Context:
-    """A run as its detectors see it.
+    """The data of a run, for its detectors.
 
     Attributes:
-        operations: the graph of whole operations and what slows it down; None where the run has none.
+        operations: the graph of whole operations and its analysis; None where the run has none.
         breakdown: returns `step_breakdown` of the run; None where that is not known.
     """
 
@@ -73,12 +73,12 @@ class Context:
         operations: tuple[Graph, OperationsAnalysis] | None = None,
         breakdown: Callable[[], pl.DataFrame] | None = None,
     ) -> None:
-        """Nothing is read or computed yet.
+        """Take the run and its graphs; nothing is read or computed yet.
 
         Args:
-            run: the run, None to look at the graph alone.
-            recorded: the graph of its deep windows, None where there is none whose replay fits.
-            operations: the graph of whole operations and what slows it down; None where the run has none.
+            run: None to analyse the graph alone.
+            recorded: the graph of deep windows; None without one whose replay fits.
+            operations: the graph of whole operations and its analysis; None where the run has none.
             breakdown: returns `step_breakdown` of the run; None where that is not known.
         """
         self._run = run
@@ -88,7 +88,7 @@ class Context:
 
     @cached_property
     def has(self) -> frozenset[Need]:
-        """What the run offers to detectors."""
+        """The needs that this run satisfies."""
         graph = self._recorded is not None
         run = None if self._run is None or self._only_operations(self._run) else self._run
         offers = {
@@ -101,7 +101,7 @@ class Context:
         return frozenset(need for need, there in offers.items() if there)
 
     def _only_operations(self, run: Run) -> bool:
-        """Whether the run consists of operations: its other tables say the same once more."""
+        """Return whether the run was recorded as operations, so that its other tables only repeat them."""
         return self.operations is not None and not run.num_rows(OPERATIONS)
 
     @staticmethod
@@ -111,7 +111,7 @@ class Context:
 
     @property
     def run(self) -> Run:
-        """The run; only of detectors that need its tables."""
+        """The run, for detectors that need its tables."""
         assert self._run is not None
         return self._run
 
@@ -125,7 +125,7 @@ class Context:
 
     @cached_property
     def balanced(self) -> BalancedJob:
-        """The job with balanced work; as recorded where that explains no slow rank."""
+        """The job with balanced work; as recorded where balancing explains no slow rank."""
         balanced = rebalance(self.recorded)
         if not balanced.from_steps and not slow_ranks(self.recorded):
             return BalancedJob(self.recorded, [], True, {})
@@ -133,19 +133,19 @@ class Context:
 
     @property
     def at_equal_work(self) -> Baseline:
-        """The graph that ranks are compared in."""
+        """The baseline in which ranks are compared."""
         return self.balanced.baseline
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What deep windows show of transfers."""
+        """Transfers in deep windows."""
         return traffic_of(self.recorded)
 
-    # What is always recorded.
+    # Tables that are always recorded.
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """Table `steps`, with how long each took."""
+        """Table `steps`, with durations."""
         return steps_of(self.run)
 
     @cached_property
@@ -166,38 +166,38 @@ class Context:
 
     @cached_property
     def aligned(self) -> tuple[AlwaysOn, list[int]]:
-        """The same on one clock, and the ranks that are left out: their clocks were never compared."""
+        """The always-on tables on one clock, and ranks left out as their clocks were never compared."""
         return on_one_clock(self.tables)
 
     @cached_property
     def calls(self) -> pl.DataFrame:
-        """Collective calls on one clock, as `calls_of` returns them."""
+        """Collective calls on one clock, as from `calls_of`."""
         return calls_of(self.aligned[0].collectives)
 
     @cached_property
     def own_times(self) -> pl.DataFrame:
-        """Own times of ranks in all steps, as `own_time_of_all` returns them."""
+        """Own times of ranks in all steps, as from `own_time_of_all`."""
         return own_time_of_all(self.calls, self.aligned[0].steps)
 
     @cached_property
     def crowds(self) -> list[Crowd]:
-        """Hosts all of whose ranks wait long for a core."""
+        """Hosts on which all ranks wait long for a core."""
         return crowds_of(self.steps, self.counters, self.workers)
 
     @cached_property
     def slowdown(self) -> Regression | None:
-        """Since when the whole job is slower than it was; None where it is not."""
+        """The step from which the whole job is slower than before; None if it is not."""
         series = job_steps(self.steps)
         return regression_of(series) if series.height else None
 
     @cached_property
     def pauses(self) -> LostTime:
-        """What is lost in some steps only."""
+        """Time lost in only some of the steps."""
         return find_pauses(self.steps, self.counters, lambda: self.own_times)
 
     @cached_property
     def usual_own_times(self) -> pl.DataFrame:
-        """Own times in steps that are like most others, without pauses."""
+        """Own times in usual steps, without pauses."""
         return usual_ones(self.own_times).filter(~pl.col("step").is_in(self.pauses.steps))
 
     @cached_property
@@ -218,7 +218,7 @@ class Context:
 
     @cached_property
     def late_by_calls(self) -> list[Finding]:
-        """Ranks that the others wait for, by the times of their calls."""
+        """Ranks that others wait for, from the times of their calls."""
         aligned = self.aligned[0]
         if self.calls.is_empty() or aligned.steps.is_empty():
             return []
@@ -229,14 +229,14 @@ class Context:
 
     @cached_property
     def ahead(self) -> AheadHosts:
-        """Hosts that are done with most steps long before their GPUs are."""
+        """Hosts that finish most steps long before their GPUs do."""
         ranks = hosts_ahead(self.steps)["rank"].to_list()
         series = step_series(self.steps) if ranks else None
         return AheadHosts(ranks, self.pauses.kept_waiting, series.typical_ns) if series else NONE_AHEAD
 
     @cached_property
     def turns(self) -> list[Finding]:
-        """Ranks that take turns, by their calls; on a crowded host they may take turns at a core."""
+        """Ranks that take turns, from their calls; not those of crowded hosts, which may share a core."""
         aligned = self.aligned[0]
         if self.on_gpus or self.calls.is_empty() or aligned.steps.is_empty():
             return []
@@ -247,19 +247,19 @@ class Context:
 
     @cached_property
     def sends(self) -> Traffic:
-        """What the network threads of NCCL saw."""
+        """Transfers recorded by NCCL's network threads."""
         traffic = traffic_of_sends(self.run.table(SENDS), self.steps, self.workers)
         return replace(traffic, run=self.run)
 
     @cached_property
     def timed_calls(self) -> Traffic:
-        """What calls that were timed outside deep windows show of transfers."""
+        """Transfers of calls that were timed outside deep windows."""
         world_size = self.run.manifest.world_size
         traffic = traffic_of_calls(self.tables.collectives, self.steps, self.workers, world_size)
         return replace(traffic, run=self.run)
 
 
 def slow_ranks(baseline: Baseline) -> list[Finding]:
-    """Ranks that the step waits for, and those whose own work is longer though it hardly does."""
+    """Return ranks that the step waits for, and ranks that work longer though the step hardly waits."""
     findings = find_stragglers(baseline)
     return [*findings, *find_persistent(baseline, {rank for finding in findings for rank in finding.ranks})]

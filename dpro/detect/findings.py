@@ -1,4 +1,4 @@
-"""What a detector says: one finding per thing that is slow or broken."""
+"""Results of detectors: one finding per thing that is slow or broken."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dpro.documents import DocumentPart, finite
 from dpro.units import ms
 from dpro.words import short_name, shortened
 
-TIME_SLICES = "shared-gpu"  # an observation: other processes have shares of a GPU's time
-HIDDEN = "hidden-by-queue"  # an observation: queued work of GPUs hides a slow host in most steps
+TIME_SLICES = "shared-gpu"  # kind of observation: other processes use shares of a GPU's time
+HIDDEN = "hidden-by-queue"  # kind of observation: queued GPU work hides a slow host in most steps
 PAUSES = "pauses"  # a class
-OTHER_STEPS = 1.5  # times as long, or as short, as usual: steps of which a cost says its share alone
+OTHER_STEPS = 1.5  # factor by which steps differ in length if only the share of a cost carries over
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
-_CLASS_WORDS = {  # of a hang its meaning says the rest
+_CLASS_WORDS = {  # the verdict of a hang says which kind it is
     "hang.host": "hang",
     "hang.device": "hang",
     "hang.rank": "hang",
@@ -40,17 +40,17 @@ _CLASS_WORDS = {  # of a hang its meaning says the rest
 }
 
 _LONGEST_NAME = 64  # characters: has room for a DataLoader's `__next__`
-_PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # how profilers name a call of Python
-_STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # how stacks of hung jobs name one
+_PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # a Python call in profilers' traces
+_STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # a Python call in stacks of hung jobs
 
 
 class CodePlace(DocumentPart, frozen=True):
-    """Where in the code time is spent.
+    """Location in the code where time is spent.
 
     Attributes:
         name: of a function, an operator, a kernel or a range.
-        file: of a function of Python; empty where that is not known.
-        line: in it; 0 where that is not known.
+        file: of a Python function; empty where that is not known.
+        line: in the file; 0 where that is not known.
     """
 
     name: str
@@ -59,13 +59,13 @@ class CodePlace(DocumentPart, frozen=True):
 
     @classmethod
     def of(cls, name: str) -> CodePlace:
-        """The place that a span or a line of a stack names."""
+        """Return the location that a span or a line of a stack names."""
         python = _PYTHON_SPAN.search(name) or _STACK_LINE.fullmatch(name)
         return cls(python[3], python[1], int(python[2])) if python else cls(name)
 
     @property
     def in_words(self) -> str:
-        """A function with its file, without the path; numbered layers of a model are one."""
+        """A function with file name and line; other names shortened, with numbers of layers as `*`."""
         if self.file:
             line = f"{self.file.rpartition('/')[2]}:{self.line}"
             return line if self.name == "<module>" else f"{self.name} ({line})"
@@ -74,24 +74,24 @@ class CodePlace(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something is slow or broken.
+    """One thing that is slow or broken.
 
     Attributes:
-        class_: one of the classes of the design, such as `slow.host`.
+        class_: its class, such as `slow.host`.
         component_kind, component_id: what is at fault: `rank` 1, `job` `input pipeline`.
-        ranks: ranks it concerns.
-        severity: share of the step it costs; of pauses share of the wall time.
+        ranks: ranks that it concerns.
+        severity: share of the step that it costs; of pauses, share of the wall time.
         confidence: 0 to 1.
-        cost_ns: what it costs per step, found by replaying with the component healed; of pauses on average.
-        observations: what shows it.
-        cause: what within the component takes the time, empty where that is the component itself.
-        axis: of parallelism along which slow transfers are, or others wait most for a late rank, as `tp`;
-            empty where it is not known or not one.
+        cost_ns: time that it costs per step, from a replay with the component healed; of pauses, the average.
+        observations: its evidence.
+        cause: what within the component takes the time; empty where that is the component itself.
+        axis: axis of parallelism of the slow transfers, or along which others wait most for a late rank, such
+            as `tp`; empty where it is not known or not a single one.
         place: where in the code its time is spent; None where that is not known.
         remedy: what to do about it, in words; empty where the finding does not know.
-        waited_ns: for how long ranks have waited by the end, of a hang; else 0.
-        part_ranks: the ranks that the component is itself, such as the two ends of a link; empty where it is
-            none, or all of `ranks`.
+        waited_ns: of a hang, how long ranks have waited by its end; else 0.
+        part_ranks: the ranks that make up the component, such as the two ends of a link; empty where the
+            component is not one of ranks, or they are all of `ranks`.
     """
 
     class_: str
@@ -111,14 +111,15 @@ class Finding:
 
     @property
     def costs_pauses(self) -> bool:
-        """Whether what it costs is lost in some steps only: it is of the mean step, not of the usual one."""
+        """Whether its cost is lost in only some steps: it belongs to the mean step, not the usual one."""
         return self.class_ == PAUSES or any(one.kind == HIDDEN for one in self.observations)
 
     def of_usual_step(self, step_ns: float) -> Finding:
-        """The finding with what it costs of the usual step, of which its share is.
+        """Return the finding with cost and severity relative to the usual step.
 
-        What pauses cost is outside the usual step. Of time slices a share of time is known, as recorded; so
-        it is of what was found in steps of quite another length, as those outside of deep windows may have.
+        The cost of pauses, which is outside the usual step, does not change. Costs of time slices are known
+        as a share of the recorded time; costs found in steps of a very different length, such as steps
+        outside deep windows, are converted by their share, too.
         """
         if self.costs_pauses or self.of_hang or not 0 < self.cost_ns < math.inf:
             return self
@@ -133,7 +134,7 @@ class Finding:
         return tuple(one.text for one in self.observations)
 
     def observing(self, *more: Observation) -> Finding:
-        """The finding with more observations."""
+        """Return the finding with more observations."""
         return replace(self, observations=(*self.observations, *more))
 
     @property
@@ -143,47 +144,47 @@ class Finding:
 
     @property
     def of_job(self) -> bool:
-        """Whether it is about the job as a whole, and no part of it is at fault."""
+        """Whether the finding is about the job as a whole, with no part of it at fault."""
         return self.component_kind == "job"
 
     @property
     def of_hang(self) -> bool:
-        """Whether it is about what ended the steps: ranks that are stuck or dead."""
+        """Whether the finding is about ranks that are stuck or dead, which ended the steps."""
         return self.class_.startswith(("hang.", "dead."))
 
     @property
     def of_numbers(self) -> bool:
-        """Whether it is about what the job computes, and costs no time."""
+        """Whether the finding is about what the job computes, and costs no time."""
         return self.class_.startswith("loss.")
 
     @property
     def cost_ms(self) -> float | None:
-        """What it costs per step; None where there are no more steps."""
+        """Cost per step, in ms; None where there are no more steps."""
         return None if self.of_hang else ms(self.cost_ns)
 
     @property
     def title(self) -> str:
-        """What is wrong with what: `slow host work: rank 1`."""
+        """Class and component in words: `slow host work: rank 1`."""
         return f"{class_in_words(self.class_)}: {self.component}"
 
 
 def class_in_words(class_: str) -> str:
-    """Name a class for people: `slow host work`. A class of an extension is its own name."""
+    """Return the words of a class: `slow host work`; of a class of an extension, the class itself."""
     return _CLASS_WORDS.get(class_, class_)
 
 
 def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, costliest first."""
+    """Return the findings, costliest first."""
     return sorted(findings, key=lambda finding: -finding.cost_ns)
 
 
 def ranks_of(findings: Iterable[Finding]) -> set[int]:
-    """The ranks that any of the findings is about."""
+    """Return the ranks that any of the findings concerns."""
     return {rank for finding in findings for rank in finding.ranks}
 
 
 class ComponentDocument(DocumentPart, frozen=True):
-    """What is slow or broken.
+    """The component that is slow or broken.
 
     Attributes:
         kind: such as `rank`, `host`, `link` or `job`.
@@ -204,15 +205,15 @@ class FindingDocument(DocumentPart, frozen=True, kw_only=True):
         severity: share of the step that it costs; null where that is not known.
         confidence: 0 to 1; null where it is not known.
         cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
-        waited_ms: for how long ranks have waited by the end of a hang; null of others.
+        waited_ms: of a hang, how long ranks have waited by its end; else null.
         cause: what within the component takes the time; empty where that is the component itself.
         place: where in the code; null where that is not known.
         remedy: what to do about it; empty where that is not known.
         evidence: what was observed, one line each.
         observations: the figures behind each line of `evidence`, in their order; none in older logs.
-        axis: of parallelism along which slow transfers are, or others wait most for a late rank: `tp`, or
-            `dp x tp` where ranks of a group differ along both; absent where it is not known, or not the same
-            for all groups.
+        axis: axis of parallelism of the slow transfers, or along which others wait most for a late rank:
+            `tp`, or `dp x tp` where ranks of a group differ along both; absent where it is not known, or not
+            equal for all groups.
     """
 
     class_: str = field(name="class")
@@ -231,10 +232,10 @@ class FindingDocument(DocumentPart, frozen=True, kw_only=True):
 
 
 def finding_document(finding: Finding, remedy: str = "") -> FindingDocument:
-    """A finding for programs.
+    """Return the document of a finding.
 
     Args:
-        remedy: what to do about it, where the finding itself does not say it.
+        remedy: what to do about it, where the finding itself does not say.
     """
     return FindingDocument(
         class_=finding.class_,

@@ -1,7 +1,7 @@
 """The findings log of a run: what a watcher of the job found, when each finding began, and when it ended.
 
-In: what detectors find at each look. Out: `Notice`s of what begins and ends, lines of JSON in
-`findings/findings.jsonl` of the run, and, for readers of the run, each finding once with both times.
+Takes the detectors' findings at each look. Appends a `Notice` of each finding that begins or ends, as a line
+of JSON, to `findings/findings.jsonl` of the run; returns to readers each finding once, with both times.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Identity = tuple[str, str, str]
 
 
 class NoticedFinding(FindingDocument, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """A finding of a job that was watched, and when it was noticed.
+    """A finding of a watched job, and when it was noticed.
 
     Attributes:
-        number: of the finding, from 1; the same when it begins and when it ends.
-        time_ns: when this was noticed.
-        step: the latest step then, -1 unknown.
+        number: of the finding, from 1; it does not change from begin to end.
+        time_ns: when the begin or end was noticed.
+        step: the latest step at that time; -1 unknown.
         why: why it ended; empty while it holds.
-        detector: which detector found it.
+        detector: the detector that found it.
     """
 
     number: int
@@ -57,7 +57,7 @@ class NoticedFinding(FindingDocument, frozen=True, kw_only=True, forbid_unknown_
 
 
 class NoticeDocument(NoticedFinding, frozen=True, kw_only=True):
-    """A finding begins or ends: a line of the log.
+    """A line of the log: a finding that begins or ends.
 
     Attributes:
         event: `begins` or `ends`.
@@ -67,7 +67,7 @@ class NoticeDocument(NoticedFinding, frozen=True, kw_only=True):
 
 
 class WatchDocument(NoticeDocument, frozen=True, kw_only=True):
-    """A finding begins or ends while the job runs; one line each, and what a webhook receives.
+    """A finding that begins or ends while the job runs; printed as one line, and sent to webhooks.
 
     Attributes:
         schema_version: of the documents; new keys do not change it.
@@ -79,10 +79,10 @@ class WatchDocument(NoticeDocument, frozen=True, kw_only=True):
 
 
 class LoggedFinding(NoticedFinding, frozen=True, kw_only=True):
-    """A finding of the log, with when it ended.
+    """A finding of the log, with its end.
 
     Attributes:
-        over_ns: when it ended, -1 while it holds.
+        over_ns: when it ended; -1 while it holds.
     """
 
     over_ns: int
@@ -90,12 +90,13 @@ class LoggedFinding(NoticedFinding, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Notice:
-    """A finding begins or ends.
+    """A finding that begins or ends.
 
     Attributes:
-        number: of the finding, from 1; the same when it begins and when it ends.
-        step: the latest step then, -1 unknown.
+        number: of the finding, from 1; it does not change from begin to end.
+        step: the latest step at that time; -1 unknown.
         why: why it ended; empty when it begins.
+        source: the detector that found it.
     """
 
     event: str
@@ -107,7 +108,7 @@ class Notice:
     source: str = ""
 
     def document(self) -> NoticeDocument:
-        """Return it as a line of the log has it: the finding's own keys, and when."""
+        """Return the line of the log: the finding's own keys, and when it was noticed."""
         return NoticeDocument(
             event=self.event,
             number=self.number,
@@ -147,14 +148,14 @@ def finding_of(noticed: NoticedFinding) -> Finding:
 class _Open:
     number: int
     finding: Finding
-    seen_at: int  # the step when it was last found
+    seen_at: int  # the step at which it was last found
 
 
 class OpenFindings:
-    """The findings that hold now, by the detector that found them."""
+    """The findings that hold now, by detector."""
 
     def __init__(self, first: int = 1) -> None:
-        """No finding is open."""
+        """Start without open findings; `first` is the number of the next one."""
         self._next = first
         self._open: dict[tuple[str, Identity], _Open] = {}
 
@@ -164,7 +165,7 @@ class OpenFindings:
         return [item.finding for item in self._open.values()]
 
     def resume(self, notices: Iterable[NoticeDocument]) -> None:
-        """Continue where an earlier watcher of the run stopped: what it began and did not end still holds.
+        """Continue where an earlier watcher stopped: findings that it began and did not end still hold.
 
         Args:
             notices: of the log, in order.
@@ -227,24 +228,24 @@ class OpenFindings:
 
 
 def identity_of(finding: Finding) -> Identity:
-    """Return what makes two findings the same; the cause within a component may change."""
+    """Return the key that is equal for one finding at every look; the cause within a component may change."""
     return finding.class_.partition(".")[0], finding.component_kind, finding.component_id
 
 
 class FindingsLog:
-    """The log's file, to which one watcher at a time appends."""
+    """The file of the log, to which one watcher at a time appends."""
 
     def __init__(self, run: Path) -> None:
-        """Open the file and lock it, if no other process has.
+        """Open the file, and lock it unless another process has.
 
         Args:
-            run: the run directory; whoever opens a log has made sure that its folders are this user's own.
+            run: the run directory; the caller has checked that its folders belong to this user.
         """
         self.folder = run / FOLDER
         self.folder.mkdir(exist_ok=True)
         file = (self.folder / FILE).open("ab", buffering=0)
         is_writer = False
-        with suppress(OSError):  # its file system cannot lock
+        with suppress(OSError):  # a file system that cannot lock
             is_writer = lock(file, wait=False)
         if not is_writer:
             file.close()
@@ -254,13 +255,13 @@ class FindingsLog:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process is the one that writes the log."""
+        """Whether this process writes the log."""
         return self._file is not None
 
     def write(self, notice: Notice) -> None:
         """Append a line, unless another process writes the log.
 
-        A line that was cut off, for instance by a full disk, ends before this one begins; readers skip it.
+        If the line before was cut off, for instance by a full disk, a newline ends it first; readers skip it.
 
         Raises:
             OSError: the disk is full.

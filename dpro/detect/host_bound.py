@@ -1,10 +1,10 @@
-"""A job whose hosts hold it up on all ranks: GPUs stand idle, or the training loop waits for its input.
+"""Detectors of hosts that slow down the job on all ranks: GPUs idle, or the training loop waits for input.
 
-In: a graph, and where the time of its steps went; or, where no deep window shows what waiting for input
-costs, steps and the host's counters. Out: at most one finding of each kind, about the job; of GPUs that idle
-in a single step a note. No rank is at fault here: the step would be much shorter if hosts took no time, or if
-its input were ready, beyond what healing ranks would save. How much of that can be had, and how, is what
-what-ifs answer.
+Takes a graph and the breakdown of its steps; or, where no deep window shows the cost of waiting for input,
+steps and the host's counters. Returns at most one finding of each kind, about the job, and a note on GPUs
+that idle in a single step. No rank is at fault: the step would be much shorter if hosts took no time, or if
+input were ready, beyond what healing ranks would save. Does not say how much of that is attainable, or how;
+what-ifs do.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from dpro.schema import SPANS
 Breakdown = Callable[[], pl.DataFrame]
 
 THE_HOST = "the host"
-MIN_IDLE = 0.25  # of nearly every step, GPUs neither compute nor communicate: the mean of all ranks
-MIN_SAVED = 0.25  # of nearly every step, if hosts took no time, beyond what other findings explain
-MAX_PARTS = 3  # of the host's time on the critical path that are listed
+MIN_IDLE = 0.25  # of nearly every step in which GPUs do nothing, averaged over ranks
+MIN_SAVED = 0.25  # of nearly every step that free hosts save, beyond what other findings explain
+MAX_PARTS = 3  # listed parts of the host's time on the critical path
 NANOSECONDS = ("duration_ns", "compute_ns", "copy_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
 
 
 def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
-    """Find out whether GPUs idle for much of nearly every step, and hosts that took no time would end that.
+    """Find whether GPUs idle for much of nearly every step, and hosts that took no time would end that.
 
     Args:
-        breakdown: returns what `step_breakdown` does, of the same run; called only where it is needed.
-        explained_ns: what other findings would save per step; only the rest counts here.
+        breakdown: returns `step_breakdown` of the run; called only where it is needed.
+        explained_ns: what other findings would save per step; only the remainder counts here.
 
     Returns:
         At most one finding, of the job.
@@ -73,7 +73,7 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
-    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
+    """Return at most one line on idle GPUs in a run of one step, which does not show that this is usual."""
     usual = are_usual(baseline.step_ns)
     base, saved = _saved(baseline, usual)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
@@ -86,33 +86,32 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
 
 
 def _saved(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
-    """Return [S] ns, usual step times, and what hosts that take no time would save; empty without GPUs.
+    """Return [S] usual step times and [S] savings if hosts took no time, in ns; empty without GPUs.
 
     Args:
-        usual: [T] which steps are.
+        usual: [T] mask of usual steps.
     """
     if not baseline.job.on_gpus:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     on_gpus = np.concatenate(baseline.job.map_ranks(_ranks_on_gpus))
     no_time = pl.DataFrame({"rank": on_gpus, "factor": np.zeros(on_gpus.size)})
     free = baseline.changed_step_ns(baseline.under(ScaledWork(CPU_KINDS, no_time)).graph)
-    saved = baseline.step_ns - np.clip(free, 0, None)  # work before the first step may go into it
+    saved = baseline.step_ns - np.clip(free, 0, None)  # earlier work may extend into the first step
     return baseline.step_ns[usual], saved[usual]
 
 
 def _ranks_on_gpus(graph: Graph) -> Ints:
-    """Return the ranks that have work on a GPU."""
     return np.unique(graph.nodes.rank[np.isin(graph.nodes.kind, GPU_KINDS)])
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
-    """Return [S] the share of each step in which GPUs do nothing, the mean of its ranks; 0 without time."""
+    """Return [S] shares of steps in which GPUs do nothing, averaged over ranks; 0 for empty steps."""
     share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.max_horizontal("duration_ns", 1)
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
 
 def _busy(breakdown: pl.DataFrame) -> Observation:
-    """What GPUs do in a step."""
+    """Return the observation of what GPUs do in a step."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     total["duration_ns"] = max(total["duration_ns"], 1.0)
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
@@ -127,11 +126,11 @@ def _busy(breakdown: pl.DataFrame) -> Observation:
 
 
 def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observation]:
-    """What free hosts, and free launch calls only, would save; and what hosts spend their time on.
+    """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
 
     Args:
-        usual: [T] which steps count.
-        saved: [S] ns, what hosts that take no time would save.
+        usual: [T] mask of the steps that count.
+        saved: [S] savings if hosts took no time, in ns.
     """
     graph, step = baseline.graph, float(baseline.step_ns[usual].mean())
     free = observe_replay("hosts that take no time", step - float(saved.mean()), step)
@@ -152,7 +151,7 @@ def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observ
 
 
 def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]:
-    """What hosts do on the critical path in some steps, per step, longest first."""
+    """Yield the work of hosts on the critical path of some steps, per step, longest first."""
     spent = [_host_work(baseline, steps, *stretch) for stretch in baseline.critical_stretches()]
     parts = (
         pl.concat(spent)
@@ -170,7 +169,7 @@ def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]
 
 
 def _host_work(baseline: Baseline, steps: Ints, timeline: Timeline, path: Ints) -> pl.DataFrame:
-    """Return `cause`, `name` and `ns` of what hosts do in some steps on a part of the critical path."""
+    """Return `cause`, `name` and `ns` of the work of hosts in some steps on a part of the critical path."""
     graph, nodes = timeline.graph, timeline.graph.nodes
     critical = timeline.end[path] - np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
     on_host = np.isin(nodes.kind[path], CPU_KINDS) & np.isin(nodes.step[path], steps) & (critical > 0)
@@ -184,14 +183,14 @@ def _host_work(baseline: Baseline, steps: Ints, timeline: Timeline, path: Ints) 
 
 # The training loop waits for its input on every rank.
 
-MIN_WAIT = 0.10  # of nearly every step: passing on a batch costs less
+MIN_WAIT = 0.10  # of nearly every step: handing over a batch that is ready costs less
 
 
 def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
-    """The finding, if the step would be much shorter with its input always ready.
+    """Find at most one finding, of the job: the step would be much shorter with its input always ready.
 
     Args:
-        excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
+        excess_of_stragglers_ns: what healing single ranks would save already; only the remainder counts here.
     """
     try:
         changed = baseline.under(HideInput()).graph
@@ -205,7 +204,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     looked = chain(*(part.items() for part in baseline.job.map_ranks(_loading)))
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
-        return []  # the input of some ranks only is their fault
+        return []  # slow input on some ranks only is a fault of these ranks
     usual = are_usual(base)
     cost, step = float(saved[usual].mean()), float(base[usual].mean())
     least, most = min(loading.values()), max(loading.values())
@@ -223,7 +222,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
 
 
 def _loading(graph: Graph) -> dict[int, float]:
-    """Time each rank spends in its DataLoader in steps, ns, by rank."""
+    """Return the time each rank spends in its DataLoader within steps, in ns, by rank."""
     ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
     loading = NodeSelection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
     total = np.bincount(
@@ -233,7 +232,7 @@ def _loading(graph: Graph) -> dict[int, float]:
 
 
 def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
-    """The finding, if every rank waits for data for a large part of nearly each of the latest steps.
+    """Find at most one finding, of the job: all ranks wait long for data in nearly each of the latest steps.
 
     Args:
         on_gpus: whether GPUs may have had work meanwhile.
@@ -247,7 +246,7 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
             most_ns=pl.col("data_wait_ns").max(),
             ranks=pl.len(),
         )
-        .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # single samples may be missing
+        .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # some samples may be missing
         .sort("step")
     )
     judged = (
@@ -278,5 +277,5 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
 
 
 def _steady(waits: pl.DataFrame) -> float:
-    """Share of the steps in which all ranks wait for long."""
+    """Return the share of steps in which all ranks wait for long."""
     return float((waits["data_wait_ns"] >= MIN_WAIT * waits["duration_ns"]).to_numpy().mean())

@@ -1,12 +1,12 @@
-"""Uneven work: ranks that get larger batches than others, inferred from how their time grows with them.
+"""Model of how own time grows with the workload, to detect ranks that get larger batches than others.
 
-In: own times of ranks per step, and the workload of each: how many elements its batches had. Out: how own
-time depends on the workload, what it would be if all ranks had the same, and findings of `imbalance.data`, of
-which no rank is the cause. Ranks that are slow beyond what their workload explains are found elsewhere, at
-equal work.
+Takes own times of ranks per step, and the workload of each: the number of elements in its batches. Returns
+how own time depends on the workload, own times at equal workloads, and findings of `imbalance.data`, for
+which no rank is at fault. Does not find ranks that are slow beyond what their workload explains; these are
+found elsewhere, at equal work.
 
 The model of a step's own time is `s (1 - share + share x^power)`: `x` is the workload relative to the typical
-one, `s` how slow the rank is. Part of a step does not grow with the batch (the optimizer), and attention
+one, `s` the slowness of the rank. Part of a step does not grow with the batch (the optimizer), and attention
 grows with the square of the length. The share is inferred from how ranks differ *within* a step, beyond how
 they always differ: neither a slow rank nor a slow step looks like that.
 """
@@ -29,17 +29,17 @@ BATCHES = "the ranks' batches"
 ELEMENTS = "elements in its batches"
 RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
 EVEN_BATCHES = "give all ranks as much in each step: group samples by length over many batches, or pack them"
-COUNTED = {WORKLOAD: ELEMENTS, "step_backward_calls": "backward passes"}  # what says best comes first
+COUNTED = {WORKLOAD: ELEMENTS, "step_backward_calls": "backward passes"}  # the better measure first
 POWERS = (1.0, 2.0)
-MIN_SIGNIFICANCE = 4.5  # standard errors by which time has to grow with the workload
-MIN_CONTRAST = 10.0  # standard errors that proportional growth would have, for the share to be inferred
-MIN_DIFFERENCES = 6  # degrees of freedom, likewise
-NEAREST = 3  # known workloads of a rank that replace an unknown one
+MIN_SIGNIFICANCE = 4.5  # standard errors by which time must grow with the workload
+MIN_CONTRAST = 10.0  # standard errors of proportional growth above which an insignificant share counts, too
+MIN_DIFFERENCES = 6  # degrees of freedom needed to infer the share within steps
+NEAREST = 3  # known workloads of a rank whose median replaces an unknown one
 LATEST = 40  # steps that a finding covers
 OUTLYING = 6.0  # standard deviations at which residuals are clipped
-ALWAYS = 0.8  # of the steps in which the same rank has the most
-REST = 0.1  # of what the workload explains of a rank's time: the model is not more accurate
-GUESSED = 0.7  # confidence, where workloads differ between ranks but not from step to step
+ALWAYS = 0.8  # share of steps above which one rank is named as having the most
+REST = 0.1  # relative error of the time that the workload explains: the model is not more accurate
+GUESSED = 0.7  # confidence where workloads differ between ranks but not from step to step
 AHEAD = observe("loaded-ahead", "batches are loaded one step ahead")
 LOOKS_THE_SAME = observe(
     "slow-or-uneven",
@@ -52,13 +52,13 @@ _FINE = np.linspace(-0.05, 0.05, 21)
 
 @dataclass(frozen=True)
 class LoadModel:
-    """How own time depends on the workload.
+    """Dependence of own time on the workload.
 
     Attributes:
-        share: of a typical step, what grows with the workload.
-        power: of the workload with which that grows.
-        typical: workload.
-        significance: how many standard errors the growth is from none; 0 where that is not known.
+        share: share of a typical step that grows with the workload.
+        power: power of the workload with which that share grows.
+        typical: typical workload.
+        significance: standard errors between the growth and none; 0 where that is not known.
         explained: share of the squared log-differences of own time within steps that workloads explain.
         lag: steps between loading and use of a batch: loaders may fetch ahead.
     """
@@ -71,19 +71,19 @@ class LoadModel:
     lag: int = 0
 
     def curve(self, workloads: Floats) -> Floats:
-        """How long steps of these workloads take, relative to the typical."""
+        """Return the times of steps with these workloads, relative to that of the typical one."""
         return 1 - self.share + self.share * (workloads / self.typical) ** self.power
 
 
 @dataclass(frozen=True)
 class Uneven:
-    """Own times of ranks, and what of them the workload explains.
+    """Own times of ranks, and the part that the workload explains.
 
     Attributes:
         workloads: [T, R]; NaN where unknown.
-        own_ns: [T, R] ns.
-        equal_ns: [T, R] ns, what own times would be if all ranks had the step's mean amount.
-        what: what the workloads count.
+        own_ns: [T, R] own times, in ns.
+        equal_ns: [T, R] own times if all ranks had the step's mean workload, in ns.
+        what: the unit that the workloads count.
     """
 
     model: LoadModel
@@ -101,13 +101,13 @@ class Uneven:
 def explain_counted(
     own_ns: Floats, counters: pl.DataFrame, ranks: list[int], start: Ints, steps: Ints
 ) -> Uneven | None:
-    """Infer what of own times the counted workload explains; None where it is unknown, or all equal.
+    """Infer the part of own times that the counted workload explains; None where it is unknown, or all equal.
 
     Args:
-        own_ns: [T, R] ns of work.
-        ranks: [R] which.
-        start: [T, R] ns, when their steps began.
-        steps: [T] their numbers.
+        own_ns: [T, R] own times, in ns.
+        ranks: [R] rank of each column.
+        start: [T, R] begin times of steps, in ns.
+        steps: [T] step numbers.
     """
     for counter, what in COUNTED.items():
         counted = counters.filter((pl.col("counter") == counter) & (pl.col("value") > 0))
@@ -118,7 +118,7 @@ def explain_counted(
 
 
 def _workloads_of(counted: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:
-    """[T, R] the workloads of ranks in steps; NaN where unknown."""
+    """Return [T, R] workloads of ranks in steps; NaN where unknown."""
     places = pl.DataFrame(
         {"rank": pl.Series(np.tile(ranks, len(start)), dtype=pl.Int32), "time_ns": start.ravel()}
     )
@@ -128,12 +128,12 @@ def _workloads_of(counted: pl.DataFrame, ranks: list[int], start: Ints) -> Float
 
 
 def explain(own_ns: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -> Uneven | None:
-    """Infer what of own times the workload explains; None where workloads are unknown, or all equal.
+    """Infer the part of own times that the workload explains; None where workloads are unknown, or all equal.
 
     Args:
-        own_ns: [T, R] ns of work.
-        workloads: [T, R] of the batches loaded in the step, NaN where unknown.
-        steps: [T] their numbers.
+        own_ns: [T, R] own times, in ns.
+        workloads: [T, R] of the batches loaded in the step; NaN where unknown.
+        steps: [T] step numbers.
     """
     ahead = np.full_like(workloads, np.nan)
     following = np.diff(steps) == 1
@@ -150,7 +150,7 @@ def explain(own_ns: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS
 
 
 def _with_likely(workloads: Floats, typical: float) -> Floats:
-    """[T, R] workloads; unknown ones from the steps around, since samples may be missing."""
+    """Return [T, R] workloads, filling unknown ones from the nearest steps: samples may be missing."""
     filled = workloads.copy()
     for column in range(workloads.shape[1]):
         sampled = np.flatnonzero(~np.isnan(workloads[:, column]))
@@ -161,7 +161,7 @@ def _with_likely(workloads: Floats, typical: float) -> Floats:
 
 
 def _fitted(own_ns: Floats, workloads: Floats, lag: int) -> LoadModel | None:
-    """The model of own times and workloads; None where no workload is known."""
+    """Return the model of own times and workloads; None where no workload is known."""
     is_known = ~np.isnan(workloads) & (workloads > 0)
     is_known &= is_known.sum(axis=1, keepdims=True) > 1
     if not is_known.any():
@@ -175,7 +175,7 @@ def _fitted(own_ns: Floats, workloads: Floats, lag: int) -> LoadModel | None:
 
 
 def _from_steps(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float] | None:
-    """Share, power, significance and explained share, by how ranks differ within steps and not always.
+    """Fit share, power, significance and explained share to how ranks differ within steps but not always.
 
     None where that is inconclusive: workloads differ too little, and time does not clearly follow them.
     """
@@ -195,16 +195,16 @@ def _from_steps(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float,
 
 
 def _from_ranks(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float]:
-    """The same by what ranks typically have and take: a slow rank looks like one with much work.
+    """Fit share and power to the typical workload and time of each rank; significance and explained are 0.
 
-    Time is taken to grow by what fits, and at most with the square of the workload.
+    A slow rank looks like one with much work. Time may grow at most with the square of the workload.
     """
     some = np.flatnonzero(is_known.any(axis=0))
     workloads = np.array([[np.median(relative[is_known[:, rank], rank]) for rank in some.tolist()]])
     logs = logs[:, some] - logs[:, some].mean(axis=1, keepdims=True)  # also where samples are missing
     there = np.ones_like(workloads, dtype=bool)
     times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
-    relative = workloads / np.median(workloads)  # to what is typical, as in `LoadModel`
+    relative = workloads / np.median(workloads)  # relative to the typical one, as in `LoadModel`
     share, power = _share(times, relative, there, of_ranks=False)
     return share, power, 0.0, 0.0
 
@@ -214,13 +214,13 @@ def _log_time(relative: Floats, share: float, power: float) -> Floats:
 
 
 def _significance(growth: Floats, left: Floats, times: Floats, freedom: int) -> float:
-    """By how many standard errors times move with growth (heteroscedasticity-consistent: White 1980)."""
+    """Return the slope of times over growth in heteroscedasticity-consistent standard errors (White 1980)."""
     error = np.sqrt(((growth * left) ** 2).sum() * growth.size / max(freedom, 1))
     return float((growth * times).sum() / max(error, 1e-12))
 
 
 def _share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) -> tuple[float, float]:
-    """The share and power whose times have the smallest mean absolute deviation from these."""
+    """Return the share and power whose times have the smallest mean absolute deviation from `times`."""
 
     def deviation(form: tuple[float, float]) -> float:
         return float(np.abs(times - _centred(_log_time(relative, *form), is_known, of_ranks)).sum())
@@ -231,7 +231,7 @@ def _share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) 
 
 
 def _centred(values: Floats, is_known: Bools, of_ranks: bool = True) -> Floats:
-    """[T, R] what is left without the means of steps and, if asked, of ranks; 0 where unknown."""
+    """Return [T, R] values without the means of steps and, if `of_ranks`, of ranks; 0 where unknown."""
     left = np.where(is_known, values, 0.0)
     for _ in range(2):
         for axis in (0, 1) if of_ranks else (1,):
@@ -241,18 +241,18 @@ def _centred(values: Floats, is_known: Bools, of_ranks: bool = True) -> Floats:
 
 
 def _without_outliers(left: Floats, is_known: Bools) -> Floats:
-    """[T, R] the same, with what is far off drawn in."""
+    """Return [T, R] residuals, clipped at `OUTLYING` standard deviations."""
     spread = MAD_TO_SIGMA * float(np.median(np.abs(left[is_known])))
     return left.clip(-OUTLYING * spread, OUTLYING * spread)
 
 
 def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int]) -> list[Finding]:
-    """The finding, if the step would be shorter with balanced work, and that is beyond chance.
+    """Return the finding, if the step would be shorter with balanced work, beyond chance.
 
     Args:
         cost: ns per step that even work would save.
-        step: ns that a step takes.
-        ranks: [R] which have these times.
+        step: step time, in ns.
+        ranks: [R] rank of each column of `uneven`.
     """
     model = uneven.model
     is_beyond_chance = model.significance >= MIN_SIGNIFICANCE or model.significance == 0

@@ -1,6 +1,6 @@
-"""What is worth a sentence though no finding: pauses on purpose, a rank that others wait for, idle GPUs.
+"""Notes that are not findings: pauses on purpose, a rank that others wait for, idle GPUs.
 
-In: the context of a run, and what was found. Out: sentences.
+Takes the context of a run and its findings; returns sentences.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpro.units import format_duration
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
-    """What is worth a sentence though not a finding, one line each."""
+    """Return what is worth a sentence but not a finding, one line each."""
     described = [*_losses_unseen(context)] if Need.STEPS in context.has else []
     described += context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
@@ -42,22 +42,22 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
 
 
 def _losses_unseen(context: Context) -> Iterator[str]:
-    """Say that no loss was seen where it was asked for."""
+    """Yield a line if losses were to be watched and none was seen."""
     if context.run.manifest.options.get("watch_loss") and not context.run.num_rows(LOSSES):
         yield "--watch-loss saw no loss: gradients are not asked for by `backward` of one number"
 
 
 # A rank that causes most waiting, at no cost.
 
-MIN_WAITING = 0.1  # of the step, mean over ranks
-ONCE = 0.8  # of what a rank is waited for: in one step
-REMAINS = 0.5  # of the waiting, with the rank healed: then others are as late
+MIN_WAITING = 0.1  # least waiting, as a share of the step, mean over ranks
+ONCE = 0.8  # share of the wait for a rank in one step, above which that step is named
+REMAINS = 0.5  # share of the waiting with the rank healed above which others are as late
 
 
 def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
-    """Say which rank the others wait for in collectives, where it is mostly one that no finding names.
+    """Return a line on the rank that others mostly wait for in collectives, unless a finding names it.
 
-    Most is halfway from an equal share to all.
+    Mostly means more than halfway from an equal share to all of the waiting.
     """
     if any(finding.class_ == UNEVEN_DATA for finding in findings):
         return []
@@ -88,7 +88,7 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
 
 
 def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str:
-    """What healing a rank would save, and what the others then wait for."""
+    """Return what healing a rank would save, and what the others would wait for then."""
     graph, work = baseline.graph, baseline.work
     if not peers_of(baseline.teams, rank):
         return "no other rank makes the same calls for comparison, so its cost is not known"
@@ -113,7 +113,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
 
 
 def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
-    """What is known of a rank that is late even with what it works longer taken away."""
+    """Return what is known about a rank that is late even without its excess work."""
     longer = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
@@ -126,13 +126,13 @@ def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
 
 
 def _mean_step(graph: Graph) -> float:
-    """Mean measured step, ns."""
+    """Return the mean measured step time, in ns."""
     steps = step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
     return float(steps["duration_ns"].to_numpy().mean())
 
 
 def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
-    """Waits in collectives all of whose members are recorded; waiting for messages is how pipelines work."""
+    """Return waits in collectives with all members recorded; waiting for messages is normal in pipelines."""
     nodes = graph.nodes
     moved = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
     kinds = [graph.messages[message] for message in nodes.message[moved].tolist()]

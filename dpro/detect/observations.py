@@ -1,8 +1,8 @@
-"""What a detector has observed: its figures, and one sentence that is made of them.
+"""Observations of detectors: figures, and one sentence made of them.
 
-In: a kind, a sentence with the names of its figures, and the figures. Out: an `Observation`. Whoever needs a
-figure reads `values`; nothing reads the sentence but people. The last part of a name is the unit of a value,
-which says how the sentence shows it.
+Takes a kind, a sentence with the names of its figures, and the figures; returns an `Observation`. Programs
+read `values`, only people read the sentence. The last part of a value's name is its unit, which determines
+how the sentence shows it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Observation:
     """Something that was observed.
 
     Attributes:
-        kind: what it is, for programs: several detectors may observe it, in sentences of their own.
+        kind: kind of observation, for programs; several detectors may share it, with their own sentences.
         text: the sentence.
         values: the figures and names in it. Units are in the names: `..._ns`, `..._bytes`, `..._share`;
             `..._at_ns` is a time, and `ranks` and `..._ranks` are lists of ranks.
@@ -36,11 +36,11 @@ class Observation:
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """By what it says."""
+        """Hash kind and text: `values` cannot be hashed."""
         return hash((self.kind, self.text))
 
     def then(self, sentence: str, **values: Value) -> Observation:
-        """The observation with more to its sentence, and with the values of that."""
+        """Return the observation with more text in its sentence, and the values of that text."""
         return Observation(self.kind, self.text + in_words(sentence, values), {**self.values, **values})
 
 
@@ -48,8 +48,8 @@ def observe(kind: str, sentence: str, /, **values: Value) -> Observation:
     """Make an observation.
 
     Args:
-        sentence: with the names of values in braces: `rank {rank} waits {waited_ns}`; `{ratio:.2f}` where a
-            value has no unit of its own.
+        sentence: with the names of values in braces: `rank {rank} waits {waited_ns}`; `{ratio:.2f}` where the
+            name of a value has no unit.
 
     Raises:
         KeyError: a value of the sentence is missing.
@@ -60,29 +60,29 @@ def observe(kind: str, sentence: str, /, **values: Value) -> Observation:
 def observe_replay(
     changed: str, changed_ns: float, step_ns: float, takes: str = "the step takes"
 ) -> Observation:
-    """What a replay of a changed job shows: the step under the change, and as it is.
+    """Make the observation of a replay: the step under a change, and without it.
 
     Args:
-        changed: what is other in it, in words: `rank 1 as fast as its peers`.
-        takes: which steps these are, in words.
+        changed: the change, in words: `rank 1 as fast as its peers`.
+        takes: the steps in question, with their verb.
     """
     sentence = f"replayed with {{changed}}, {takes} {{changed_ns}} instead of {{step_ns}}"
     return observe("step-without-it", sentence, changed=changed, changed_ns=changed_ns, step_ns=step_ns)
 
 
 def name_range(least_ns: float, most_ns: float) -> str:
-    """A part of a sentence: `{least_ns} to {most_ns}`, or one of them where both read the same."""
+    """Return a fragment of a sentence: `{least_ns} to {most_ns}`, or one of them if both read the same."""
     is_one = format_duration(least_ns) == format_duration(most_ns)
     return "{least_ns}" if is_one else "{least_ns} to {most_ns}"
 
 
 def in_words(sentence: str, values: Mapping[str, Value]) -> str:
-    """A sentence with its values, each as its unit is shown."""
+    """Return a sentence with its values, each formatted by its unit."""
     return _FORMATTER.vformat(sentence, (), values)
 
 
 class _ByUnit(Formatter):
-    """Formats a value by the unit that its name ends with, unless the sentence says how."""
+    """Formatter of values by the unit at the end of their names, unless the sentence has a format."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return (field_name, kwargs[field_name]), field_name
@@ -108,7 +108,7 @@ class ObservationDocument(DocumentPart, frozen=True):
     """The figures behind one line of evidence.
 
     Attributes:
-        kind: what was observed; several detectors may observe it, in lines of their own.
+        kind: what was observed; several detectors may share it, with their own lines.
         values: the figures and names in the line, with units in their names: `longer_ns`, `written_bytes`,
             `busy_share`; null where a figure is not finite.
     """
@@ -118,7 +118,7 @@ class ObservationDocument(DocumentPart, frozen=True):
 
 
 def observation_documents(observations: Iterable[Observation]) -> list[ObservationDocument]:
-    """Observations for programs."""
+    """Return the documents of observations."""
     return [
         ObservationDocument(one.kind, {name: _plain(value) for name, value in one.values.items()})
         for one in observations
@@ -128,7 +128,7 @@ def observation_documents(observations: Iterable[Observation]) -> list[Observati
 def observations_of(
     sentences: Sequence[str], documents: Sequence[ObservationDocument]
 ) -> tuple[Observation, ...]:
-    """Observations that were written as sentences and documents; without figures in older logs."""
+    """Return observations from sentences and documents; without figures in older logs."""
     if len(documents) != len(sentences):
         return tuple(Observation("", text) for text in sentences)
     return tuple(

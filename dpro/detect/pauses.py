@@ -1,9 +1,9 @@
-"""Time that is lost in some steps only: checkpoints, validation, collections, loader restarts, compilation.
+"""Detector of time lost in some steps only: checkpoints, validation, collections, compilation, loaders.
 
-In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
-Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
-them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps`. A job
-that is slower for good has none by that; nor has one of which single steps are a little longer.
+Takes steps and counters, which are always recorded, and own times of ranks where counters do not explain a
+pause. Returns a finding for each kind of pause that takes enough of the wall time: its steps, the ranks that
+work in them, its cost and remedy. `dpro.replay.steps` decides which steps are pauses: a job that is slower
+for good has none, nor has one in which single steps are a little longer.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dpro.timed import all_hosts_ahead
 from dpro.units import NS_PER_S
 from dpro.words import few, ordinal, ranks_in_words
 
-# Whether something that happens in some steps does so regularly, and in which words.
+# How regularly something happens, and the words for it.
 
-MIN_OCCURRENCES = 3  # two are always a distance apart
-REGULAR = 0.8  # of the times have to be a period apart, and of the steps that are due have to have it
-ABOUT = 0.15  # of the typical distance, by which distances differ where it comes about as often
+MIN_OCCURRENCES = 3  # two always have a single distance
+REGULAR = 0.8  # least share of occurrences that are whole periods apart, and of due steps that have one
+ABOUT = 0.15  # of the typical distance: by how much distances may differ for an approximate period
 SHOWN = 4  # steps that are named
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """When something happens.
+    """The steps in which something happens, and how regularly.
 
     Attributes:
-        steps: [N] in which steps.
-        period: steps from one to the next; 0 where it is not regular.
-        exact: whether it is just that, not about.
+        steps: [N] step numbers.
+        period: steps from one occurrence to the next; 0 if not regular.
+        exact: whether the period is exact rather than approximate.
     """
 
     steps: Ints
@@ -46,18 +46,18 @@ class Recurrence:
     exact: bool
 
     def in_words(self) -> str:
-        """`in every 10th step`, `in about every 40th step`, `now and then`."""
+        """Return `in every 10th step`, `in about every 40th step`, or `now and then`."""
         if not self.period:
             return "in one step" if self.steps.size == 1 else "now and then"
         return f"in {'' if self.exact else 'about '}every {ordinal(self.period)} step"
 
     def named(self) -> str:
-        """The first of the steps: `steps 10, 20, 30, 40 …`."""
+        """Return the first of the steps: `steps 10, 20, 30, 40 …`."""
         return f"step{'s' if self.steps.size > 1 else ''} {few(self.steps.tolist(), SHOWN)}"
 
 
 def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
-    """How regularly something happens.
+    """Return how regularly something happens.
 
     Args:
         steps: [N] int64, the steps in which it does, ascending.
@@ -77,14 +77,14 @@ def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
 
 
 def _candidates(distances: Ints) -> Ints:
-    """Distances that occur, the most frequent first, then what all are multiples of: some were not seen."""
+    """Return distances, most frequent first, then their common divisor: some occurrences may be unseen."""
     values, counts = np.unique(distances, return_counts=True)
     ordered = np.append(values[np.lexsort((values, -counts))], np.gcd.reduce(distances))
     return np.asarray(ordered[ordered > 1])
 
 
 def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
-    """Whether nearly all times are whole periods apart, and nearly all steps that are due have it."""
+    """Return whether nearly all occurrences are whole periods apart, and nearly all due steps have one."""
     phases, counts = np.unique(steps % period, return_counts=True)
     phase = phases[counts.argmax()]
     within = seen[(seen >= steps[0]) & (seen <= steps[-1])]
@@ -92,17 +92,17 @@ def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
     return bool(counts.max() >= REGULAR * steps.size and counts.max() >= REGULAR * due.size)
 
 
-# The kind of each pause, and which ranks work in it, from what the host counted in its steps.
+# The kind of each pause, and the ranks that work in it, from the host's counters.
 
-EXPLAINED = 0.5  # of a pause, on some rank: what it is of
-PART = 0.1  # of a pause: so much work without gradients makes waiting for data one of a validation
+EXPLAINED = 0.5  # share of a pause that its cause must explain on some rank
+PART = 0.1  # of a pause: with this much work without gradients, waiting for data belongs to a validation
 LOOK_BACK = 3  # steps: a host that runs ahead of its GPU waits for another rank's pause some steps later
 
 CHECKPOINT, COMPILATION, COLLECTION = "checkpoint", "compilation", "garbage collection"
 VALIDATION, RESTART, EPOCH, DATA = "validation", "loader restart", "epoch start", "waiting for data"
 CONTENTION, BUSY, IDLE = "CPU contention", "other work", "unknown wait"
-EMPTY_QUEUE = "empty queue"  # hosts waited for their GPUs, which then wait for the next step to be enqueued
-# What explains a pause, the most specific first: validation may cause a collection, not vice versa.
+EMPTY_QUEUE = "empty queue"  # hosts waited for their GPUs, which then waited for the next step to be enqueued
+# Causes of a pause, most specific first: validation may cause a collection, but not vice versa.
 _ORDER = {
     "checkpoint_ns": CHECKPOINT,
     "compile_ns": COMPILATION,
@@ -121,9 +121,10 @@ class Pause:
 
     Attributes:
         longer_ns: by how much its step is longer than usual.
-        kind: what it is of.
-        explained: share of it that is.
-        ranks: which work in it; empty where that is not known.
+        lost_ns: how much time the job loses to it.
+        kind: its cause.
+        explained: share of it that the cause explains.
+        ranks: ranks that work in it; empty where that is not known.
     """
 
     step: int
@@ -140,7 +141,7 @@ def pauses_of(
     counters: pl.DataFrame,
     read_own: Callable[[], pl.DataFrame],
 ) -> list[Pause]:
-    """What each pause of a job is of, in order.
+    """Return each pause of a job with its cause, in order.
 
     Args:
         read_own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
@@ -173,10 +174,10 @@ def pauses_of(
 
 
 def merged(pauses: list[Pause]) -> list[Pause]:
-    """The pauses, of two successive steps one where only the ranks of one of them are known to work.
+    """Merge pauses in two successive steps that may be one.
 
-    What a rank does after its last call of a step makes that step longer for it, and the next one for the
-    ranks that wait for it: the step of the job, between these, is longer by a part of it each time.
+    What a rank does after its last call of a step makes that step longer for itself, and the next one for the
+    ranks that wait for it: the job's step time, between these, contains a part of it each time.
     """
     merged_pauses: list[Pause] = []
     for pause in sorted(pauses, key=lambda pause: pause.step):
@@ -196,13 +197,13 @@ def _is_explained(pause: Pause) -> bool:
 
 
 def _is_one(first: Pause, second: Pause) -> bool:
-    """Whether two pauses in a row may be one: of one kind, or one of them of none, and not of other ranks."""
+    """Return whether two successive pauses may be one: kind and ranks agree, or one of them lacks these."""
     same = first.kind == second.kind or not (_is_explained(first) and _is_explained(second))
     return same and (first.ranks == second.ranks or not (first.ranks and second.ranks))
 
 
 def _belongs(series: StepSeries) -> pl.DataFrame:
-    """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
+    """Return the pause of each step, `step` and `pause`: the step itself, or one that soon follows."""
     rows, last = [], -1
     for paused in np.flatnonzero(series.paused).tolist():
         first = max(paused - LOOK_BACK, last + 1)
@@ -212,7 +213,7 @@ def _belongs(series: StepSeries) -> pl.DataFrame:
 
 
 def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
-    """By how much values are beyond those of the rank's ordinary steps, `pause`, `rank` and the columns."""
+    """Return `pause`, `rank` and the excess of `columns` over the rank's ordinary steps."""
     belongs = _belongs(series)
     ordinary = rows.filter(
         pl.col("step").is_in(series.steps[~series.paused].tolist())
@@ -225,7 +226,7 @@ def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.Data
 
 
 def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dict[str, float]]]:
-    """What ranks counted more than in ordinary steps: by pause, by rank, by counter, ns."""
+    """Return the excess of counters over ordinary steps, in ns: by pause, by rank, by counter."""
     columns = [*_ORDER, _CPU]
     more: dict[int, dict[int, dict[str, float]]] = {}
     for row in _more(series, facts, columns).iter_rows(named=True):
@@ -234,7 +235,7 @@ def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dic
 
 
 def _more_of_own(series: StepSeries, own_times: pl.DataFrame) -> dict[int, dict[int, float]]:
-    """By how much ranks worked longer of their own than in ordinary steps: by pause, by rank, ns."""
+    """Return the excess of own time over ordinary steps, in ns: by pause, by rank."""
     more: dict[int, dict[int, float]] = {}
     rows = own_times.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
     for pause, rank, value in _more(series, rows, ["own_ns"]).iter_rows():
@@ -243,7 +244,7 @@ def _more_of_own(series: StepSeries, own_times: pl.DataFrame) -> dict[int, dict[
 
 
 def _explained(more: dict[int, dict[str, float]], longer: float) -> tuple[str, float, tuple[int, ...]]:
-    """What explains a pause, by how much of it, and on which ranks; nothing where no counter does."""
+    """Return the kind of a pause, the share it explains, and its ranks; an empty kind if no counter does."""
     enough = EXPLAINED * longer
     for counter, kind in _ORDER.items():
         most = max((of_rank[counter] for of_rank in more.values()), default=0.0)
@@ -259,16 +260,16 @@ def _explained(more: dict[int, dict[str, float]], longer: float) -> tuple[str, f
     return (VALIDATION, min(max(validating.values()) / longer, 1.0), ranks) if ranks else ("", 0.0, ())
 
 
-ENQUEUED = 1.5  # times a host's usual step: what a GPU without work waits for at most
+ENQUEUED = 1.5  # times a host's usual step: the longest wait of a GPU without work
 
 
 def _empty_queue(
     step: int, longer: float, series: StepSeries, steps: pl.DataFrame, hosts: pl.DataFrame
 ) -> tuple[str, float, tuple[int, ...]] | None:
-    """Whether GPUs waited for a step to be enqueued, and on which ranks that takes longer than on others.
+    """Return whether GPUs waited for a step to be enqueued, and the ranks that take longer to do so.
 
     Hosts that are far ahead of their GPUs, and wait for them now and then, begin the next step with nothing
-    queued. None where it is another pause.
+    queued. None if it is another kind of pause.
 
     Args:
         hosts: as from `hosts_ahead`, of all ranks.
@@ -285,14 +286,14 @@ def _empty_queue(
 def _unexplained(
     more: dict[int, dict[str, float]], more_of_own: dict[int, float], longer: float
 ) -> tuple[str, float, tuple[int, ...]]:
-    """Who works in a pause that no counter explains, and whether that is work at all."""
+    """Return which ranks work in a pause that no counter explains, and whether they compute in it."""
     ranks = tuple(rank for rank, value in more_of_own.items() if value >= EXPLAINED * longer)
     computing = max((more.get(rank, {}).get(_CPU, 0.0) for rank in ranks), default=0.0)
     return BUSY if computing >= EXPLAINED * longer else IDLE, 0.0, ranks
 
 
 def _begun(steps: pl.DataFrame, counters: pl.DataFrame) -> dict[int, str]:
-    """The steps in which a DataLoader began anew, and whether it had to start its workers."""
+    """Return the steps in which a DataLoader began again, and whether it had to start its workers."""
     begun = counters.filter(pl.col("counter") == _BEGINNING).select("rank", "device", "time_ns")
     inside = begun.sort("time_ns").join_asof(
         steps.select("rank", "step", "start_ns", "duration_ns").sort("start_ns"),
@@ -304,15 +305,15 @@ def _begun(steps: pl.DataFrame, counters: pl.DataFrame) -> dict[int, str]:
     return {step: RESTART if restart else EPOCH for step, restart in kinds}
 
 
-MIN_WALL_SHARE = 0.03  # of the wall time: every job loses as much
-MIN_TIMES = 3  # fewer may never come again
-HUGE = 0.1  # of the wall time, in fewer pauses than that
-MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are chance
-HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: rare delays are normal
-SAVING = 5  # steps after a deep window in which it may still be saved
-SAME = 0.8  # of the pauses a rank works in, to be the one that does
-WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
-MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and at least: else an observation
+MIN_WALL_SHARE = 0.03  # of the wall time: every job loses up to this much
+MIN_TIMES = 3  # fewer pauses may never recur
+HUGE = 0.1  # of the wall time, in fewer than `MIN_TIMES` pauses
+MIN_UNEXPLAINED = 8  # unexplained irregular pauses of one rank: fewer are chance
+HUGE_UNEXPLAINED = 0.3  # of the wall time, if neither regular nor of one rank: rare delays are normal
+SAVING = 5  # steps after a deep window in which it may still be being saved
+SAME = 0.8  # least share of the pauses, by time, in which a rank works
+WARM_UP = 3  # first steps: what is long there occurs once per start of the job
+MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and in all: a shorter warm-up is no finding
 
 _DOES = {  # of one rank, of several
     CHECKPOINT: ("saves a checkpoint", "save a checkpoint"),
@@ -348,13 +349,13 @@ _UNEXPLAINED = (BUSY, IDLE)
 
 @dataclass(frozen=True)
 class LostTime:
-    """What a job loses to pauses.
+    """Time that a job loses to pauses.
 
     Attributes:
         findings: costliest first.
-        steps: the steps whose time they explain: no other detector has to.
-        described: what is no fault, a sentence each.
-        kept_waiting: of each rank that keeps GPUs waiting for new work, how long.
+        steps: the steps that they explain, so that other detectors need not.
+        described: pauses that are not faults, a sentence each.
+        kept_waiting: how long each rank that keeps GPUs waiting for new work does so.
     """
 
     findings: list[Finding]
@@ -365,11 +366,11 @@ class LostTime:
 
 @dataclass(frozen=True)
 class PauseGroup:
-    """The pauses of a kind, and which ranks work in them.
+    """The pauses of a kind, and the ranks that work in them.
 
     Attributes:
-        ranks: which work in nearly all of them.
-        some: which work in any.
+        ranks: ranks that work in nearly all of them.
+        some: ranks that work in any of them.
     """
 
     kind: str
@@ -380,20 +381,20 @@ class PauseGroup:
 
     @property
     def lost_ns(self) -> float:
-        """What they cost the job."""
+        """Time that the job loses to them."""
         return sum(pause.lost_ns for pause in self.pauses)
 
 
 def find_pauses(
     steps: pl.DataFrame, counters: pl.DataFrame, read_own: Callable[[], pl.DataFrame]
 ) -> LostTime:
-    """Find what time is lost to, if some steps take far longer than all others.
+    """Find the causes of lost time, if some steps take far longer than all others.
 
     The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
     steps; the severity is its share of the wall time.
 
     Args:
-        steps, counters: the tables; times of each rank on its own clock.
+        steps, counters: the tables; times are on each rank's own clock.
         read_own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
     series = step_series(steps)
@@ -428,18 +429,18 @@ def find_pauses(
 
 
 def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
-    """Whether pauses are what a job does on purpose: all ranks validate, or roll out a policy."""
+    """Return whether a job pauses on purpose: all ranks validate, or roll out a policy."""
     return group.kind == VALIDATION and len(group.ranks) == num_ranks
 
 
 def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> Observation:
-    """Pauses that are no fault."""
+    """Return the observation of pauses that are not faults."""
     wall_share = group.lost_ns / float(series.times.sum())
     return _pauses(group, num_ranks).then(": {wall_share} of the wall time", wall_share=wall_share)
 
 
 def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
-    """Which ranks do what, for how long, how often: `rank 1 saves a checkpoint for 20 ms now and then`."""
+    """Return what ranks do, how long and how often: `rank 1 saves a checkpoint for 20 ms now and then`."""
     return observe(
         "pauses", f"{_who(group, num_ranks)} for {{pause_ns}} {group.recurrence.in_words()}",
         what=group.kind, ranks=group.ranks or group.some, pause_ns=_middle_ns(group),
@@ -448,12 +449,12 @@ def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
 
 
 def _middle_ns(group: PauseGroup) -> float:
-    """How long one of the pauses is."""
+    """Return the median length of the pauses."""
     return float(np.median([pause.longer_ns for pause in group.pauses]))
 
 
 def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
-    """Without those that nothing explains and that follow a deep window: it may still be saved then."""
+    """Drop unexplained pauses soon after a deep window, which may still be being saved then."""
     windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
     return [
         pause
@@ -463,7 +464,7 @@ def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
 
 
 def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
-    """Pauses by kind; of those that nothing explains the large ones, those that come regularly if they do."""
+    """Group pauses by kind; large unexplained pauses are one group, and CPU contention is left out."""
     by_kind: dict[str, list[Pause]] = {}
     for pause in pauses:
         by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
@@ -473,7 +474,7 @@ def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
 
 
 def _large(pauses: list[Pause]) -> list[Pause]:
-    """Those that are at least half as long as that within which half of the time is lost."""
+    """Return pauses at least half as long as the one that splits the lost time in half, by length."""
     if not pauses:
         return []
     lengths = np.sort([pause.longer_ns for pause in pauses])
@@ -482,7 +483,7 @@ def _large(pauses: list[Pause]) -> list[Pause]:
 
 
 def _mostly(pauses: list[Pause]) -> str:
-    """The kind that most of the time is lost to."""
+    """Return the unexplained kind that loses most of the time."""
     return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
 
 
@@ -496,7 +497,7 @@ def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:
 
 
 def _matters(group: PauseGroup, series: StepSeries) -> bool:
-    """Whether a kind of pause takes enough of the wall time, often enough to be no hiccup of the machine."""
+    """Return whether a group takes enough of the wall time, and occurs too often to be a hiccup."""
     share, times = group.lost_ns / float(series.times.sum()), len(group.pauses)
     if group.kind not in _UNEXPLAINED:
         return share >= (MIN_WALL_SHARE if times >= MIN_TIMES else HUGE)
@@ -530,14 +531,13 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more: list[O
 
 
 def _sure(group: PauseGroup) -> float:
-    """How sure it is what the pauses are of."""
     if group.kind not in _UNEXPLAINED:
         return float(np.median([pause.explained for pause in group.pauses]))
     return 0.9 if group.recurrence.period and group.ranks else 0.6
 
 
 def _who(group: PauseGroup, num_ranks: int) -> str:
-    """Which ranks do what, in words."""
+    """Return which ranks do what, in words."""
     one, several = _DOES[group.kind]
     if num_ranks == 1 or not group.some:
         return f"the job {one}"
@@ -550,7 +550,7 @@ def _who(group: PauseGroup, num_ranks: int) -> str:
 
 
 def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[Observation]:
-    """How much a checkpoint is, and how fast it was saved."""
+    """Return the size of a checkpoint, and how fast it was saved."""
     if group.kind != CHECKPOINT:
         return []
     saves = counters.filter(pl.col("counter").is_in(["checkpoint_save_ns", "checkpoint_save_bytes"]))
@@ -568,7 +568,7 @@ def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[Observation]:
 
 
 def _lengths_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[Observation]:
-    """The two lengths of a step, and what the first steps took in addition."""
+    """Return the two lengths of a step, and what the first steps took in addition."""
     lengths = observe(
         "step-lengths", "typical step {typical_ns}, mean step with pauses {mean_ns}",
         typical_ns=series.typical_ns, mean_ns=series.mean_ns,
@@ -581,7 +581,7 @@ def _lengths_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[Observat
 
 
 def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
-    """The first steps, where they take much of the recorded time."""
+    """Return the finding of the first steps, if they take much of the recorded time."""
     lost, wall = sum(pause.lost_ns for pause in pauses), float(series.times.sum())
     if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
         return []

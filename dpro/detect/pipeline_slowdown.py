@@ -1,10 +1,10 @@
-"""What slows down a pipeline-parallel job of whole operations: launches, workers, stages, kinds of work.
+"""Causes of slow steps in pipelined jobs of whole operations: launches, workers, stages, kinds of work.
 
-In: the graph of such a run. Out: ratios of mean step times, and findings. The method is that of
+Takes the graph of such a run; returns ratios of mean step times, and findings. The method is that of
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025, sections 3
 and 4): the job is replayed without launch delays, and again with every operation taking the typical time of
-its kind over all ranks and steps; then with the own times of one group only, or with one group healed. All of
-it is a few columns of one batched replay. Workers and stages are compared with equal micro-batches.
+its kind over all ranks and steps; then with the own times of one group only, or with one group healed. All
+replays are columns of one batch. Workers and stages are compared at equal micro-batches.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from dpro.replay.timeline import (
 )
 from dpro.replay.whatif.edits.host import NoLaunch
 
-# How many of the workers count as the slowest.
+# Share of the workers that count as the slowest.
 SLOWEST_WORKERS = 0.03
-LATEST = 3  # stretches of steps that are looked at: all, the latest half, the latest quarter
-# Factor of the confidence where one rank of a stage is recorded: it is slow, work or worker. Of less than a
-# tenth of the step: an embedding or a head costs as much.
+LATEST = 3  # stretches of steps that are analysed: all, the latest half, the latest quarter
+# Factors of the confidence if only one rank of a stage is recorded, as work or worker may be slow: usually,
+# and for less than a tenth of the step, which an embedding or a head may cost, too.
 ONE_RANK, ONE_RANK_A_LITTLE, LITTLE = 0.7, 0.5, 0.1
 # Columns of a batch are replayed in blocks of this many values at most: memory stays bounded.
 BLOCK = 1 << 25
@@ -57,14 +57,14 @@ _MESSAGE = re.compile(r"^(forward|backward)\W?(send|recv)$")
 
 
 class Slowdown(DocumentPart, frozen=True):
-    """How many times as long the step is as with every operation as fast as others of its kind.
+    """Factor by which the step is longer than with every operation as fast as others of its kind.
 
     Attributes:
-        total: all operations together.
-        launch: launches that were not recorded.
-        by_rank, by_stage, by_dp, by_op: only that group keeps its own times.
-        workers_share: share of the slowdown that the slowest 3% of workers cause; null without any.
-        last_stage_share: share that the last stage causes; likewise.
+        total: factor of all operations together.
+        launch: factor of launch delays, which were not recorded.
+        by_rank, by_stage, by_dp, by_op: factor if only that group keeps its own times.
+        workers_share: share of the slowdown that the slowest 3% of workers cause; null without any slowdown.
+        last_stage_share: share that the last stage causes; null without any slowdown.
         micro_batches: how micro-batches differ; null where no step has two.
     """
 
@@ -81,10 +81,10 @@ class Slowdown(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class OperationsAnalysis:
-    """What slows a job of whole operations down, and what healing each rank would save.
+    """Causes of the slowdown of a job of whole operations, and the gain of healing each rank.
 
     Attributes:
-        slowdown: without launch delays but for `launch`; sends and receives of one direction are one kind.
+        slowdown: without launch delays, except `launch`; sends and receives of one direction are one kind.
         step_ns: mean step without launch delays.
         healed_ns: mean step with one rank healed, by rank.
     """
@@ -95,7 +95,7 @@ class OperationsAnalysis:
 
 
 def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
-    """How much slower the job is than with evenly fast operations, and which ranks and stages cause it."""
+    """Measure how much slower the job is than with even operations, and which ranks and stages cause it."""
     measured = replay(graph)
     delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
     free = without_launches(graph)
@@ -129,7 +129,7 @@ def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
 
 
 def without_launches(graph: Graph) -> Graph:
-    """The graph without launch delays; itself where there are none."""
+    """Return the graph without launch delays; unchanged if there are none."""
     try:
         return NoLaunch().apply(graph)
     except Unanswerable:
@@ -137,7 +137,7 @@ def without_launches(graph: Graph) -> Graph:
 
 
 def typical_durations(graph: Graph) -> Ints:
-    """[N] ns: the mean of its kind for computing, the median for communication; all else as it is."""
+    """Return [N] durations, in ns: the mean of its kind for computing, the median for communication."""
     nodes = graph.nodes
     frame = pl.DataFrame({"kind": nodes.kind, "name": nodes.name, "own": nodes.duration})
     typical = (
@@ -151,7 +151,7 @@ def typical_durations(graph: Graph) -> Ints:
 
 
 def replayed_steps(graph: Graph, columns: Sequence[Ints]) -> Floats:
-    """[T, S] ns: each step's time when the graph is replayed with each of S columns of durations.
+    """Return [T, S] step times, in ns, of the graph replayed with each of S columns of durations.
 
     Args:
         columns: [S] of [N] ns.
@@ -168,7 +168,7 @@ def replayed_steps(graph: Graph, columns: Sequence[Ints]) -> Floats:
 
 
 def _by_place(graph: Graph, key: Callable[..., int]) -> dict[int, Bools]:
-    """Nodes by a coordinate of their rank's place."""
+    """Return masks of nodes by a coordinate of their rank's place."""
     ranks: dict[int, list[int]] = {}
     for rank, place in graph.places.items():
         ranks.setdefault(key(place), []).append(rank)
@@ -176,7 +176,7 @@ def _by_place(graph: Graph, key: Callable[..., int]) -> dict[int, Bools]:
 
 
 def _by_kind(graph: Graph) -> dict[str, Bools]:
-    """Nodes of work by the kind of operation."""
+    """Return masks of work nodes by kind of operation."""
     work = np.isin(graph.nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER))
     kinds: dict[str, list[int]] = {}
     for code in np.unique(graph.nodes.name[work]).tolist():
@@ -191,10 +191,10 @@ def _slowest(by_rank: Mapping[int, float]) -> list[int]:
 
 
 def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
-    """Uneven micro-batches, slow workers and uneven stages of a run of whole operations, costliest first.
+    """Find uneven micro-batches, slow workers and uneven stages of a run of operations, costliest first.
 
-    What varies with the data may hide a slow worker, or look like what one costs: so workers and stages are
-    compared with equal micro-batches.
+    Variation with the data may hide a slow worker, or look like its cost: so workers and stages are compared
+    at equal micro-batches.
     """
     free = without_launches(graph)
     equal, data = equal_batches(free)
@@ -202,7 +202,7 @@ def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Find
     if equal is not free:
         at_equal_work = find_slow_workers(equal, analyse_slowdown(equal))
         named = ranks_of(at_equal_work)
-        # A single stage does not show what is a worker's and what its data's: an outlier stays anyway.
+        # A single stage does not distinguish a worker from its data: an outlier remains a finding.
         alone = len({place.stage for place in graph.places.values()}) == 1
         left = [finding for finding in workers if alone and not named & {*finding.ranks}]
         workers = [*at_equal_work, *left]
@@ -211,10 +211,10 @@ def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Find
 
 
 def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
-    """Workers that are slower than others of their stage, with what healing them would save.
+    """Find workers that are slower than others of their stage, with the gain of healing them.
 
-    Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
-    published method: the worker takes the typical times of all.
+    Peers are the other data-parallel ranks of the stage, which have equal work. The cost is that of the
+    published method: the worker takes the typical times of all ranks.
     """
     findings = []
     for finding in find_stragglers(Baseline(without_launches(graph))):
@@ -247,9 +247,9 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
 
 
 def find_uneven_stages(graph: Graph) -> list[Finding]:
-    """Stages of which every rank computes longer than other stages do: uneven work, no rank is the cause.
+    """Find stages on which every rank computes longer than on others: uneven work, with no rank at fault.
 
-    The latest half and quarter of the steps are looked at as well: a stage may have become slow meanwhile.
+    The latest half and quarter of the steps are analysed as well: a stage may have become slow meanwhile.
     """
     free = without_launches(graph)
     by_stage: dict[str, Finding] = {}
@@ -260,7 +260,7 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
 
 
 def _uneven_since(free: Graph, since: int) -> list[Finding]:
-    """The same of the steps from one on."""
+    """Return the uneven stages in the steps from `since` on."""
     ratios = _stage_ratios(free, since)
     stages = sorted(ratios["stage"].unique().to_list())
     if not stages:
@@ -285,10 +285,10 @@ def _uneven_since(free: Graph, since: int) -> list[Finding]:
 
 
 def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
-    """Whether a stage computes longer than the others in most data-parallel ranks, each for itself.
+    """Return whether a stage computes longer than the others in most data-parallel ranks, each by itself.
 
-    All stages of one have the same micro-batches: where these differ, that distinguishes a stage from a slow
-    worker.
+    All stages of one data-parallel rank have the same micro-batches: if these differ, that distinguishes a
+    slow stage from a slow worker.
     """
     nodes = graph.nodes
     work = (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0)
@@ -309,10 +309,10 @@ def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
 
 
 def _stage_ratios(graph: Graph, since: int) -> pl.DataFrame:
-    """`stage`, `name`, `own`, `others` (ns per operation), `ratio` (below 1), where a stage computes longer.
+    """Return `stage`, `name`, `own`, `others` (ns per operation), `ratio` (< 1) where a stage takes longer.
 
-    A stage's time is that of its fastest rank: what one rank needs more than another of the stage is due to
-    that rank. A rank's time is its median over steps of the mean over an operation's micro-batches.
+    A stage's time is that of its fastest rank: any excess of another rank of the stage is due to that rank. A
+    rank's time is its median over steps of the mean over an operation's micro-batches.
     """
     nodes = graph.nodes
     work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= since))
@@ -344,7 +344,7 @@ def _stage_ratios(graph: Graph, since: int) -> pl.DataFrame:
 
 
 def _evened(graph: Graph, since: int) -> Ints:
-    """Durations with the same computing spread evenly over the stages, that of slower ranks stays slower."""
+    """Return durations with the total computing spread evenly over the stages; slower ranks remain slower."""
     nodes = graph.nodes
     work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= since))
     stage = {rank: place.stage for rank, place in graph.places.items()}
@@ -362,7 +362,7 @@ def _evened(graph: Graph, since: int) -> Ints:
 
 
 def _healed(graph: Graph, ratios: pl.DataFrame) -> Ints:
-    """Durations with one stage's computing scaled down to what other stages need."""
+    """Return durations with one stage's computing scaled down to that of other stages."""
     nodes = graph.nodes
     stage = ratios["stage"][0]
     in_stage = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
@@ -374,12 +374,12 @@ def _healed(graph: Graph, ratios: pl.DataFrame) -> Ints:
 
 
 def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Floats, even: Floats) -> Finding:
-    """The finding about a stage.
+    """Return the finding about a stage.
 
     Args:
-        base: [T] ns of each step.
-        saved: [T] ns by which each is shorter with the stage as fast as the others.
-        even: [T] the same with the work of all spread evenly, which is what more work than others' costs.
+        base: [T] step times, in ns.
+        saved: [T] savings with the stage as fast as the others, in ns.
+        even: [T] savings with all work spread evenly, in ns: the cost of having more work than others.
     """
     stage = int(ratios["stage"][0])
     ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
@@ -416,20 +416,20 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
 
 
 # Uneven micro-batches. One with longer sequences takes longer forward and backward, and on every stage that
-# it passes: what varies so is its data, and what varies on one stage alone is not. The criterion, a
-# correlation of at least 0.9, is that of the same paper. Runs of one micro-batch per step cannot show it.
+# it passes: such variation is due to data, variation on a single stage is not. The criterion, a correlation
+# of at least 0.9, is that of the paper above. Runs of one micro-batch per step cannot show it.
 
 BATCHES = "the micro-batches"
 MIN_CORRELATION = 0.9
-MIN_VARIATION = 0.05  # of forward, standard deviation over mean: clocks of GPUs vary both directions by less
-MIN_SIGNIFICANCE = 3.0  # standard errors of what it costs
+MIN_VARIATION = 0.05  # of forward, standard deviation over mean: clocks of GPUs cause less in both directions
+MIN_SIGNIFICANCE = 3.0  # least cost, in its standard errors
 APART = (
-    4.0  # standard errors by which a rank's mean micro-batch has to differ to be the rank's, not its data's
+    4.0  # standard errors by which a rank's mean micro-batch must differ to blame the rank rather than data
 )
-MIN_FREEDOM = 20  # micro-batches beyond the first of each step: fewer do not show a correlation
-UNUSUAL = 1.5  # times the median step
+MIN_FREEDOM = 20  # micro-batches beyond one per step: fewer do not show a correlation
+UNUSUAL = 1.5  # longer steps, as a multiple of the median, are left out
 _BATCH = re.compile(r"(.*)micro-batch \d+$")
-ONE = ["rank", "chunk", "step"]  # within which micro-batches are compared
+ONE = ["rank", "chunk", "step"]  # keys within which micro-batches are compared
 
 
 class MicroBatches(DocumentPart, frozen=True):
@@ -449,10 +449,10 @@ class MicroBatches(DocumentPart, frozen=True):
 
 
 def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
-    """The job with equal micro-batches in each step, and what that would save; as it is where they are.
+    """Return the job with equal micro-batches in each step, and the finding of what that would save.
 
-    Where they differ at no clear cost (a slow worker is waited for anyway) there is no finding, but what else
-    is slow shows better with equal ones.
+    The job is unchanged if micro-batches hardly differ. If they differ at no clear cost (others wait for a
+    slow worker anyway), there is no finding, but equal ones show other causes better.
 
     Args:
         graph: of a run of operations, without launch delays.
@@ -497,7 +497,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
 
 
 def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
-    """[S] ns, how long each step takes in a graph, and [S] ns in a changed one."""
+    """Return [S] step times in a graph, and [S] in a changed one, in ns."""
     before, after = replay(graph), replay(changed)
     baseline = step_ends(graph, before.start, before.end)
     steps = changed_step_times(baseline, changed, after.end)
@@ -505,20 +505,20 @@ def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
 
 
 def variation_of(graph: Graph) -> MicroBatches | None:
-    """How micro-batches differ within their steps; None where no step of a rank has two."""
+    """Return how micro-batches differ within their steps; None where no step of a rank has two."""
     batches = _batches(graph)
     varied = variation(batches) if batches.height else None
     return varied if varied and varied.freedom else None
 
 
 def _costs(saved: Ints, base: Ints) -> bool:
-    """Whether the mean gain is worth a finding, and clear: that there is one, the correlation has shown."""
+    """Return whether the mean gain is clear and large enough; correlation has shown that it exists."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
     return bool(saved.mean() >= max(MIN_COST * base.mean(), MIN_SIGNIFICANCE * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:
-    """A row per rank, step and micro-batch that has both directions.
+    """Return a row per rank, step and micro-batch that has both directions.
 
     Returns:
         `rank`, `dp`, `stage`, `chunk`, `step`, `batch` (codes), `forward`, `backward` ns (both above 0).
@@ -547,7 +547,7 @@ def _batches(graph: Graph) -> pl.DataFrame:
 
 
 def variation(batches: pl.DataFrame) -> MicroBatches:
-    """How the micro-batches of a step differ on a rank; times are in units of the rank's mean.
+    """Return how the micro-batches of a step differ on a rank; times are in units of the rank's mean.
 
     Steps that take far longer than usual (the first) are left out: a few outliers would decide.
 
@@ -578,10 +578,10 @@ def variation(batches: pl.DataFrame) -> MicroBatches:
 
 
 def _with_equal_batches(graph: Graph, batches: pl.DataFrame) -> Ints:
-    """[N] ns, durations with each micro-batch scaled to the mean size of its step.
+    """Return [N] durations, in ns, with each micro-batch scaled to the mean size of its step.
 
-    A micro-batch's size is its time in units of what its rank usually takes, in the (lower) middle of the
-    stages that it passes, times the mean size that its data-parallel rank gets.
+    A micro-batch's size is its time relative to what its rank usually takes, in the lower median over its
+    stages, times the mean size that its data-parallel rank gets.
     """
     total, ranks = pl.col("forward") + pl.col("backward"), ["rank", "chunk"]
     sizes = (
@@ -605,11 +605,11 @@ def _with_equal_batches(graph: Graph, batches: pl.DataFrame) -> Ints:
 
 
 def _mean_sizes(batches: pl.DataFrame) -> pl.DataFrame:
-    """The mean size of micro-batches of each data-parallel rank: `dp`, `chunk`, `mean_size` (1 is usual).
+    """Return the mean size of micro-batches of data-parallel ranks: `dp`, `chunk`, `mean_size` (usually 1).
 
-    What a rank takes in the mean is compared with its stage's, of which one in the lower middle is usual. A
-    slow worker makes one stage of its pipeline longer, more data make all: the (lower) middle of them counts.
-    With a single stage it is attributed to data as far as chance explains it.
+    A rank's mean time is compared with the lower median of its stage. A slow worker makes one stage of its
+    pipeline longer, more data make all stages longer: so the lower median over its stages counts. With a
+    single stage, a difference counts as data only if chance may explain it.
     """
     total = pl.col("forward") + pl.col("backward")
     ranks = batches.group_by("rank", "dp", "stage", "chunk").agg(

@@ -1,8 +1,8 @@
-"""A job that is slower than it was.
+"""Detector of a job that became slower.
 
-In: the steps of a run, its telemetry, and its spans. Out: at most one finding, for the job as a whole: since
-when, by how much, and what else is different since. A slow period that is over is none, nor is a slow
-beginning, nor one that lasts no longer than slow periods of this job do.
+Takes the steps of a run, its telemetry and its spans. Returns at most one finding, for the job as a whole:
+since when, by how much, and what else differs since then. Does not report slow periods that are over, a slow
+beginning, or a slow period no longer than this job's usual ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_SHARE, SHORTEST, change_points
 from dpro.replay.steps import host_facts, job_steps, kernel_totals
 
-MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
-MAX_LINES = 4  # of evidence of a kind, at most
-# A job that becomes slower from step to step has no place where its level changes: parts of it, of at least
-# four steps each, are compared in order. Of ten without a trend one in 2,000 rises like this.
+MIN_EXPLAINED = 0.2  # of the growth of the step: smaller growth is not evidence
+MAX_LINES = 4  # lines of evidence per kind
+# A job that becomes slower from step to step has no single change of level: parts of it, of at least four
+# steps each, are compared in order. Ten parts without a trend rise like this once in 2,000 times.
 PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
-COMES_AND_GOES = 0.05  # chance from which on another slow period of a job may last as long as the latest does
+COMES_AND_GOES = 0.05  # above this chance, the latest slow period may be one of a job's usual ones
 NOTHING_ELSE = observe("nothing-else-changed", "nothing else in the recording shows what changed then")
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
@@ -40,12 +40,14 @@ HOST_WORDS = {
 
 @dataclass(frozen=True)
 class Regression:
-    """What is known of a job that became slower.
+    """Facts about a job that became slower.
 
     Attributes:
-        persistent: share of the steps since then that are beyond the middle between the two.
-        before, after: when: the faster level, and all since the change.
-        last_ns: the last steps, where steps become longer and longer; None where they do not.
+        since: first step of the slower level.
+        before_ns, after_ns: typical step before and since.
+        persistent: share of the steps since then that are above the middle of both levels.
+        before, after: time ranges of the faster level, and of everything since the change.
+        last_ns: typical length of the last steps, if steps become longer and longer; else None.
     """
 
     since: int
@@ -63,11 +65,12 @@ def find_regression(
     read_counters: Callable[[], pl.DataFrame],
     read_spans: Callable[[], pl.DataFrame],
 ) -> list[Finding]:
-    """The finding, if the steps at the end are clearly longer than they were at some time before.
+    """Find whether the steps at the end are clearly longer than at some time before.
 
     Args:
         steps: table `steps`; those in deep windows are left out, since recording slows them down.
-        read_counters: returns table `counters`; like the next, called only if the job became slower.
+        read_counters: returns table `counters`; called only if the job became slower.
+        read_spans: returns table `spans`; called only if deep windows on both sides allow a comparison.
     """
     regression = regression_of(job_steps(steps))
     if regression is None:
@@ -104,18 +107,18 @@ def find_regression(
 
 
 def _with_first(cause: str, changed: Mapping[str, Observation]) -> list[Observation]:
-    """What changed, that which is the cause first."""
+    """Return what changed, the cause first."""
     return [changed[what] for what in sorted(changed, key=lambda what: what != cause)]
 
 
 def regression_of(
     series: pl.DataFrame, least: float = MIN_SHARE, clear: float = math.inf
 ) -> Regression | None:
-    """The change for the worse that lasts to the end of a series, None where there is none.
+    """Return the change for the worse that lasts to the end of a series; None without one.
 
     Args:
-        series: as `job_steps` gives it.
-        least, clear: as of `change_points`.
+        series: as from `job_steps`.
+        least, clear: as for `change_points`.
     """
     times = series["duration_ns"].to_numpy().astype(np.float64)
     cuts = change_points(times, least, clear=clear)
@@ -126,7 +129,7 @@ def regression_of(
     levels = [float(np.median(part)) for part in np.split(times, begins[1:])]
     fastest = int(np.argmin(levels))
     slower = [level >= (1 + least) * levels[fastest] for level in levels]
-    first = fastest + 1  # of the levels that are slower to the end
+    first = fastest + 1  # index of the first level of those that are slower to the end
     while first < len(levels) and not all(slower[first:]):
         first += 1
     if first >= len(levels):
@@ -150,24 +153,24 @@ def regression_of(
 
 
 def slow_periods(times: Floats, fast: float, slow: float) -> tuple[Ints, int]:
-    """Steps that slow periods lasted.
+    """Return the lengths of slow periods, in steps.
 
-    One begins where the median of `SHORTEST` steps is nearer to slow ones, and is over where it is back at
-    fast ones but for a quarter of the distance.
+    A period begins where the median of `SHORTEST` steps is nearer to `slow` than to `fast`, and is over where
+    that is back at `fast` except for a quarter of the distance.
 
     Args:
-        times: [T] of all steps.
-        fast, slow: what steps typically take before and during the latest.
+        times: [T] step times.
+        fast, slow: typical step times before and during the latest period.
 
     Returns:
-        Of each that began after a faster step and was over in the end, and of the latest. One that was slower
-        by half more was slow for another reason, and is left out.
+        The length of each period that began after a faster step and was over in the end, and of the latest.
+        Periods slower by half more had another reason, and are left out.
     """
     smooth = pl.Series(times).rolling_median(SHORTEST, center=True, min_samples=1)
     at = (smooth - fast) / (slow - fast)
     is_slow = pl.select(pl.when(at > 0.5).then(True).when(at < 0.25).then(False).forward_fill()).to_series()
     turns = np.flatnonzero(np.diff(is_slow.fill_null(True).to_numpy())) + 1
-    first = int(is_slow[0] is not False)  # a slow beginning is none
+    first = int(is_slow[0] is not False)  # a slow beginning does not count
     periods = zip(turns[first::2], turns[first + 1 :: 2])
     most = slow + (slow - fast) / 2
     earlier = [end - begin for begin, end in periods if np.median(times[begin:end]) <= most]
@@ -175,16 +178,16 @@ def slow_periods(times: Floats, fast: float, slow: float) -> tuple[Ints, int]:
 
 
 def chance_to_last(steps: int, lasted: Ints) -> float:
-    """Chance that one more slow period lasts this many steps, if none ends sooner for having lasted longer.
+    """Return the chance that one more slow period lasts this long, if periods end independently of their age.
 
-    Of exponential lifetimes with a mean known from some of them (the predictive distribution: a Lomax, or
-    Pareto type II); 0 where there was none.
+    The lifetime is exponential, with a mean known from earlier periods (the predictive distribution: a Lomax,
+    or Pareto type II); 0 without any.
     """
     return float((1 + steps / lasted.sum()) ** -lasted.size) if lasted.size else 0.0
 
 
 def _beginning_of_growth(times: Floats) -> list[int]:
-    """The first place from which on all parts of a series that grows are longer than its first; else none."""
+    """Return the index after which all parts of a growing series exceed its first part; else none."""
     if times.size < PARTS * MIN_PART:
         return []
     parts = np.array_split(times, PARTS)
@@ -201,7 +204,7 @@ def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:
 
 
 def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[Observation]:
-    """What the host does longer per step since then, on the rank where that grew most."""
+    """Return what the host does longer per step since then, on the rank where that grew most."""
     enough = MIN_EXPLAINED * (regression.after_ns - regression.before_ns)
     observations = []
     for column, words in HOST_WORDS.items():
@@ -227,7 +230,7 @@ def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[Observati
 def _work_changes(
     read_spans: Callable[[], pl.DataFrame], steps: pl.DataFrame, regression: Regression
 ) -> list[Observation]:
-    """Kernels (of a CPU job: operators) that take longer per step in the deep windows since then."""
+    """Return kernels (of a CPU job: operators) that take longer per step in deep windows since then."""
     inside = steps.filter(pl.col("window") >= 0)
     old_steps = inside.filter(pl.col("step") < regression.since)
     new_steps = inside.filter(pl.col("step") >= regression.since)
@@ -255,6 +258,6 @@ def _work_changes(
 
 
 def _work_per_step(spans: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
-    """`name`, `work_ns` per rank and step in the windows of some steps."""
+    """Return `name`, `work_ns` per rank and step in the windows of some steps."""
     chosen = spans.join(inside.select("rank", "window").unique(), on=["rank", "window"], how="semi")
     return kernel_totals(chosen).select("name", work_ns=pl.col("total_ns") / inside.height)

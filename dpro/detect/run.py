@@ -1,10 +1,10 @@
-"""The one place where detectors are run: what each needs, and what is explained before it is asked.
+"""The one place where detectors run: their needs, their order, and what is explained before each.
 
-In: the context of a run. Out: findings. Detectors are asked in the order of `DETECTORS`, those of stronger
-evidence first: whole operations, deep windows, calls, and what the host counts. Each one is given what is
-`Explained` so far, by what findings say and not by whose they are; what it names again is left out. So each
-cause is reported once, from the strongest evidence there is, and a new detector knows no other. A job that
-runs is looked at with the same detectors (`diagnose_graph`, `diagnose_calls`).
+Takes the context of a run; returns findings. Detectors run in the order of `DETECTORS`, stronger evidence
+first: whole operations, deep windows, calls, and counters of hosts. Each receives what is `Explained` by
+earlier findings, whichever detector made them; findings that blame the same again are left out. So each cause
+is reported once, from the strongest evidence, and a new detector need not know the others. Jobs that are
+still running use the same detectors (`diagnose_graph`, `diagnose_calls`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from dpro.schema import CHECKPOINTS, COUNTERS, LOSSES, PASSES, SPANS, STEPS
 
 @dataclass(frozen=True)
 class Explained:
-    """What findings of stronger evidence account for.
+    """What findings from stronger evidence account for.
 
     Attributes:
-        findings: so far.
-        in_windows: those of them that whole operations or deep windows show.
+        findings: all of them.
+        in_windows: those from whole operations or deep windows.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -71,7 +71,7 @@ class Explained:
 
     @cached_property
     def network(self) -> bool:
-        """Whether links, ports or the fabric are."""
+        """Whether links, ports or the fabric are blamed."""
         return _blames_network(self.findings)
 
     @cached_property
@@ -86,11 +86,11 @@ class Explained:
 
     @property
     def cost_ns(self) -> float:
-        """What all of them cost per step."""
+        """Total cost of the findings per step, in ns."""
         return sum(finding.cost_ns for finding in self.findings)
 
     def covers(self, finding: Finding) -> bool:
-        """Whether what a finding blames is blamed already. Pauses are time of other steps than the usual."""
+        """Return whether what a finding blames is blamed already; never for pauses, outside usual steps."""
         if finding.class_ == PAUSES:
             return False
         if finding.class_ in NETWORK:
@@ -100,7 +100,7 @@ class Explained:
         return not self.ranks.isdisjoint(finding.ranks)
 
     def with_more(self, findings: Sequence[Finding], *, in_windows: bool) -> Explained:
-        """What is explained once more findings are known."""
+        """Return what is explained with more findings."""
         return Explained(
             (*self.findings, *findings), (*self.in_windows, *findings) if in_windows else self.in_windows
         )
@@ -115,17 +115,17 @@ def _blames_network(findings: Iterable[Finding]) -> bool:
 
 
 def _subject_of(finding: Finding) -> str:
-    """What of the whole job a finding is about: its class, but for hosts, which are slow for many reasons."""
+    """Return what a finding of the job is about: its class, or the component of slow hosts (many causes)."""
     return finding.component_id if finding.class_ == "slow.host" else finding.class_
 
 
 class Detector(NamedTuple):
-    """A detector as it is declared.
+    """Declaration of a detector.
 
     Attributes:
-        name: of it.
+        name: its name.
         find: returns its findings, given the run and what is explained already.
-        needs: what the run has to offer; it is not asked otherwise.
+        needs: what the run must offer; without it, the detector does not run.
     """
 
     name: str
@@ -134,10 +134,10 @@ class Detector(NamedTuple):
 
 
 def diagnose(context: Context, step_ns: float | None = None) -> list[Finding]:
-    """What is wrong with a run: bad numbers, what costs time (costliest first), then what became worse.
+    """Return what is wrong with a run: bad numbers, costs of time (costliest first), then what became worse.
 
     Args:
-        step_ns: the usual step, which all costs are parts of; None where it is not known.
+        step_ns: the usual step, to which costs are related; None where it is not known.
     """
     of_extensions = map(load, places("detectors").values())
     findings = run_detectors(context, (*DETECTORS, *of_extensions))
@@ -151,7 +151,7 @@ def diagnose(context: Context, step_ns: float | None = None) -> list[Finding]:
 
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
-    """Ask detectors in turn, and leave out what is explained already."""
+    """Run detectors in turn, leaving out what is explained already."""
     explained = Explained()
     for detector in detectors:
         if detector.needs <= context.has:
@@ -170,9 +170,9 @@ def _operations(context: Context, _: Explained) -> list[Finding]:
 
 
 def _work(context: Context, _: Explained) -> list[Finding]:
-    """Uneven data and stages, and ranks that take longer for equal work.
+    """Return uneven data and stages, and ranks that take longer for equal work.
 
-    Ranks that take turns by their calls are left out: in few deep steps one of them may always come last.
+    Ranks that take turns, by their calls, are left out: in few deep steps one of them may always come last.
     """
     balanced, at_equal_work = context.balanced, context.at_equal_work
     stages = find_uneven_work_of_stages(at_equal_work) if Need.OPERATIONS not in context.has else []
@@ -186,14 +186,14 @@ def _work(context: Context, _: Explained) -> list[Finding]:
 
 
 def _slow_input(context: Context, explained: Explained) -> list[Finding]:
-    """The input of all ranks, beyond what healing single ranks saves already."""
+    """Return the finding of slow input on all ranks, beyond what healing single ranks saves already."""
     return find_slow_input(context.recorded, sum(finding.cost_ns for finding in explained.input))
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:
-    """What is slow in the network: against what does the same, and against what it was before.
+    """Return what is slow in the network, compared with similar transfers and with earlier ones.
 
-    Transfers that became slower are left out where all their ranks are named as slow already.
+    Transfers that became slower are left out if all their ranks are named as slow already.
     """
     if traffic.transfers.is_empty():
         return []
@@ -205,14 +205,14 @@ def diagnose_traffic(traffic: Traffic) -> list[Finding]:
 
 
 def _idle_gpus(context: Context, explained: Explained) -> list[Finding]:
-    """GPUs that wait for their hosts, beyond what all else costs."""
+    """Return the finding of GPUs that wait for their hosts, beyond the cost of all other findings."""
     assert context.breakdown is not None
     return find_idle_gpus(context.recorded, context.breakdown, explained.cost_ns)
 
 
 # Calls and counters of steps: hosts that wait in a call may wait for anything that makes another one late.
 
-LARGER = 2.0  # times the cost of a rank: what all ranks became slower by at the same step is not its code
+LARGER = 2.0  # times a rank's cost: if all ranks became slower by this at the same step, its code is not why
 
 
 def _late_ranks(context: Context, explained: Explained) -> list[Finding]:
@@ -222,18 +222,18 @@ def _late_ranks(context: Context, explained: Explained) -> list[Finding]:
 
 
 def _is_part_of_slow_input(late: Finding, explained: Explained) -> bool:
-    """Whether a rank waits for its data where all do, at no less cost.
+    """Return whether a rank waits for its data where all do, at no less cost.
 
-    Where the input limits all ranks, which of them waits longest is a matter of whose workers have a core.
+    If the input limits all ranks, which of them waits longest depends on whose workers have a core.
     """
     of_all = max((one.cost_ns for one in explained.input if one.of_job), default=0.0)
     return late.cause == INPUT_PIPELINE and late.cost_ns <= of_all
 
 
 def _came_with_a_larger_slowdown(late: Finding, context: Context) -> bool:
-    """Whether a rank's code waits since the step at which the whole job became slower by far more.
+    """Return whether a rank's code waits since the step at which the whole job became slower by far more.
 
-    Where the network became slow, hosts wait in their calls, and not all of them for as long.
+    When the network becomes slow, hosts wait in their calls, though not all for as long.
     """
     slowdown = context.slowdown if late.cause == WAITING_CODE else None
     return (
@@ -244,7 +244,7 @@ def _came_with_a_larger_slowdown(late: Finding, context: Context) -> bool:
 
 
 def _not_by_messages(late: list[Finding], context: Context, explained: Explained) -> list[Finding]:
-    """Without ranks that may be late because of a message, which calls of collectives do not show."""
+    """Drop ranks that may be late because of a message, which calls of collectives do not show."""
     if context.messages_unseen and explained.waits_in_windows:
         return [finding for finding in late if finding.of_job]
     return late
@@ -261,7 +261,7 @@ def _late_gpus(context: Context, explained: Explained) -> list[Finding]:
 
 
 def _others_are_waited_for(context: Context, explained: Explained) -> bool:
-    """Whether hosts wait in calls for ranks, messages or the network, or do not wait, since GPUs do."""
+    """Return whether hosts wait in calls for ranks, messages or the network, or only GPUs wait."""
     return bool(explained.ranks) or explained.network or context.messages_unseen or context.on_gpus
 
 
@@ -277,7 +277,7 @@ def _communication_bound(context: Context, explained: Explained) -> list[Finding
 
 
 def _input_bound(context: Context, explained: Explained) -> list[Finding]:
-    """Ranks that wait for their data, where deep windows do not show what that costs."""
+    """Return the finding of ranks that wait for data, where deep windows do not show its cost."""
     if explained.input:
         return []
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
@@ -288,7 +288,7 @@ def _turns(context: Context, explained: Explained) -> list[Finding]:
 
 
 def _jitter(context: Context, explained: Explained) -> list[Finding]:
-    """Ranks that vary; hosts of GPUs run ahead, so how these vary costs nothing by itself."""
+    """Return ranks that vary; none on GPUs, whose hosts run ahead, so that their variation costs nothing."""
     aligned = context.aligned[0]
     if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
         return []
@@ -297,7 +297,7 @@ def _jitter(context: Context, explained: Explained) -> list[Finding]:
 
 
 def _pauses(context: Context, explained: Explained) -> list[Finding]:
-    """Pauses, but of GPUs that wait for new work of hosts that are all named."""
+    """Return pauses, except of GPUs that wait for new work from hosts that are all named already."""
     return [
         finding
         for finding in context.pauses.findings
@@ -322,11 +322,11 @@ def _growing_memory(context: Context, _: Explained) -> list[Finding]:
     return find_memory_growth(context.steps, context.counters, context.workers)
 
 
-# What explains findings of several detectors.
+# Explanations of findings of several detectors.
 
 
 def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Finding]:
-    """Hosts with more threads than cores, and of the findings those that are not explained by that."""
+    """Add hosts with more threads than cores, and drop findings that these explain."""
     findings = with_throttling(findings, context.steps, context.counters)
     crowds = context.crowds
     if not crowds:
@@ -336,20 +336,20 @@ def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Findi
 
 
 def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
-    """The findings with what the GPUs of their ranks and the ports of their hosts reported."""
+    """Add to findings what the GPUs of their ranks and the ports of their hosts reported."""
     tables = context.steps, context.counters, context.workers
     return with_links(with_gpus(findings, *tables), *tables)
 
 
 def _with_phases(context: Context, findings: list[Finding]) -> list[Finding]:
-    """The findings, those of late ranks with the part of the step in which they take longer."""
+    """Add to findings of late ranks the part of the step in which they take longer."""
     passes, collectives = context.run.table(PASSES), context.tables.collectives
     ahead = context.ahead.ranks
     return with_phases(findings, passes, context.steps, collectives, on_gpus=context.on_gpus, ahead=ahead)
 
 
 def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:
-    """The findings with what loses packets, by TCP's counters."""
+    """Add findings of what loses packets, by TCP's counters."""
     return with_losses(findings, context.counters, context.workers, context.run)
 
 
@@ -383,14 +383,14 @@ OF_THE_JOB = (
 EXPLANATIONS = (_with_crowded_hosts, _with_phases, _with_losses, _with_gpus)
 
 
-# A job that runs: what its deep windows show, and which ranks its calls show to be late now.
+# A running job: what its deep windows show, and which ranks are late now by their calls.
 
 
 def diagnose_graph(context: Context) -> list[Finding]:
-    """What deep windows show while the job runs, costliest first.
+    """Return what deep windows show while the job runs, costliest first.
 
-    Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
-    findings away.
+    Steps between windows show better whether hosts have more threads than cores, so crowding only removes
+    findings here.
     """
     findings = costliest_first(run_detectors(context, IN_WINDOWS))
     if Need.STEPS not in context.has:
@@ -400,13 +400,13 @@ def diagnose_graph(context: Context) -> list[Finding]:
 
 
 class LatestSteps(NamedTuple):
-    """What is known of the latest steps of a job that runs.
+    """The latest steps of a running job.
 
     Attributes:
-        own_times: as `own_time` returns them, `start_ns` on each host's own clock.
-        calls: as `calls_of` returns them.
+        own_times: as from `own_time`, `start_ns` on each host's own clock.
+        calls: as from `calls_of`.
         collectives: `rank` and `enqueued_ns` of calls, on each host's own clock.
-        amounts: rows of `counters` that say how much work steps had.
+        amounts: rows of `counters` with the amount of work of steps.
         tables: returns `steps`, `passes` and `counters` of ranks that are late and some others.
         messages_unseen: whether ranks may also have waited for messages, which calls do not show.
     """
@@ -422,9 +422,9 @@ class LatestSteps(NamedTuple):
 
 
 def diagnose_calls(latest: LatestSteps) -> list[Finding]:
-    """Ranks that the others wait for while the job runs, costliest first.
+    """Return ranks that the others wait for while the job runs, costliest first.
 
-    What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
+    Ranks at a negligible cost are left out, and a crowded host is reported only in place of its ranks.
     """
     late = _late_now(latest, latest.amounts)
     ranks = [rank for finding in late if finding.component_kind != "job" for rank in finding.ranks]

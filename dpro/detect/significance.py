@@ -1,11 +1,11 @@
-"""Whether a difference between steps is large, persistent and beyond chance, or a series changes its level.
+"""Statistical tests: whether a difference between steps is significant, and where a series changes its level.
 
-In: a gain per step, and the steps without it. Out: whether it counts, and how sure that is. Detectors that
-replay a changed graph share these bars.
+From a gain per step and the steps without it, decides whether the gain is large, persistent and beyond
+chance, and how sure that is. Detectors that replay a changed graph share these thresholds.
 
-In: a series of times. Out: the places from which on its level is another, distinguished from noise, outliers
-and slow drift. Ranks of values are compared, so values that are far off now and then (checkpoints,
-evaluations) move nothing. What a change means is not decided here.
+From a series of times, returns the indices at which its level changes, distinguished from noise, outliers and
+slow drift. Ranks of values are compared, so occasional outliers (checkpoints, evaluations) have no effect.
+Does not decide what a change means.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from dpro.arrays import MAD_TO_SIGMA, Bools, Ints
 Times = NDArray[np.int64] | NDArray[np.float64]
 
 # What a finding must cost, as a share of the step.
-MIN_SHARE = 0.03  # where the gain alone is the evidence: differences of this size are everywhere
-MIN_COST = 0.02  # where own times of many steps, or workloads, show that something is slow
-MIN_COST_OF_SLOW = 0.01  # where ranks or transfers are far slower than others, whatever that costs
-LATEST_STEPS = (10, 20, 40)  # numbers of latest steps that are tested: it may have begun while the job ran
+MIN_SHARE = 0.03  # if the gain alone is the evidence: smaller differences are everywhere
+MIN_COST = 0.02  # if own times of many steps, or workloads, show that something is slow
+MIN_COST_OF_SLOW = 0.01  # if ranks or transfers are far slower than others
+LATEST_STEPS = (10, 20, 40)  # numbers of latest steps that are tested: a fault may begin while the job runs
 # A gain must reach MIN_SHARE in this share of the steps, and its mean this many of its standard deviations:
-# of two healthy ranks on busy cores one is always a little slower, but not the same in every step.
+# of two healthy ranks on busy cores, one is always a little slower, but not the same one in every step.
 PERSISTENT = 0.8
 EFFECT_SIZE = 1.5
 MIN_STEPS = 2  # one step cannot show that anything persists
-MIN_LATEST = 4  # steps, of those that a fault that began while the job ran may show in
+MIN_LATEST = 4  # steps in which a fault that began while the job ran must show
 # Student's t, 99.9%, for 1, 2, … degrees of freedom: the spread of few steps is itself hardly known, and
 # every rank is one more chance to be wrong.
 T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
 
 
 def clear_gain(saved: Times, base: Times) -> bool:
-    """Whether a gain per step is large enough, there in nearly every step, and beyond chance.
+    """Return whether a gain per step is large enough, present in nearly every step, and beyond chance.
 
     Args:
-        saved: [T] ns, the gain per step.
-        base: [T] ns, the steps without it.
+        saved: [T] gains per step, in ns.
+        base: [T] steps without the gain, in ns.
     """
     return bool(clear_gains(saved[:, None], base)[0])
 
 
 def clear_gains(saved: Times, base: Times) -> Bools:
-    """[R] `clear_gain` of each of several gains.
+    """Return [R] `clear_gain` of each of several gains.
 
     Beyond chance by Student's t test of one sample, one-sided at 99.9%, and by its effect size (Cohen's d).
 
     Args:
-        saved: [T, R] ns, the gains per step.
-        base: [T] ns, the steps without them.
+        saved: [T, R] gains per step, in ns.
+        base: [T] steps without the gains, in ns.
     """
     freedom = min(base.size - 1, len(T_999))
     needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(base.size)) * saved.std(axis=0, ddof=1)
@@ -65,11 +65,11 @@ def clear_gains(saved: Times, base: Times) -> Bools:
 
 
 def confidence(saved: Times, base: Times) -> float:
-    """How steady a gain per step is: 1 - its standard error relative to its mean, times its persistence.
+    """Return how steady a gain is: 1 minus its standard error relative to its mean, times its persistence.
 
     Args:
-        saved: [T] ns, the gain per step, above 0 on average.
-        base: [T] ns, the steps without it.
+        saved: [T] gains per step, in ns, above 0 on average.
+        base: [T] steps without the gain, in ns.
     """
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
     persistent = float((saved >= MIN_SHARE * base).mean())
@@ -77,7 +77,7 @@ def confidence(saved: Times, base: Times) -> float:
 
 
 def first_of_latest(steps: Ints) -> list[int]:
-    """The first of all steps, of the latest half, the latest quarter, …: a fault may be recent.
+    """Return the first of all steps, of the latest half, the latest quarter, …: a fault may be recent.
 
     Args:
         steps: [T] in order.
@@ -90,25 +90,25 @@ def first_of_latest(steps: Ints) -> list[int]:
 
 Values = NDArray[np.float64]
 
-CHANCE = 1e-4  # of a change somewhere in a series that has none
-SHORTEST = 12  # values; fewer in a row are no level of their own
+CHANCE = 1e-4  # of finding a change anywhere in a series that has none
+SHORTEST = 12  # values; fewer in a row are not a level
 
 
 def change_points(values: Values, least: float, chance: float = CHANCE, clear: float = math.inf) -> list[int]:
-    """The places where the level changes.
+    """Return the indices where the level changes.
 
     The series is cut where the values before and after differ most by the rank-sum statistic, if that is
-    beyond chance and the medians on both sides differ enough; and then each part likewise (Pettitt, "A non-
-    parametric approach to the change-point problem", Applied Statistics 28, 1979; here in units of the
-    statistic's standard deviation, so that changes near an end are found, too). Ranks of few values are
-    never beyond chance, however far apart they lie: levels may also be distinguished by their distance.
+    beyond chance and the medians on both sides differ enough; then each part is cut in the same way (Pettitt,
+    "A non- parametric approach to the change-point problem", Applied Statistics 28, 1979; here in units of
+    the statistic's standard deviation, so that changes near an end are found, too). Ranks of few values are
+    never beyond chance, however far apart: so levels may also be distinguished by their distance.
 
     Args:
         values: [N], positive.
         least: share by which medians must differ.
-        chance: of a change in a series that has none; less where many series are looked at.
-        clear: deviations of single values from their median (robust, logarithms) by which levels that are so
-            far apart count as two without the test.
+        chance: of a change in a series that has none; smaller where many series are tested.
+        clear: distance of medians, in robust deviations of the logarithm of a value, above which two levels
+            count without the test.
 
     Returns:
         Index of the first value of each level but the first, ascending.
@@ -125,7 +125,7 @@ def change_points(values: Values, least: float, chance: float = CHANCE, clear: f
 
 
 def _cut(values: Values, least: float, most: float, clear: float) -> int:
-    """Where one change is, 0 for none."""
+    """Return the index of one change; 0 for none."""
     count = values.size
     if count < 2 * SHORTEST:
         return 0
@@ -148,7 +148,7 @@ def _cut(values: Values, least: float, most: float, clear: float) -> int:
 
 
 def _apart(values: Values, cut: int) -> float:
-    """Distance of the medians on both sides, in standard deviations of a value (from absolute deviations)."""
+    """Return the distance of the medians of both sides, in standard deviations (from absolute deviations)."""
     before, after = values[:cut], values[cut:]
     rest = np.concatenate([part - np.median(part) for part in (before, after)])
     deviation = MAD_TO_SIGMA * float(np.median(np.abs(rest)))
@@ -157,9 +157,9 @@ def _apart(values: Values, cut: int) -> float:
 
 
 def _independent(rank: Values, cut: int) -> float:
-    """Share of the values that count as independent, by the correlation of neighbours beside a cut.
+    """Return the share of values that count as independent, from the correlation of neighbours beside a cut.
 
-    For a correlation r of neighbours that falls off geometrically it is (1 - r) / (1 + r) (Bayley and
+    For a correlation r of neighbours that decays geometrically it is (1 - r) / (1 + r) (Bayley and
     Hammersley, "The effective number of independent observations in an autocorrelated time series", 1946).
     """
     rest = np.concatenate([part - part.mean() for part in (rank[:cut], rank[cut:])])

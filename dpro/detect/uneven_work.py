@@ -1,11 +1,11 @@
-"""A job in deep windows as it would be with work spread evenly over its ranks, or its pipeline's stages.
+"""Detectors of work spread unevenly over the ranks of a job, or over its pipeline's stages, in deep windows.
 
-In: a graph and its run. Out: the same graph with work scaled to what it would be if all ranks with the same
-work had as large batches, and findings of `imbalance.data` and `imbalance.stage`, of which no rank is the
-cause. The workload of each rank is in `[rank, step, workload]`, one frame per kind of evidence: what loaders
-returned, what other ranks sent (to experts, to embeddings), and how large the inputs of operators are where
-shapes are recorded. A rank that is slower than its peers with balanced work is so for another reason. Runs of
-whole operations have `pipeline_slowdown.py`.
+Takes a graph and its run. Returns the graph with work scaled as if all ranks with equal work had equally
+large batches, and findings of `imbalance.data` and `imbalance.stage`, for which no rank is at fault.
+Workloads of ranks are in `[rank, step, workload]`, one frame per kind of evidence: what loaders returned,
+what other ranks sent (to experts, to embeddings), and sizes of the inputs of operators where shapes are
+recorded. A rank that is still slower than its peers with balanced work has another cause. Does not cover runs
+of whole operations; `pipeline_slowdown.py` does.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ class BalancedJob:
     """A job with balanced work.
 
     Attributes:
-        from_steps: whether that follows from single steps. If only from ranks that always have more, it
-            explains why they are slow, if they are.
-        explained: ns per step that ranks typically work longer because of their workloads.
+        baseline: the balanced job.
+        findings: of uneven work.
+        from_steps: whether single steps show the dependence on workloads. If only ranks that always have more
+            do, it explains why they are slow, if they are.
+        explained: ns per step that ranks typically work longer because of their workloads, by rank.
     """
 
     baseline: Baseline
@@ -69,7 +71,7 @@ class BalancedJob:
     explained: Mapping[int, float]
 
     def leaves(self, findings: list[Finding]) -> list[Finding]:
-        """The findings about this job that cost more than what the load model may be wrong about."""
+        """Return the findings about this job that cost more than the error of the load model."""
         return [
             finding
             for finding in findings
@@ -78,7 +80,7 @@ class BalancedJob:
 
 
 def rebalance(baseline: Baseline) -> BalancedJob:
-    """The job with balanced work; as it is where workloads explain nothing."""
+    """Return the job with balanced work; as recorded where workloads explain nothing."""
     run, work = baseline.graph.run, baseline.work
     as_it_is = BalancedJob(baseline, [], True, {})
     if run is None:
@@ -109,7 +111,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
 
 
 def _uneven_layers(run: Run) -> list[Observation]:
-    """The most uneven layer of each source."""
+    """Return observations of the most uneven layer of each source."""
     layers = imbalances(run.table(SPANS), run.table(COLLECTIVES), run.table(STEPS))
     return [
         observe(
@@ -125,11 +127,11 @@ def _uneven_layers(run: Run) -> list[Observation]:
 def _explained(
     team: pl.DataFrame, workloads: Mapping[str, pl.DataFrame]
 ) -> tuple[list[int], Ints, Uneven] | None:
-    """Of a team of ranks: which ranks, in which steps, and why their times differ.
+    """Return the ranks of a team, their steps, and what workloads explain; None if that is nothing.
 
     Args:
         team: `rank`, `step` and `work_ns` of their steps.
-        workloads: as `workloads_in_windows` returns them; those that explain times best count.
+        workloads: as from `workloads_in_windows`; the kind that explains times best counts.
     """
     ranks: list[int] = sorted(team["rank"].unique().to_list())
     common = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
@@ -149,7 +151,7 @@ def _explained(
 
 
 def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
-    """`rank`, `step` and `factor`: what multiple of its time work takes with equal workloads."""
+    """Return `rank`, `step` and `factor`: the multiple of its time that work takes at equal workloads."""
     frames = [
         pl.DataFrame(
             {
@@ -163,12 +165,12 @@ def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-MAX_NAMED = 4_000_000  # spans of a run, which are read at once to name the layers that are uneven
-MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
+MAX_NAMED = 4_000_000  # spans of a run up to which uneven layers are named: they are read at once
+MAX_ELEMENTS = 1 << 48  # in the inputs of one operator: no memory is larger
 
 
 def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
-    """The frames by what is counted; those with no row are left out."""
+    """Return the workloads by what they count; kinds without rows are left out."""
     steps = run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"])
     steps = steps.filter(pl.col("window") >= 0).sort("start_ns")
     counters = run.table(COUNTERS).filter(pl.col("counter") == WORKLOAD)
@@ -183,7 +185,7 @@ def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
 
 
 def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
-    """`_per_step` of operators whose shapes are recorded, of which one part is in memory at a time."""
+    """Return `_per_step` of operators whose shapes are recorded, reading one part at a time into memory."""
     columns = ["rank", "window", "kind", "start_ns", "shapes"]
     parts = chain([SPANS.empty().select(columns)], run.part_by_part(SPANS, columns))
     sums = pl.concat([_per_step(_elements_of_operators(part), steps) for part in parts])
@@ -191,7 +193,7 @@ def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `window`, `start_ns` and `workload` of operators."""
+    """Return `rank`, `window`, `start_ns` and `workload` of operators."""
     spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
     elements = spans.select(pl.col("shapes").unique()).with_columns(
         workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
@@ -200,7 +202,7 @@ def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _elements_of_text(text: str) -> int:
-    """How many elements inputs have whose shapes a trace writes so; 0 where that is no number of a tensor."""
+    """Return the number of elements of inputs from shapes as a trace writes them; 0 if that is invalid."""
     with suppress(ValueError, RecursionError):
         elements = _elements(json.loads(text))
         return elements if 0 <= elements <= MAX_ELEMENTS else 0
@@ -208,7 +210,7 @@ def _elements_of_text(text: str) -> int:
 
 
 def _elements(shapes: Any) -> int:
-    """How many elements inputs of these shapes have; lists of tensors are lists of shapes."""
+    """Return the number of elements of inputs with these shapes; lists of tensors are lists of shapes."""
     if not isinstance(shapes, list) or not shapes:
         return 0
     if all(isinstance(size, int) for size in shapes):
@@ -217,19 +219,19 @@ def _elements(shapes: Any) -> int:
 
 
 def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `step` and `workload`: the sum of those rows that begin in the step."""
+    """Return `rank`, `step` and `workload`: the sum over rows that begin in the step."""
     inside = within_steps(rows, stretches_of(steps.with_columns(END)))
     return inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64))
 
 
-# Pipeline stages that have more work than others: every rank of them computes longer. A stage's work is that
-# of its fastest rank: what another rank of it needs more is due to that rank. The cost is what the replay
-# saves with the same work spread evenly over the stages. A stage of one rank, or of hosts of its own, that
-# does as many operations as the others may as well be slow: the finding says so.
+# Pipeline stages that have more work than others: every rank of theirs computes longer. A stage's work is
+# that of its fastest rank: any excess of another rank is due to that rank. The cost is what the replay saves
+# with all work spread evenly over the stages. A stage of one rank, or alone on its hosts, that does as many
+# operations as the others may be slow instead, as the finding says.
 
 CLASS = "imbalance.stage"
-MIN_MORE = 0.5  # of what a stage takes longer: how many more operations show that it has more work
-DOUBTED = 0.5  # confidence, where something else would look the same
+MIN_MORE = 0.5  # of a stage's relative excess in time: least excess in operations that shows more work
+DOUBTED = 0.5  # confidence where another cause would look the same
 SLOW_RANK = observe(
     "slow-or-uneven",
     "only one rank of the stage is recorded, and it does as many operations: a slow rank would look the same",
@@ -241,9 +243,9 @@ SLOW_HOSTS = observe(
 
 
 def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
-    """The finding, if the step would be shorter with the work spread evenly over the pipeline's stages.
+    """Find whether the step would be shorter with work spread evenly over the pipeline's stages.
 
-    All recorded steps are examined, then the latest: it may have begun while the job ran.
+    All recorded steps are tested, then the latest ones: the imbalance may have begun while the job ran.
     """
     if len({place.stage for place in baseline.graph.places.values()}) < 2:
         return []
@@ -255,7 +257,7 @@ def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
 
 
 def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Finding]:
-    """The same by the steps from a first one on."""
+    """Return the finding of uneven stages, by the steps from a first one on."""
     graph = baseline.graph
     stage_of = {rank: place.stage for rank, place in graph.places.items()}
     computed = pl.concat(baseline.job.map_ranks(partial(_computed, baseline.job.on_gpus)))
@@ -305,9 +307,9 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
 
 
 def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding]:
-    """Findings of slow ranks, with doubt where the rank is a stage of its own that may have more work.
+    """Add doubt to findings of slow ranks that are a stage by themselves, which may have more work.
 
-    Left out are ranks whose stage clearly has more work.
+    Ranks whose stage clearly has more work are left out.
     """
     kept = []
     for finding in stragglers:
@@ -326,12 +328,12 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
 
 
 def _kinds(on_gpus: bool) -> tuple[NodeKind, ...]:
-    """Kinds of nodes that ranks compute with: GPUs where there are any."""
+    """Return the kinds of nodes with which ranks compute: GPU work where there is any."""
     return GPU_KINDS if on_gpus else CPU_KINDS
 
 
 def _computed(on_gpus: bool, graph: Graph) -> pl.DataFrame:
-    """`rank`, `step`, `work_ns` and `operations`: how long ranks compute, and how many operations."""
+    """Return `rank`, `step`, `work_ns` and `operations`: computing time, and number of operations."""
     nodes = graph.nodes
     works = np.isin(nodes.kind, _kinds(on_gpus)) & (nodes.step >= 0)
     single = np.isin(nodes.kind[works], (NodeKind.CPU, *GPU_KINDS))
@@ -341,7 +343,7 @@ def _computed(on_gpus: bool, graph: Graph) -> pl.DataFrame:
 
 
 def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame:
-    """`stage`, `work_ns` of its fastest rank and `operations` per step, `ranks`; in order.
+    """Return `stage`, `work_ns` of its fastest rank and `operations` per step, `ranks`; in order.
 
     Args:
         computed: as from `_computed`, of the steps that count.
@@ -364,7 +366,7 @@ def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame
 
 
 def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> Observation | None:
-    """What else it may be that the stage computes longer; None if that is clear."""
+    """Return what else may make the stage compute longer; None if uneven work is clear."""
     longer = longest["work_ns"] / float(others["work_ns"].to_numpy().mean()) - 1
     more = longest["operations"] / max(float(others["operations"].to_numpy().mean()), 1.0) - 1
     if more >= MIN_MORE * longer:

@@ -1,6 +1,6 @@
-"""Findings in words, the same in the terminal, reports, the dashboard and notices.
+"""Wording of findings, shared by the terminal, reports, the dashboard and notices.
 
-In: a finding, and where its processes run. Out: a `FindingInWords`, text without markup.
+Takes a finding, and where its processes run; returns a `FindingInWords`, text without markup.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class FindingInWords:
 
     Attributes:
         title: what is wrong with what.
-        meaning: what that means, or costs, and how sure it is.
-        headline: both in one line.
-        evidence: what shows it, a line each.
-        do: what to do about it; empty where that is not known.
+        meaning: what that means, or costs, and the confidence.
+        headline: title and meaning in one line.
+        evidence: its evidence, one line each.
+        do: what to do about it; empty where unknown.
     """
 
     title: str
@@ -45,7 +45,8 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
     """Put a finding into words.
 
     Args:
-        workers: that table, which says where the processes of ranks that hang are; None where it is not read.
+        workers: that table, which says where the processes of hanging ranks are; None to leave out advice on
+            hangs.
     """
     sure = f"confidence {finding.confidence:.2f}"
     if finding.of_hang:
@@ -62,7 +63,7 @@ def describe(finding: Finding, workers: pl.DataFrame | None = None) -> FindingIn
 
 
 def describe_all(findings: Sequence[Finding], workers: pl.DataFrame) -> list[FindingInWords]:
-    """Put findings into words; hangs that are one case of one operation are one.
+    """Put findings into words, joining hangs of one operation.
 
     Args:
         workers: that table.
@@ -71,7 +72,7 @@ def describe_all(findings: Sequence[Finding], workers: pl.DataFrame) -> list[Fin
 
 
 def join_hangs(findings: Sequence[Finding]) -> list[Finding]:
-    """Join hangs of several ranks that say the same of the same operation; others stay as they are."""
+    """Join hangs of several ranks that agree on the operation, cause and remedy; others are unchanged."""
     cases: dict[object, list[Finding]] = {}
     for finding in findings:
         awaited = [one.text for one in finding.observations if one.kind == ATTENDANCE]
@@ -82,7 +83,7 @@ def join_hangs(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _joined(findings: Sequence[Finding]) -> Finding:
-    """One finding of all their ranks, with what shows any of them; as sure as the least sure."""
+    """Return one finding of all ranks, with the evidence of each; its confidence is the lowest."""
     if len(findings) == 1:
         return findings[0]
     ranks = tuple(sorted(ranks_of(findings)))
@@ -100,13 +101,13 @@ def _joined(findings: Sequence[Finding]) -> Finding:
 
 
 def summarise(finding: Finding) -> str:
-    """What is slow, and what it costs: `slow host work: rank 1 (kernels) costs 3 ms per step (5% of it)`."""
+    """Return title and cost: `slow host work: rank 1 (kernels) costs 3 ms per step (5% of it)`."""
     cost = cost_in_words(finding)
     return f"{_title_of(finding)} {cost_verb(finding)} {cost}" if cost else _title_of(finding)
 
 
 def cost_in_words(finding: Finding) -> str:
-    """What a finding costs: `3 ms per step (5% of it)`; empty where that is not known, or nothing yet."""
+    """Return the cost of a finding: `3 ms per step (5% of it)`; empty where it is unknown, or nothing yet."""
     if finding.of_hang or not finding.cost_ns or not math.isfinite(finding.cost_ns):
         return ""
     cost, share = f"{format_duration(finding.cost_ns)} per step", f"{finding.severity:.0%} of"
@@ -114,12 +115,12 @@ def cost_in_words(finding: Finding) -> str:
 
 
 def cost_verb(finding: Finding) -> str:
-    """`costs`, or `cost` of the batches of ranks."""
+    """Return `costs`, or `cost` for batches, a plural."""
     return "cost" if finding.of_job and finding.component_id.endswith("batches") else "costs"
 
 
 def name_part(finding: Finding) -> str:
-    """What is at fault, and by what: `rank 1 (the input pipeline)`."""
+    """Return what is at fault, and why: `rank 1 (the input pipeline)`."""
     if finding.of_job:
         return finding.cause or finding.component_id
     return f"{finding.component} ({finding.cause or class_in_words(finding.class_)})"

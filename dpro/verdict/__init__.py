@@ -1,1 +1,1 @@
-"""What limits a job, who is at fault, and what to do first: one document that every face of dpro prints."""
+"""The verdict on a job: its limit, the part at fault, and what to do first; one document for all faces."""

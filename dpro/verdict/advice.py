@@ -1,7 +1,7 @@
-"""What a person can do about it: at most three things, in the words of the job, each with what it would gain.
+"""Advice: at most three things to do, in terms of the job, each with its gain.
 
-In: `JobFacts`, and what limits the job. Out: `Advice`, the best first. Each kind of advice is a function that
-looks for its own reason in the run, and gives nothing where there is none.
+Takes `JobFacts`, and the limit of the job; returns `Advice`, best first. Each kind of advice is a function
+that looks for its own reason in the run, and yields nothing without one.
 """
 
 from __future__ import annotations
@@ -61,51 +61,51 @@ from dpro.verdict.limits import (
 from dpro.words import counted
 
 MAX_ADVICE = 3
-OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that calls and kernels show by their own times
+OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that times of calls and kernels show directly
 RECORD_MORE = "record-more"
-NO_FAULT = "warm-up"  # class of findings that are of what was recorded
-MUCH = 20.0  # times: more counts as this
-NOTHING_LEFT = 1_000.0  # times: a gain where nothing may be left of the step
-WORTH = 1.02  # gain below which nothing is advised
-WORTH_AFTER = 1.05  # the same of the middle of what only comes second
-NEARLY_ALL = 0.9  # of the time of calls, that those hold which are named; of a kernel's, in attention
-SHOWN = 0.1  # of the time of the longest part that another one needs to be named
-SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
-CASTING = 0.75  # of their time that pointwise kernels take at most on half the bytes: others cast meanwhile
-LARGE_COPY = 1 << 18  # bytes, from which on a copy is slow for what it moves, not for being one
+NO_FAULT = "warm-up"  # class of findings about the recording rather than the job
+MUCH = 20.0  # higher gains count as this
+NOTHING_LEFT = 1_000.0  # upper bound of gains, for a step of which nothing may be left
+WORTH = 1.02  # least gain of advice
+WORTH_AFTER = 1.05  # least middle gain of advice for after the limit is gone
+NEARLY_ALL = 0.9  # share of the time of calls that the named ones take; of a kernel's time within attention
+SHOWN = 0.1  # least time of a part that is named, as a share of the longest part's
+SURE_TO_SHOW = 0.08  # least share of computing time for which a family of kernels is worth a line
+CASTING = 0.75  # most of their time that pointwise kernels take on half the bytes: others cast in addition
+LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 BATCH_NORM = r"(?i)batch_?norm|\bbn_"
-TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
-FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # times as fast as FP64 that matmuls in FP32 are
+TENSOR_CORES = (2.0, 6.0)  # least and most speed-up of matmuls over FP32 without tensor cores
+FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # least and most speed-up of FP32 over FP64
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
-FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
-FUSED_WITH = 4  # kernels on either side of a softmax among which its matmul is
-NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
+FUSED_ATTENTION = (0.35, 0.12)  # time of a fused kernel as a share of unfused attention's: most, least
+FUSED_WITH = 4  # kernels on either side of a softmax that include its matmul
+NEWER_ATTENTION = (0.75, 0.5)  # time of FlashAttention 3 on Hopper as a share of version 2's: most, least
 EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
-MOSTLY_IDLE = 0.3  # of the step that devices compute, below which a larger batch costs little
-_DONE_ONCE = ("launch-one", "allocator")  # what treats what a process that has just started does once
+MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
+_DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
-EFFORT = {"new code": 2.0, "other hardware": 2.0}  # of what takes more than a line or a setting, beside that
-OF_A_MOMENT = (0.5, 1.5)  # power of a gain, at least and at most, where other jobs took cores
-OFTEN = 0.5  # times a step and rank, from which on it is done in each
-WARM = 3.0  # times as long as all steps that count, from which on those that warm up are most of a recording
+EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a setting
+OF_A_MOMENT = (0.5, 1.5)  # powers of the least and most gain where other jobs took cores
+OFTEN = 0.5  # times per step and rank above which something is done in each
+WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
 _SOFTMAX = r"(?i)softmax"
-_OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # the logarithm
+_OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # `true`: of the logarithm
 _ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
 
 
 class Advice(DocumentPart, frozen=True):
-    """Something that a person can do.
+    """Something to do.
 
     Attributes:
         kind: what is done, in one word.
-        do: what to do, in the words of the job.
-        gain_low, gain_high: how many times as long the step takes now; null where nothing says it.
+        do: what to do, in terms of the job.
+        gain_low, gain_high: current step time over the step time after it; null where unknown.
         effort: what it takes: `a setting`, `a line of code`, `new code`, `other hardware`.
-        assumes: what the gain takes for granted.
-        check: how to see whether it holds.
-        edit: what `whatif --edit` takes for the same gain; empty where the gain is of no edit.
+        assumes: assumptions of the gain.
+        check: how to check whether it holds.
+        edit: argument of `whatif --edit` for the same gain; empty where no edit predicts it.
     """
 
     kind: str
@@ -119,10 +119,10 @@ class Advice(DocumentPart, frozen=True):
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
-    """All that is worth doing, what treats the limit first, then what gains most for the least effort.
+    """Return everything worth doing: first what treats the limit, then what gains most for the least effort.
 
-    Where the replay does not fit, no gain follows from it: left is what findings themselves say to do, and
-    what treats a limit that spans show: that devices idle may then have another reason than their hosts.
+    If the replay does not fit, no gains follow from it. That leaves the remedies of findings, and what treats
+    a limit that spans show: devices may then be idle for another reason than their hosts.
 
     Args:
         limit: what limits the job, one of `limits`.
@@ -145,18 +145,18 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
 
 
 def advise_of_findings(facts: JobFacts) -> list[Advice]:
-    """What to do about parts that findings name, the best first, where nothing else is known of the job."""
+    """Return what to do about parts that findings name, best first, if nothing else is known of the job."""
     wanted = [advice for source in (_crowded_hosts, _slow_parts) for advice in source(facts, "")]
     return sorted(_worth_doing(wanted), key=_merit, reverse=True)
 
 
 def _worth_doing(wanted: Sequence[Advice]) -> list[Advice]:
-    """What gains enough, or may, since nothing says how much it gains."""
+    """Return the advice that gains enough, or whose gain is unknown."""
     return [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
 
 
 def record_more(facts: JobFacts) -> list[Advice]:
-    """What to record where only launches of what devices did are here, or the process had just started."""
+    """Return what to record if device work is missing, or if the process had just started."""
     if facts.lacks_device_work and not facts.device_work_ns:
         do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): none of it was recorded"
     elif facts.lacks_device_work:
@@ -174,7 +174,7 @@ def record_more(facts: JobFacts) -> list[Advice]:
 
 
 def record_steps(facts: JobFacts) -> list[Advice]:
-    """To record several steps, where none is known, or too little of one: what is once may never be again."""
+    """Return advice to record several steps, if none is known, or a single one whose replay fits poorly."""
     marks = "prof.step() of torch.profiler, ranges of NVTX or roctx, or dpro record"
     if is_of_xla(facts.analysis.run):
         marks = "jax.profiler.StepTraceAnnotation"
@@ -188,10 +188,10 @@ def record_steps(facts: JobFacts) -> list[Advice]:
 
 
 def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advice]:
-    """What is shown of `advise`: a rank at fault always, whatever limits the job.
+    """Return the advice to show: as `advise` ranks it, but always with a rank at fault, whatever the limit.
 
     Args:
-        last: what is shown besides, behind that, unless advice of its kind is there.
+        last: shown in addition, at the end, unless advice of its kind is shown already.
     """
     ranked = _joined_recordings(ranked)
     last = [advice for advice in last if advice.kind not in {shown.kind for shown in ranked[:MAX_ADVICE]}]
@@ -201,7 +201,7 @@ def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advi
 
 
 def _joined_recordings(ranked: Sequence[Advice]) -> list[Advice]:
-    """Advice with all that is to be recorded in one place: it is one recording, and one thing to do."""
+    """Join all advice to record more into one, as it takes one recording."""
     recordings = [advice for advice in ranked if advice.kind == RECORD_MORE]
     if len(recordings) < 2:
         return [*ranked]
@@ -213,11 +213,11 @@ def _joined_recordings(ranked: Sequence[Advice]) -> list[Advice]:
 
 
 def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | None:
-    """What is worth doing only once the limit is gone; None where nothing is.
+    """Return what is worth doing only once the limit is gone; None if nothing is.
 
     Args:
         ranked: `advise` of the job as it is.
-        later: the same of the job without its limit.
+        later: `advise` of the job without its limit.
     """
     now = {advice.kind for advice in ranked if middle_of(advice) >= WORTH_AFTER}
     news = (advice for advice in later if advice.kind not in now and (advice.gain_low or 1.0) >= WORTH)
@@ -225,7 +225,7 @@ def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | N
 
 
 def _of_a_moment(advice: Advice) -> Advice:
-    """The same for other moments: what else runs on the host will not be what it was."""
+    """Widen the gain for other times: what else runs on the host will differ."""
     if advice.gain_low is None or advice.gain_high is None:
         return advice
     least, most = OF_A_MOMENT
@@ -233,19 +233,19 @@ def _of_a_moment(advice: Advice) -> Advice:
 
 
 def partly(gain: float, part: float) -> float:
-    """How many times as long the step takes now as once a part is saved of what a gain saves in all."""
+    """Return the gain of saving a part of what a gain saves in all."""
     return 1 / (1 - part * (1 - 1 / gain))
 
 
 def middle_of(advice: Advice) -> float:
-    """The middle of its gain; infinite where it is not known."""
+    """Return the middle of its gain; infinite where unknown."""
     if advice.gain_low is None or advice.gain_high is None:
         return math.inf
     return math.sqrt(min(advice.gain_low, MUCH) * min(advice.gain_high, MUCH))
 
 
 def _merit(advice: Advice) -> float:
-    """The middle of its gain, as a power, for its effort: twice for what names its own cause."""
+    """Return the logarithm of the middle gain, weighted by kind and divided by effort."""
     weight = WEIGHTS.get(advice.kind, 1.0) / EFFORT.get(advice.effort, 1.0)
     return weight * math.log(middle_of(advice))
 
@@ -274,11 +274,11 @@ _FIRST = {
 
 
 def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Find out what a rank that a finding names does, and end it."""
+    """Find and end what slows down a rank that a finding names."""
     for finding in facts.findings:
         if finding.class_ == load_model.CLASS and best_of(facts, [EVEN_SEQUENCES]) is not None:
             continue
-        if finding.class_ == PAUSES or finding.of_job:  # few steps that are replayed do not show these
+        if finding.class_ == PAUSES or finding.of_job:  # the few replayed steps do not show these
             yield from remedies_of([finding])
             continue
         if finding.component_kind != "rank" or not finding.ranks or finding.of_numbers:
@@ -304,13 +304,13 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def correct_numbers(findings: Sequence[Finding]) -> list[Advice]:
-    """What to do about losses that go bad: no step is shorter for it."""
+    """Return what to do about bad losses; that shortens no step."""
     bad = [finding for finding in findings if finding.of_numbers]
     return [Advice("correct", finding.remedy, None, None, "") for finding in bad[:1]]
 
 
 def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
-    """What findings themselves say to do, or to look for, each with what the mean step gains without it."""
+    """Yield the remedies of findings, or what to look for, with the gain of the mean step without each."""
     for finding in findings:
         gain = 1 / (1 - min(finding.severity, 1 - 1 / MUCH))
         if finding.class_ == NO_FAULT or gain < WORTH:
@@ -328,13 +328,13 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
 
 
 def _to_be_found(part: str, finding: Finding) -> str:
-    """What to do about a part that is slow for a reason that the finding does not know."""
+    """Return what to do about a part that is slow for a reason that the finding does not know."""
     where = f", in {finding.place.in_words}" if finding.place else ""
     return f"find what makes {part} slower than its peers{where}, and remove it"
 
 
 def best_of(facts: JobFacts, texts: Sequence[str]) -> Prediction | None:
-    """Of some changes the one that gains most; None where the run answers none, or none gains enough."""
+    """Return the prediction of the best change; None if the run answers none, or none gains enough."""
     predictions = []
     for text in texts:
         with suppress(DproError):
@@ -344,10 +344,10 @@ def best_of(facts: JobFacts, texts: Sequence[str]) -> Prediction | None:
 
 
 def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Advice:
-    """Advice to make a change of one edit: it gains what `dpro whatif` says.
+    """Return advice to make one edit, with the gain that `dpro whatif` predicts.
 
     Args:
-        assumes: what that takes for granted; what the edit does where empty.
+        assumes: assumptions of the gain; those of the edit if empty.
     """
     (edit,) = prediction.edits
     return Advice(
@@ -361,7 +361,7 @@ def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Ad
     )
 
 
-# Changes that need no other reason than what they gain: of each the edit, the kind of advice, and what to do.
+# Changes advised for their gain alone: the edit, the kind of advice, and what to do.
 _EDITS: Sequence[tuple[str, str, str]] = (
     ("optimizer:impl=fused", "optimizer", "a fused optimizer (fused=True)"),
     ("compress:to=bf16", "compression", "reduce gradients in bf16 (a communication hook of DDP)"),
@@ -370,7 +370,7 @@ _EDITS: Sequence[tuple[str, str, str]] = (
 
 
 def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """What edits gain for certain that a person can make in a line or a setting, or what treats the limit."""
+    """Advise edits that take a line or a setting, if they certainly gain, or treat the limit."""
     for text, kind, do in _EDITS:
         prediction = best_of(facts, [text])
         if prediction is not None and (prediction.effect == "faster" or kind in _FIRST.get(limit, ())):
@@ -382,7 +382,7 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def interval_of(prediction: Prediction) -> tuple[float, float]:
-    """How many times the throughput is after edits: at least, and at most, of which the last is finite."""
+    """Return the speed-up after edits: lowest and highest, both finite."""
     low, high = (
         min(prediction.speedup_at(gain_ns), NOTHING_LEFT)
         for gain_ns in (prediction.gain_low_ns, prediction.gain_high_ns)
@@ -393,7 +393,7 @@ def interval_of(prediction: Prediction) -> tuple[float, float]:
 def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Give ranks that wait for a core fewer threads, or more cores.
 
-    Where other processes take the cores, fewer threads may leave them more of these, and gain nothing.
+    If other processes take the cores, fewer threads may leave these more of them, and gain nothing.
     """
     for finding in facts.findings:
         if finding.cause == CROWDED and finding.cost_ns > 0:
@@ -418,7 +418,7 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Give hosts their cores, or shorten what they do for long before one launch."""
-    if limit != HOST:  # what gains is another thing, of which a free host is the bound
+    if limit != HOST:  # else a free host only bounds the gain of something else
         return
     host = facts.gains_by_limit().get(HOST, 1.0)
     if facts.still is not None:
@@ -458,9 +458,9 @@ def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Cut what the host does for each launch, or give the GPU more work for each.
+    """Reduce the host's work per launch, or give the GPU more work for each.
 
-    Not where it mostly does something else for long: then that is to be shortened.
+    Yields nothing if the host mostly does something else for long, which is then to be shortened.
     """
     launches = facts.launches
     if facts.slow_launches is not None and facts.still is None:
@@ -489,7 +489,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
-    """Give hosts that stand still their cores."""
+    """Return advice to give hosts that wait for cores their own."""
     gain = facts.typical_gain_of(facts.job.with_change(still.ended))
     return Advice(
         "cores",
@@ -502,14 +502,14 @@ def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
 
 
 def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Have the input ready before the step asks for it."""
+    """Have the input ready before the step needs it."""
     gain = facts.gains_by_limit().get(INPUT, 1.0)
     if gain < 1.1:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
     prepared = _work_by_name(facts, before_first_launch)
     if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
-        return  # no step after it does
+        return  # later steps do not repeat a first call
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
         how = "prepare less input per sample, or on the GPU"
@@ -536,7 +536,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
-    """The two names that take longest of some work of the host, per step and rank.
+    """Return the two names that take longest in some work of the host, per step and rank.
 
     Args:
         work: `name` and `took_ns`, of all steps and ranks.
@@ -553,10 +553,10 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
 
 
 def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.DataFrame:
-    """Some work of hosts in usual steps, but for what the recorder does: `name`, `took_ns`.
+    """Return some work of hosts in usual steps, without that of the recorder: `name`, `took_ns`.
 
     Args:
-        work_of: which nodes of a graph count, [N]; processes find it by its name.
+        work_of: returns [N] a mask of a graph's nodes that count; must be picklable by name.
     """
     steps = facts.usual["step"].to_list()
     work = pl.concat(facts.job.map_ranks(partial(_named, work_of, steps)))
@@ -571,7 +571,7 @@ def _named(work_of: Callable[[Graph], Bools], steps: Sequence[int], graph: Graph
     return pl.DataFrame({"name": names, "took_ns": nodes.duration[work]})
 
 
-# What no update needs, by the counter of what each step of a rank spent on it, and how it is ended.
+# Work that no update needs: kind, counter of the time that each step of a rank spent on it, remedy.
 _BESIDE: Sequence[tuple[str, str, str, str]] = (
     (COMPILATION, "compile_ns", "compile code once, not in each step", pauses.DO[pauses.COMPILATION]),
     (CHECKPOINT, "checkpoint_ns", "do not wait for a checkpoint in each step", pauses.DO[pauses.CHECKPOINT]),
@@ -580,9 +580,9 @@ _BESIDE: Sequence[tuple[str, str, str, str]] = (
 
 
 def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """End what hosts do in most steps besides them, by replay, and by what they counted in all steps.
+    """End what hosts do in most steps besides training, by replay, and by counters of all steps.
 
-    A host that runs ahead of its GPU may hide it: there the replay says what it costs, where it knows.
+    A host that runs ahead of its GPU may hide it: there, the replay shows its cost, if it knows.
     """
     counts = host_facts(facts.analysis.steps, facts.analysis.counters)
     replayed = facts.gains_by_limit()
@@ -608,7 +608,7 @@ def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Communicate once in an update what is sent several times, or in several pieces."""
+    """Communicate once per update what is sent several times, or in several pieces."""
     again = best_of(facts, ["reduce-last"])
     if again is not None:
         graph = facts.job.graph
@@ -622,14 +622,14 @@ def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Exchange tensors in place of Python objects, which each step pickles and unpickles."""
+    """Exchange tensors instead of Python objects, which each step pickles and unpickles."""
     collectives = facts.analysis.collectives.filter(pl.col("window") >= 0)
     if not (collectives["dtype"] == objects.BYTES).any():
         return
     exchanges = objects.exchanges_of_objects(collectives, facts.spans)
     if exchanges.height < OFTEN * facts.rank_steps:
         return
-    # The last rank to come waits for none: so long an exchange takes at least.
+    # The last rank to come waits for no other: its time is the least that an exchange takes.
     of_ranks = exchanges.group_by("rank").agg(pl.col("took_ns").sum())["took_ns"]
     took_ns = float(of_ranks.min()) / facts.rank_steps * of_ranks.len()  # type: ignore[arg-type]
     least = 1 / (1 - min(took_ns / facts.step_ns, 1 - 1 / MUCH))
@@ -647,7 +647,7 @@ def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _series_in_words(facts: JobFacts) -> str:
-    """Which collectives are called in series, and where."""
+    """Return which collectives are called in series, and where."""
     graph = facts.job.graph
     nodes, series = graph.nodes, series_of(graph)
     ops = pl.Series([graph.messages[message].op for message in nodes.message[series["transfer"]]])
@@ -664,7 +664,7 @@ def _series_in_words(facts: JobFacts) -> str:
 
 
 def _per_step(graph: Graph, transfers: Ints) -> int:
-    """How many of some transfers are in a step of a rank that has any."""
+    """Return how many of some transfers are in a step of a rank that has any."""
     nodes = graph.nodes
     steps = np.stack([nodes.rank[transfers], nodes.window[transfers], nodes.step[transfers]])
     return int(np.rint(transfers.size / max(np.unique(steps, axis=1).shape[1], 1)))
@@ -709,12 +709,12 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _halved_by_autocast(kernel: str) -> bool:
-    """Whether a kernel does what autocast has done in 16 bits: pointwise work, batch normalisation."""
+    """Return whether autocast runs a kernel's work in 16 bits: pointwise work, batch normalisation."""
     return stored_as(kernel) == "fp32" and (is_pointwise(kernel) or bool(re.search(BATCH_NORM, kernel)))
 
 
 def without_tensor_cores(kernel: str) -> bool:
-    """Whether the name of a matmul or convolution says that it multiplies FP32 as such."""
+    """Return whether the name of a matmul or convolution says that it multiplies in plain FP32."""
     fp32 = r"(?i)sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
     return bool(re.search(fp32, kernel)) and not re.search(
         r"(?i)tensorop|tf32|s1688|s884|s16816|hmma|h884|bf16|half", kernel
@@ -722,7 +722,7 @@ def without_tensor_cores(kernel: str) -> bool:
 
 
 def _times_of_tensor_cores(gpu: str, names: Sequence[str]) -> float:
-    """How many times as fast as FP32 a GPU multiplies at most; infinite where only kernels' names say so."""
+    """Return a GPU's best matmul rate over its FP32 rate; infinite if unknown, 1 without tensor cores."""
     if gpu in GPUS and GPUS[gpu].tflops:
         peaks = GPUS[gpu].tflops
         return max(peaks.values()) / peaks["fp32"] if "fp32" in peaks else math.inf
@@ -768,7 +768,7 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _around_softmax(facts: JobFacts, softmaxes: Collection[str]) -> list[str]:
-    """Kernels that mostly run from the matmul before a softmax to the one after: products, scaling, masks."""
+    """Return kernels that mostly run between the matmuls around a softmax: products, scaling, masks."""
     families = facts.computing_kernels.select("name", "family")
     kernels = (
         facts.spans.filter(pl.col("kind") == "kernel")
@@ -801,7 +801,6 @@ def _is_hopper(facts: JobFacts) -> bool:
 
 
 def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Fuse pointwise kernels."""
     computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
     share = facts.share_of(names)
@@ -819,7 +818,7 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Where nothing else is known, the kernel that takes most."""
+    """Tune the kernel that takes most of the time, where compute is the limit."""
     computing = facts.computing_kernels
     if limit != COMPUTE or computing.is_empty():
         return
@@ -864,9 +863,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "new code",
             "its transfers are not at the limit of the wires",
         )
-    hidden = 1 / max(
-        1 / gain, exposed
-    )  # behind all else of the step, where transfers are no longer than that
+    hidden = 1 / max(1 / gain, exposed)  # other work of the step hides no more than it lasts
     yield Advice(
         "overlap",
         f"overlap {what} with compute",
@@ -913,7 +910,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Take out calls that wait for the GPU."""
+    """Remove calls that wait for the GPU."""
     gain = facts.gains_by_limit().get(SYNCHRONISATION, 1.0)
     if gain < 1.03:
         return
@@ -941,9 +938,9 @@ def _measured_waits(graph: Graph) -> pl.DataFrame:
 
 
 def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Let memory be kept."""
+    """Keep device memory instead of allocating it again."""
     calls = facts.spans.filter((pl.col("kind") == "runtime") & pl.col("name").str.contains(ALLOCATING))
-    share = facts.typical_share(calls)  # not that of a first step, which allocates what the others reuse
+    share = facts.typical_share(calls)  # typical, as a first step allocates what the others reuse
     if share < 0.03:
         return
     yield Advice(
@@ -957,7 +954,7 @@ def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Keep on the GPU what is copied again and again."""
+    """Keep on the GPU what is copied repeatedly, or copy it from pinned memory."""
     gain = facts.gains_by_limit().get(COPIES, 1.0)
     if gain < 1.05:
         return
@@ -991,7 +988,7 @@ def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )
 
 
-Source = Callable[[JobFacts, str], Iterator[Advice]]  # of advice, given what limits the job
+Source = Callable[[JobFacts, str], Iterator[Advice]]  # of advice, given the limit of the job
 _SOURCES: Sequence[Source] = (
     _slow_parts,
     _predicted,
@@ -1018,6 +1015,6 @@ _OF_TORCH = (_matmuls, _attention, _allocations)
 
 
 def _sources(facts: JobFacts) -> list[Source]:
-    """What may advise: nothing that speaks of PyTorch where XLA compiled the program."""
+    """Return the sources of advice, without those about PyTorch where XLA compiled the program."""
     of_xla = is_of_xla(facts.analysis.run)
     return [source for source in _SOURCES if not (of_xla and source in _OF_TORCH)]

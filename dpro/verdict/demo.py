@@ -1,4 +1,4 @@
-"""What `dpro demo` recorded and explained, as one document."""
+"""Document of what `dpro demo` recorded and explained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class DemoDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         run: of the job with the fault.
-        replay: as `dpro replay` answers.
-        diagnose: as `dpro diagnose` answers.
-        explain: as `dpro explain` answers.
+        replay: answer of `dpro replay`.
+        diagnose: answer of `dpro diagnose`.
+        explain: answer of `dpro explain`.
         really_saved_ms: by how much a step of the job without the fault is shorter, as recorded; null where
             no job was recorded.
     """

@@ -1,8 +1,8 @@
-"""A run as the verdict looks at it: its graph, the steps that count, and what changes of it would give.
+"""Facts about a run for its verdict: its graph, the steps that count, and the gains of changes.
 
-In: an `Analysis`. Out: a `JobFacts`, whose parts everything of the verdict shares, each computed once. Among
-them is what hosts do for long: they stand still for want of a core (`StandStill`), or work for milliseconds
-before one launch (`SlowLaunches`). Names of kernels are shortened so that a person can read them.
+Takes an `Analysis`; returns a `JobFacts`, whose parts all modules of the verdict share, each computed once.
+They include what hosts do for long: they wait for a core (`StandStill`), or work for milliseconds before one
+launch (`SlowLaunches`). Also shortens names of kernels for people.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from dpro.verdict.limits import (
 )
 from dpro.words import counted, distinct_names, shortened
 
-COLD = 0.1  # share of the steps that count, from which on first calls of a process are worth a line
-STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
-USUALLY_NS = 200_000  # a call that takes less, usually
-STILL = 0.2  # share of the step from which on standing still is the cause
-FEW = 4  # calls of a name, from which on it is known how long one usually takes
-COMES_AGAIN = 0.5  # of the launches of a kernel: fewer slow ones may be pauses, where no steps are known
-NO_WORK = 1e-3  # of the recorded time: devices that worked for less did not train
-MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
-SLOW_SHARE = 0.4  # of the host's time: what one kernel's launches take of it
-PLACED = 0.2  # of some calls: a place in the code that has more of them is named
+COLD = 0.1  # share of usual steps above which first calls of a process are worth a line
+STILL_NS = 2 * NS_PER_MS  # a host is stalled in a call of microseconds that lasts this long
+USUALLY_NS = 200_000  # usual time of a call, below which a long one is a stall
+STILL = 0.2  # share of the step above which stalls are the cause
+FEW = 4  # calls of a name needed to know its usual time
+COMES_AGAIN = 0.5  # of the launches of a kernel: without known steps, fewer slow ones may be pauses
+NO_WORK = 1e-3  # of the recorded time: devices that worked less did not train
+MOSTLY = 0.4  # of the stalls: a name with a larger share is itself the cause
+SLOW_SHARE = 0.4  # least share of the step in which the host prepares launches of one kernel
+PLACED = 0.2  # of some calls: a code location with a larger share is named
 
 _LIBRARIES = (
     OF_RECORDER + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
@@ -76,11 +76,11 @@ _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
 
 class StandStill(NamedTuple):
-    """Hosts that stand still.
+    """Hosts that are stalled for lack of a core.
 
     Attributes:
-        share: of the step, mean of ranks.
-        at_once: how many ranks do at the same time, mean over the time when any does.
+        share: of the step, mean over ranks.
+        at_once: number of ranks stalled at one time, mean over the time when any is.
         ended: the change that ends it.
     """
 
@@ -91,16 +91,16 @@ class StandStill(NamedTuple):
 
 @dataclass(frozen=True)
 class UsualCalls:
-    """Calls in which the host stands still take what calls of their name usually do.
+    """Change that gives calls in which the host is stalled the usual time of calls of their name.
 
     Attributes:
-        usual_ns: by name.
+        usual_ns: usual time, by name.
     """
 
     usual_ns: Mapping[str, int]
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """Return the graph with the usual times of these calls."""
         nodes = graph.nodes
         usual_ns = np.array([self.usual_ns.get(name, -1) for name in graph.names])[nodes.name]
         still = _is_call(graph) & (nodes.duration >= STILL_NS) & (usual_ns >= 0)
@@ -108,7 +108,7 @@ class UsualCalls:
 
 
 class SlowLaunches(NamedTuple):
-    """Work of a GPU, how many times a step and rank it is launched late, and ns of the host before each."""
+    """A kernel that is launched late: how often per step and rank, and the host's ns before each launch."""
 
     kernel: str
     per_step: float
@@ -116,7 +116,7 @@ class SlowLaunches(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """`launching KERNEL 5 times a step`."""
+        """The launches in words: `launching KERNEL 5 times a step`."""
         times = "once" if self.per_step < 1.5 else counted(round(self.per_step), "time")
         return f"launching {short_kernel(self.kernel)} {times} a step"
 
@@ -124,12 +124,13 @@ class SlowLaunches(NamedTuple):
 def slow_launches_of(
     launches: pl.DataFrame, rank_steps: int, step_ns: float, stepped: bool = True
 ) -> SlowLaunches | None:
-    """The kernel before whose launches the host spends much of the step; None where it does before none.
+    """Return the kernel before whose launches the host spends much of the step; None without one.
 
     Args:
-        launches: of usual steps, as of `host_before_launches`; before a step's first it prepares the input.
-        rank_steps: how many steps of ranks these are.
-        stepped: whether steps are known. Where they are not, nothing shows that a rare one comes again.
+        launches: of usual steps, as from `host_before_launches`; a step's first is left out, as the host
+            prepares the input before it.
+        rank_steps: number of steps of ranks that these are.
+        stepped: whether steps are known; without them, nothing shows that a rare launch recurs.
     """
     is_slow = pl.col("took_ns") >= SLOW_LAUNCH_NS
     comes_again = pl.lit(stepped) | (is_slow.mean().over("kernel") >= COMES_AGAIN)
@@ -149,13 +150,13 @@ def slow_launches_of(
 
 
 def stand_still(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int) -> StandStill | None:
-    """How long hosts stand still, where that is what they mostly do: they have no core.
+    """Return how long hosts are stalled, if that is most of what they do: they have no core.
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
 
     Args:
-        calls: as of `JobFacts.calls`.
-        ranks: how many there are.
+        calls: as from `JobFacts.calls`.
+        ranks: number of ranks.
     """
     usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
     pauses = calls.join(usual, on="name").filter(
@@ -193,33 +194,33 @@ def _calls(graph: Graph) -> pl.DataFrame:
 
 
 def _is_call(graph: Graph) -> Bools:
-    """[N] operators and calls of the runtime."""
+    """Return [N] a mask of operators and calls of the runtime."""
     return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
 
 
-STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
+STUDIED_CONFIDENCE = 0.5  # less confident findings name no rank
 
 
 class JobFacts:
-    """What is known of a run that has a graph."""
+    """Facts about a run that has a graph."""
 
     def __init__(self, analysis: Analysis, job: ReplayedJob, ends: pl.DataFrame | None = None) -> None:
-        """Nothing is computed yet.
+        """Take a run and its job; nothing is computed yet.
 
         Args:
-            ends: when its steps end, as of `baseline_steps`; those of the analysis where None.
+            ends: ends of its steps, as from `baseline_steps`; None for those of the analysis.
         """
         self.analysis, self.job = analysis, job
         self.ends = analysis.baseline if ends is None else ends
 
     @cached_property
     def step_ns(self) -> float:
-        """How long a usual step takes, replayed: the mean, as predictions have it."""
+        """Mean length of usual steps, replayed, as predictions have it."""
         return float(step_lengths(self.ends).mean())
 
     @cached_property
     def lengths(self) -> Floats:
-        """[S] ns, how long each usual step takes, replayed."""
+        """[S] lengths of usual steps, replayed, in ns."""
         return lengths_of(self.ends)
 
     @cached_property
@@ -229,24 +230,24 @@ class JobFacts:
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
-        """What limits the step, by what it would give if it cost nothing, the most first."""
+        """What limits the step, by its gain if it cost nothing, largest first."""
         return counterfactuals(self.job, self.ends, self.analysis.trust)
 
     @cached_property
     def gain_of_devices(self) -> float:
-        """How many times as long the step takes now as if what devices compute took no time."""
+        """Current step time over that if devices computed in no time."""
         free = self.job.with_change(Free(work_of_devices))
         left_ns = float(changed_steps_ns(self.ends, self.job, free, slowdowns_of(self.analysis.trust)).mean())
         return self.step_ns / left_ns if left_ns > 0 else float("inf")
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What is wrong, costliest first, as far as it is likely."""
+        """Likely findings, costliest first."""
         return [finding for finding in self._all_findings if finding.confidence >= STUDIED_CONFIDENCE]
 
     @property
     def doubtful_findings(self) -> list[Finding]:
-        """What may be wrong, costliest first, but is less likely than not."""
+        """Findings that are less likely than not, costliest first."""
         return [finding for finding in self._all_findings if finding.confidence < STUDIED_CONFIDENCE]
 
     @cached_property
@@ -264,9 +265,9 @@ class JobFacts:
 
     @cached_property
     def stretches(self) -> pl.DataFrame:
-        """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`.
+        """Time ranges of each rank's usual steps: `rank`, `window`, `step`, `start_ns`, `end_ns`.
 
-        As in a replay a step lasts from the end of the one before it, also where it was marked only in part.
+        As in a replay, a step lasts from the end of the one before it, even if only a part of it was marked.
         """
         steps = self.usual.select("window", "step")
         stretches = recorded_steps(self.analysis.spans, self.analysis.steps).sort("rank", "window", "step")
@@ -284,12 +285,12 @@ class JobFacts:
 
     @property
     def rank_steps(self) -> int:
-        """How many steps of ranks spans are of, at least 1."""
+        """Number of steps of ranks that spans belong to, at least 1."""
         return max(self.stretches.height, 1)
 
     @cached_property
     def spans(self) -> pl.DataFrame:
-        """Table `spans`, as far as they began in usual steps."""
+        """Rows of table `spans` that began in usual steps."""
         return spans_of_steps(self.analysis.spans, self.stretches)
 
     @cached_property
@@ -299,7 +300,7 @@ class JobFacts:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, `family` as of `classify`."""
+        """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, `family` as from `classify`."""
         spans = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
         ran = self.analysis.collectives.select("rank", "span_id", ran=pl.lit(True)).unique()
         totals = (
@@ -316,18 +317,18 @@ class JobFacts:
 
     @cached_property
     def short_names(self) -> dict[str, str]:
-        """Names of `kernels` as a person reads them, by their own, cut so that they differ."""
+        """Short distinct names of `kernels` for people, by their full names."""
         names = self.kernels["name"].to_list()
         return dict(zip(names, distinct_names([name_kernel(name) for name in names], LONGEST)))
 
     @cached_property
     def computing_kernels(self) -> pl.DataFrame:
-        """Those of `kernels` that move nothing between ranks."""
+        """The rows of `kernels` that move nothing between ranks."""
         return self.kernels.filter(pl.col("family") != COMMUNICATION)
 
     @cached_property
     def communication_kernels(self) -> pl.DataFrame:
-        """Those of `kernels` that do."""
+        """The rows of `kernels` that communicate between ranks."""
         return self.kernels.filter(pl.col("family") == COMMUNICATION)
 
     @cached_property
@@ -337,12 +338,12 @@ class JobFacts:
 
     @cached_property
     def still(self) -> StandStill | None:
-        """How long hosts stand still; None where they do not mostly do that."""
+        """How long hosts are stalled for lack of a core; None if that is not most of what they do."""
         return stand_still(self.calls, len(self.job.graph.ranks), self.step_ns, self.ends.height)
 
     @cached_property
     def first_call(self) -> tuple[str, float] | None:
-        """The longest first call of a process in usual steps, and its ns; None where such take little."""
+        """The longest first call of a process in usual steps, and its ns; None if first calls take little."""
         calls = pl.concat(self.job.map_ranks(first_calls)).join(self.usual, on=["window", "step"], how="semi")
         if calls["cold_ns"].sum() < COLD * self.step_ns * self.rank_steps:
             return None
@@ -350,7 +351,7 @@ class JobFacts:
 
     @cached_property
     def slow_launches(self) -> SlowLaunches | None:
-        """The kernel before whose launches the host spends much of the step; None where there is none."""
+        """The kernel before whose launches the host spends much of the step; None without one."""
         launches = pl.concat(self.job.map_ranks(host_before_launches))
         usual = launches.join(self.usual, on=["window", "step"], how="semi")
         stepped = not self.analysis.steps.is_empty()
@@ -358,7 +359,7 @@ class JobFacts:
 
     @cached_property
     def launches(self) -> pl.DataFrame:
-        """Spans of usual steps that launched work of a GPU, with `launched`: its name."""
+        """Spans of usual steps that launched work of a GPU, with `launched`, its name."""
         calls = self.spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
         work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
         work = work.select("rank", "correlation", launched="name").unique(
@@ -368,16 +369,16 @@ class JobFacts:
 
     @cached_property
     def device_work_ns(self) -> int:
-        """What the busiest rank's devices computed, copied and filled, as recorded."""
+        """Time that the busiest rank's devices computed, copied and filled, as recorded, in ns."""
         work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
         of_ranks = work.group_by("rank").agg(pl.col("duration_ns").sum())["duration_ns"]
         return max(of_ranks.to_list(), default=0)
 
     @cached_property
     def lacks_device_work(self) -> bool:
-        """Whether no work was recorded: of devices that hosts launch it on next to none, or else no operator.
+        """Whether next to no device work was recorded, although hosts launch it or no operator was recorded.
 
-        What a process fills and copies as it starts does not count.
+        What a process fills and copies at its start does not count.
         """
         spans = self.analysis.spans
         launches = spans.filter(pl.col("kind") == "runtime")["correlation"].to_numpy() >= 0
@@ -388,12 +389,12 @@ class JobFacts:
 
     @cached_property
     def gpu(self) -> str:
-        """The one model of all GPUs; empty where it is not known."""
+        """The single model of all GPUs; empty if unknown or not single."""
         return common_model(self.analysis.run.manifest.gpus)
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them.
+        """Shares of the usual step of a rank, by the parts of `mean_step.PARTS`.
 
         Raises:
             Unanswerable: none of its parts takes any time.
@@ -403,19 +404,19 @@ class JobFacts:
 
     @property
     def computing(self) -> float:
-        """Share of the usual step for which something computes, mean of ranks."""
+        """Share of the usual step in which anything computes, mean over ranks."""
         recorded_ns = float(step_lengths(self.analysis.baseline).mean())
         return min(self.shares["compute_ns"] * recorded_ns / self.step_ns, 1.0)
 
     def share_of(self, names: Sequence[str]) -> float:
-        """Share of computing kernels' time that some take."""
+        """Return the share of the computing kernels' time that some kernels take."""
         computing = self.computing_kernels
         whole = float(computing["total_ns"].sum())
         some = float(computing.filter(pl.col("name").is_in(list(names)))["total_ns"].sum())
         return some / whole if whole else 0.0
 
     def typical_share(self, calls: pl.DataFrame) -> float:
-        """Share of a usual step that calls take, the median of steps of ranks."""
+        """Return the share of a usual step that calls take, the median over steps of ranks."""
         parts = []
         for rank, begin, end in self.stretches.select("rank", "start_ns", "end_ns").iter_rows():
             inside = calls.filter(
@@ -425,15 +426,15 @@ class JobFacts:
         return float(np.median(parts)) if parts else 0.0
 
     def gain_of(self, job: ReplayedJob) -> Floats:
-        """[S] how many times as long each usual step takes as in a changed job."""
+        """Return [S] usual step times over those in a changed job."""
         return gains_of(self.job, job, self.ends, self.analysis.trust)
 
     def typical_gain_of(self, job: ReplayedJob) -> float:
-        """The same of the mean step; 1 where it would take longer."""
+        """Return the mean step time over that in a changed job; at least 1."""
         return typical(self.gain_of(job), self.lengths)
 
     def gain_under(self, edit: Edit) -> Floats:
-        """The same, under an edit.
+        """Return [S] usual step times over those under an edit.
 
         Raises:
             Unanswerable: the run lacks what the edit needs.
@@ -441,7 +442,7 @@ class JobFacts:
         return self.gain_of(self.job.under(edit, in_full=False).job)
 
     def predict(self, *texts: str) -> Prediction:
-        """What edits would change, as `dpro whatif` has it.
+        """Predict the effect of edits, as `dpro whatif` does.
 
         Args:
             texts: as `--edit` accepts them.
@@ -455,7 +456,7 @@ class JobFacts:
         return predict(self.job, self.ends, edits, self.analysis.trust)
 
     def candidates(self, kind: type[Edit]) -> list[str]:
-        """What a kind of edit proposes for the run, as `--edit` accepts it; nothing where it has no use."""
+        """Return the edits of a kind that suit the run, as `--edit` accepts them; empty if none does."""
         with suppress(DproError):
             return [str(edit) for edit in kind.candidates(self._shown)]
         return []
@@ -465,11 +466,11 @@ class JobFacts:
         return run_facts(self.job.graph, self.ends, self.analysis.suspects)
 
     def gain_of_faster(self, factors: Mapping[str, float]) -> float:
-        """How many times as long a usual step takes as when kernels, by name, take a share of their time."""
+        """Return the usual step time over that if kernels, by name, took a share of their time."""
         return self.typical_gain_of(self.job.with_change(FasterKernels(factors)))
 
     def without(self, limit: str) -> list[ReplayedJob]:
-        """The job in which a limit costs nothing, in each way in which that is to be had of this run."""
+        """Return jobs in which a limit costs nothing, one for each way to remove it that the run allows."""
         jobs = []
         for change in (change for kind, change in CHANGES if kind == limit):
             with suppress(DproError):
@@ -477,9 +478,9 @@ class JobFacts:
         return jobs
 
     def after(self, limit: str) -> JobFacts | None:
-        """The job's facts once a limit costs nothing; None where this run cannot say, or nothing is left.
+        """Return the facts once a limit costs nothing; None if the run cannot answer, or no step remains.
 
-        Hosts that stand still get their cores, which is less than a host that takes no time.
+        Stalled hosts get their cores, which is less than a host that takes no time.
         """
         jobs = self.without(limit)
         if limit == HOST and self.still is not None:
@@ -493,7 +494,7 @@ class JobFacts:
         return JobFacts(self.analysis, job, sooner) if step_lengths(sooner).any() else None
 
     def gains_by_limit(self) -> Mapping[str, float]:
-        """The most that each limit gives by itself."""
+        """Return the largest gain of removing each limit alone."""
         most: dict[str, float] = {}
         for counterfactual in self.counterfactuals:
             most[counterfactual.limit] = max(most.get(counterfactual.limit, 1.0), counterfactual.gain)
@@ -501,11 +502,11 @@ class JobFacts:
 
 
 def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
-    """Where in the job's own code most calls are made, behind a comma; empty where it is not recorded.
+    """Return the location in the job's own code that makes most calls, after a comma; empty if not recorded.
 
     Args:
         calls: some rows of `spans`.
-        spans: among them Python's functions, if they were recorded, and ranges that the job names.
+        spans: with Python functions, if they were recorded, and ranges that the job names.
     """
     code = spans.filter(
         ((pl.col("kind") == "python") & ~pl.col("name").str.contains(_LIBRARIES))
@@ -520,7 +521,7 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
 
 @contextmanager
 def facts_of(analysis: Analysis) -> Iterator[JobFacts]:
-    """What is known of a run, with its job: its whole graph, or its condensed ranks where it is large.
+    """Yield the facts about a run and its job: the whole graph, or condensed ranks of a large run.
 
     Raises:
         Unanswerable: the run has no graph.
@@ -538,20 +539,20 @@ LONGEST = 32
 
 
 _WRAPPERS = re.compile(r"(AUnary|BUnary|Binary|Unary)Functor$")
-_LAUNCHERS = re.compile(r"(?i)^(device_kernel|kernel2?|kentry|enable_\w+)$")  # of another kernel, an argument
-_UNCLEAR = re.compile(r"(?i)^(gemm|\w{0,3})_?kernel$")  # which one it is, its namespace says
+_LAUNCHERS = re.compile(r"(?i)^(device_kernel|kernel2?|kentry|enable_\w+)$")  # launch a template argument
+_UNCLEAR = re.compile(r"(?i)^(gemm|\w{0,3})_?kernel$")  # names that only their namespace makes clear
 _CLASS = re.compile(r"^[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$")
 
 
 def short_kernel(name: str) -> str:
-    """The name of a kernel as `name_kernel` has it, cut."""
+    """Return the name of a kernel as from `name_kernel`, shortened."""
     return shortened(name_kernel(name), LONGEST)
 
 
 def name_kernel(name: str) -> str:
-    """The function's own name; of a pointwise kernel what it computes of each element.
+    """Return the function's own name; for a pointwise kernel, what it computes for each element.
 
-    Of a kernel that launches another one, which is an argument of its template, that one's name.
+    Kernels that launch another one, given as an argument of their template, get the name of that one.
     """
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).strip()
     head, *arguments = re.split(r"[<(,>]", re.sub(r"^(void|static|auto) ", "", plain))

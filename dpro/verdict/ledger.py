@@ -1,9 +1,9 @@
-"""Where the usual step of a job goes: every nanosecond of it belongs to exactly one cause.
+"""Ledger of the usual step of a job: every nanosecond of it belongs to exactly one cause.
 
-In: `JobFacts`. Out: entries that add up to the step. They are a waterfall: one thing after the other costs
-nothing any more, from specific causes to general ones, and each entry is what its removal saves by replay on
-top of those before it. So sizes depend on the order, which is that of `ORDER`. What is left in the end, no
-evidence explains. What limits the job follows by one rule, `limit_of_entries`.
+Takes `JobFacts`; returns entries that add up to the step. They are a waterfall: one thing after another costs
+nothing any more, from specific causes to general ones, and each entry is what its removal saves by replay in
+addition to those before it. So sizes depend on the order, which is `ORDER`. What remains in the end is
+unexplained. The limit of the job follows from the entries by one rule, `limit_of_entries`.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ ORDER = (
     COMPILATION, CHECKPOINT, COLLECTION, NO_CORE, RANK, INPUT, SYNCHRONISATION, ALLOCATOR,
     IMBALANCE, BUBBLE, COMMUNICATION, COPIES, HOST, COMPUTE, UNEXPLAINED,
 )  # fmt: skip
-# What the limit is called that such an entry is a part of.
+# Limits that entries of other names are part of.
 LIMIT_OF = {NO_CORE: HOST, ALLOCATOR: HOST, RANK: IMBALANCE}
-OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # what is replayed of whole operations
-LARGE = 0.2  # of the step: what is lost to anything but compute, for that to be the limit
+OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # causes that are replayed for whole operations
+LARGE = 0.2  # least share of the step for a limit other than compute
 
 Change = Callable[[ReplayedJob], ReplayedJob]
 
 
 class LedgerRow(NamedTuple):
-    """What of the usual step goes into one cause.
+    """The share of the usual step that one cause takes.
 
     Attributes:
         cause: one of `ORDER`.
-        ranks: that it is of, where it is of some.
+        ranks: ranks that the cause concerns, if it is about particular ones.
         ns: of the step.
-        evidence: what says so.
+        evidence: what shows it.
     """
 
     cause: str
@@ -72,10 +72,10 @@ class LedgerRow(NamedTuple):
 
 
 def entries_of(facts: JobFacts) -> list[LedgerRow]:
-    """Take the usual step of a job apart; what takes nothing is left out, but for what is unexplained."""
+    """Return the entries of the usual step; causes that take nothing are left out, except the unexplained."""
     job, left_ns, entries = facts.job, facts.step_ns, list[LedgerRow]()
     for cause, ranks, change, evidence, cost_ns in _changes(facts):
-        with suppress(DproError):  # the run does not show it, or there is nothing of it
+        with suppress(DproError):  # the run does not show it, or has none of it
             changed = change(job)
             now_ns = left_ns - cost_ns if cost_ns is not None else _step_of(facts, changed)
             now_ns = min(max(now_ns, 0.0), left_ns)
@@ -93,14 +93,14 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
 
 
 class Cause(NamedTuple):
-    """What may take time of a step.
+    """A possible cause of time in a step.
 
     Attributes:
         cause: one of `ORDER`.
-        ranks: that it is of, where it is of some.
-        change: makes a job in which it takes none.
-        evidence: what says that it is there.
-        cost_ns: what of the usual step it costs, where a finding has said so.
+        ranks: ranks that the cause concerns, if it is about particular ones.
+        change: makes a job without the cause.
+        evidence: what shows that it is present.
+        cost_ns: its cost in the usual step, if a finding knows it.
     """
 
     cause: str
@@ -111,7 +111,7 @@ class Cause(NamedTuple):
 
 
 def _changes(facts: JobFacts) -> Iterator[Cause]:
-    """Causes in the order in which they are taken out."""
+    """Yield causes in the order in which they are removed."""
     if facts.still is not None:
         ended = facts.still.ended
         longer = "calls that take longer than such usually do"
@@ -135,9 +135,9 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
 
 
 def cause_of_finding(finding: Finding) -> str:
-    """The entry that a finding is part of; empty where it is part of none.
+    """Return the entry that a finding is part of; empty if it is part of none.
 
-    Pauses are not in the usual step, and a host that keeps GPUs waiting is a bound on all that hosts cost.
+    Pauses are outside the usual step, and a host that keeps GPUs waiting is a bound on all that hosts cost.
     """
     if finding.class_ in NETWORK:
         return COMMUNICATION
@@ -152,24 +152,24 @@ def cause_of_finding(finding: Finding) -> str:
 
 
 def _unchanged(job: ReplayedJob) -> ReplayedJob:
-    """The job as it is: what a finding costs is known, and no edit takes just that away."""
+    """Return the job itself: the cost of a finding is known, and no edit removes exactly that."""
     return job
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
-    """The job with some ranks as fast as their peers."""
+    """Return the job with some ranks as fast as their peers."""
     for rank in ranks:
         job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
     return job
 
 
 def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
-    """Ns of the mean usual step in a changed job."""
+    """Return the mean usual step in a changed job, in ns."""
     return float(changed_steps_ns(facts.ends, facts.job, job, slowdowns_of(facts.analysis.trust)).mean())
 
 
 def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:
-    """What of the step each limit takes, as a share; what no evidence explains is under its own name."""
+    """Return the share of the step that each limit takes, and under its own name the unexplained share."""
     whole = sum(entry.ns for entry in entries) or 1.0
     shares: dict[str, float] = {}
     for entry in entries:
@@ -181,18 +181,17 @@ def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:
 def limit_of_entries(
     entries: Sequence[LedgerRow], of_operations: bool, gains: Callable[[str], bool] = bool
 ) -> str:
-    """What limits a job: what takes most of its step but compute, if that is much, else compute.
+    """Return the limit of a job: the largest part of its step except compute, if that is large; else compute.
 
-    Where devices and hosts work side by side, little may be left for the host once the devices have what they
-    work. If their work could be free and the step were as long, it is the host all the same.
+    If devices and hosts work side by side, little may be left for the host after the work of the devices. If
+    the step were as long with free devices, the host is the limit nevertheless. Stages of a pipeline wait for
+    each other: there, the largest share other than compute is the limit, however small.
 
     Args:
-        gains: whether a limit's removal gains anything; without that it is none.
-
-    Stages of a pipeline wait for each other: there what takes most but compute is the limit, however little.
+        gains: returns whether removing a limit gains anything; otherwise it is not one.
 
     Returns:
-        Empty where most is unexplained.
+        Empty if most of the step is unexplained.
     """
     shares = shares_of_limits(entries)
     if max(shares, key=shares.__getitem__, default=UNEXPLAINED) == UNEXPLAINED:

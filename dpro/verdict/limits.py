@@ -1,7 +1,7 @@
-"""What limits the step: how much shorter it is when one thing alone costs nothing any more.
+"""Limits of the step: how much shorter it becomes if one thing alone costs nothing.
 
-In: a job, and when its steps end. Out: a `Counterfactual` for each thing that could limit it. A
-share of the time is no reason: a rank that waits is faster only if what it waits for is. So each is replayed.
+Takes a job and the ends of its steps; returns a `Counterfactual` for each thing that could limit it. Shares
+of time do not show a limit: a rank that waits is faster only if what it waits for is. So each is replayed.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from dpro.schema import STEPS
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
-ALLOCATOR = "allocator"  # a part of what hosts do
-COMPILATION, CHECKPOINT, COLLECTION = "compilation", "checkpoint", "collection"  # what no step needs
+ALLOCATOR = "allocator"  # part of the host's work
+COMPILATION, CHECKPOINT, COLLECTION = "compilation", "checkpoint", "collection"  # work that no step needs
 
 ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"  # calls of the runtime
-FREE = 1e6  # times the bandwidth: transfers take no time
-SLOW_LAUNCH_NS = 500_000  # host time before one launch, from which on it does something else than launching
+FREE = 1e6  # times the bandwidth, so that transfers take no time
+SLOW_LAUNCH_NS = 500_000  # host time before one launch, above which it does more than launching
 
 
 class Counterfactual(NamedTuple):
     """The step if one thing cost nothing.
 
     Attributes:
-        limit: what would cost nothing.
-        gains: [S] how many times as long each usual step takes now.
-        lengths: [S] ns, how long they take now.
+        limit: the thing that would cost nothing.
+        gains: [S] current step times over those without it.
+        lengths: [S] current step times, in ns.
     """
 
     limit: str
@@ -59,21 +59,22 @@ class Counterfactual(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many times as long a usual step takes now."""
+        """Current usual step time over that without it."""
         return typical(self.gains, self.lengths)
 
 
 def typical(gains: Floats, lengths: Floats) -> float:
-    """The gain of the mean step; 1 where it would take longer.
+    """Return the gain of the mean step; at least 1.
 
     Args:
-        lengths: [S] of the steps now.
+        gains: [S] of the steps.
+        lengths: [S] current step times.
     """
     return max(float(lengths.sum() / (lengths / gains).sum()), 1.0)
 
 
 def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[Counterfactual]:
-    """What each thing that could limit the job would give by itself, the most first.
+    """Return the gain of each thing that could limit the job, by itself, largest first.
 
     Args:
         ends: `baseline_steps` of its graph.
@@ -90,10 +91,10 @@ def counterfactuals(job: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> list[
 
 
 def gains_of(before: ReplayedJob, after: ReplayedJob, ends: pl.DataFrame, trust: Trust) -> Floats:
-    """[S] how many times as long each usual step takes as in a changed job, as predictions have it.
+    """Return [S] usual step times over those in a changed job, as predictions have it.
 
     Args:
-        ends: `baseline_steps` of the unchanged one.
+        ends: `baseline_steps` of the unchanged job.
     """
     changed_ns = changed_steps_ns(ends, before, after, slowdowns_of(trust))
     gains: Floats = lengths_of(ends) / np.maximum(changed_ns, 1)
@@ -101,34 +102,34 @@ def gains_of(before: ReplayedJob, after: ReplayedJob, ends: pl.DataFrame, trust:
 
 
 def lengths_of(ends: pl.DataFrame) -> Floats:
-    """[S] ns, how long the steps of `baseline_steps` take; 1 at least."""
+    """Return [S] lengths of the steps of `baseline_steps`, in ns; 1 at least."""
     lengths: Floats = np.maximum(step_lengths(ends), 1).astype(np.float64)
     return lengths
 
 
 @dataclass(frozen=True)
 class Free:
-    """Some nodes take no time.
+    """Change after which some nodes take no time.
 
     Attributes:
-        chosen: [N] which ones of a graph; may raise a `DproError` where the graph cannot say.
+        chosen: returns [N] a mask of a graph's nodes; may raise a `DproError` if the graph cannot show them.
     """
 
     chosen: Callable[[Graph], Bools]
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph in which they take none."""
+        """Return the graph in which the chosen nodes take no time."""
         return graph.with_durations(np.where(self.chosen(graph), 0, graph.nodes.duration))
 
 
 def copies_of(graph: Graph) -> Bools:
-    """[N] copies of devices."""
+    """Return [N] a mask of device copies."""
     copies: Bools = graph.nodes.kind == NodeKind.COPY
     return copies
 
 
 def input_of(graph: Graph) -> Bools:
-    """[N] what the host does in a step before it first launches anything, and what loads input."""
+    """Return [N] a mask of the host's work in a step before its first launch, and of loading input."""
     before = before_first_launch(graph)
     with suppress(DproError):
         before = before | loading_of(graph)
@@ -136,16 +137,16 @@ def input_of(graph: Graph) -> Bools:
 
 
 def outside_operators(graph: Graph) -> Bools:
-    """[N] CPU work of steps in no operator: Python, and what takes no CPU time, as sleeping does."""
+    """Return [N] a mask of CPU work in steps outside operators: Python, and waits such as sleeping."""
     outside: Bools = is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (graph.nodes.step >= 0)
     return outside
 
 
 def host_of_operators(graph: Graph) -> Bools:
-    """[N] what hosts do outside operators, in a job that computes on them.
+    """Return [N] a mask of what hosts do outside operators, in a job that computes on them.
 
     Raises:
-        Unanswerable: devices compute; what hosts do beside that is a matter of launches.
+        Unanswerable: devices compute; other work of hosts then matters only through launches.
     """
     if is_of(graph.nodes.kind, GPU_KINDS).any():
         raise Unanswerable("operators compute on devices")
@@ -153,23 +154,23 @@ def host_of_operators(graph: Graph) -> Bools:
 
 
 def allocations_of(graph: Graph) -> Bools:
-    """[N] calls of the runtime that allocate or free memory of devices."""
+    """Return [N] a mask of runtime calls that allocate or free device memory."""
     wanted = np.array([bool(re.search(ALLOCATING, name)) for name in graph.names])
     allocations: Bools = (graph.nodes.kind == NodeKind.RUNTIME) & wanted[graph.nodes.name]
     return allocations
 
 
 def exchanges_of(graph: Graph) -> Bools:
-    """[N] kernels that communicate, also those that are matched with no other rank's: waiting or moving."""
+    """Return [N] a mask of kernels that communicate, waiting or moving, also those without a match."""
     communicates = np.array([*map(is_communication, graph.names), False], np.bool_)
     exchanges: Bools = (graph.nodes.kind == NodeKind.KERNEL) & communicates[graph.nodes.name]
     return exchanges
 
 
 def work_of_devices(graph: Graph) -> Bools:
-    """[N] kernels; where there are none, what hosts do.
+    """Return [N] a mask of kernels; without any, of what hosts do.
 
-    Beside kernels, work of hosts that is left belongs to no step, as of a rank whose steps are not known.
+    Any other work of hosts besides kernels belongs to no step, as on a rank whose steps are unknown.
     """
     works: Bools = graph.nodes.kind == NodeKind.KERNEL
     return works if works.any() else is_of(graph.nodes.kind, CPU_KINDS)
@@ -177,16 +178,16 @@ def work_of_devices(graph: Graph) -> Bools:
 
 @dataclass(frozen=True)
 class FreeAside:
-    """What hosts do besides their steps takes no time, of one kind.
+    """Change after which one kind of work that hosts do besides their steps takes no time.
 
     Attributes:
-        stretches: when they do, of a graph.
+        stretches: returns the time ranges of that work in a graph.
     """
 
     stretches: Callable[[Graph], Stretches]
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph in which none of these stretches takes time.
+        """Return the graph in which these stretches take no time.
 
         Raises:
             Unanswerable: no work of hosts is in such a stretch, or not in most steps: then it is a pause.
@@ -201,20 +202,20 @@ class FreeAside:
 
 
 class FreeCopies:
-    """Copies of devices take no time, nor do calls as long as they carry one out themselves.
+    """Change after which device copies, and the time that calls spend on them, take no time.
 
-    From and to pageable memory the host copies, too, and returns when that is done.
+    For pageable memory the host copies, too, and returns when that is done.
     """
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph in which they take none."""
+        """Return the graph in which copies take no time."""
         copies = copies_of(graph)
         left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph, copies), 0)
         return graph.with_durations(np.where(copies, 0, left_ns))
 
 
 def _copying_ns(graph: Graph, copies: Bools) -> Ints:
-    """[N] ns that calls last beside the copies that they made."""
+    """Return [N] ns that calls overlap with the copies that they made."""
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.span, nodes.measured_start, edges.kind, edges.source, edges.target)
     return once(graph, "copying", columns, lambda: _beside_copies(graph, copies))
@@ -239,22 +240,22 @@ def _beside_copies(graph: Graph, copies: Bools) -> Ints:
 
 @dataclass(frozen=True)
 class FasterKernels:
-    """Kernels take a share of their time, by their names."""
+    """Change after which kernels take a share of their time, by name."""
 
     factors: Mapping[str, float]
 
     def apply(self, graph: Graph) -> Graph:
-        """As of `RankChange`."""
+        """Return the graph with shorter kernels, rounded to whole ns."""
         factor = np.array([self.factors.get(name, 1.0) for name in graph.names])[graph.nodes.name]
         shorter = np.where(graph.nodes.kind == NodeKind.KERNEL, factor, 1.0) * graph.nodes.duration
         return graph.with_durations(np.rint(shorter).astype(np.int64))
 
 
 def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
-    """All ranks of one role take what half of them take at most, be they late by turns or together.
+    """Return the job in which all ranks of one role take at most what half of them do, in turns or together.
 
-    Devices are compared in each phase of each step. Hosts vary from phase to phase for no reason, which would
-    look like a gain: they are compared by the step, and what one takes longer is taken from longer phases.
+    Devices are compared in each phase of each step. Hosts vary randomly from phase to phase, which would
+    look like a gain: so they are compared per step, and a host's excess is removed from its longer phases.
     """
     work = job.work
     members = [team for team in teams_by_work(work) if len(team) > 1]
@@ -284,15 +285,15 @@ def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
 
 
 def _most_of_half(*by: str, of: str = "work_ns") -> pl.Expr:
-    """What half of the ranks of a group take at most."""
+    """Return the lower median over the ranks of a group."""
     return pl.col(of).quantile(0.5, "lower").over(by)
 
 
 def before_first_launch(graph: Graph) -> Bools:
-    """[N] CPU work of a step that comes before its rank first launches work of the GPU in it.
+    """Return [N] a mask of CPU work of a step before its rank first launches GPU work in it.
 
-    None where no steps are known: what comes before the first launch of all is the start of the program. What
-    the operator that launches a first kernel does before that is a part of launching it.
+    Empty if no steps are known: work before the very first launch is the start of the program. The work of an
+    operator before its first kernel belongs to launching it.
     """
     nodes, edges = graph.nodes, graph.edges
     calls = edges.kind == EdgeKind.LAUNCH
@@ -325,14 +326,14 @@ def before_first_launch(graph: Graph) -> Bools:
 
 
 def _has_steps(graph: Graph) -> bool:
-    """Whether the run says where steps begin; of a condensed rank, which has no run, by their numbers."""
+    """Return whether the run has steps; for a condensed rank, which has no run, whether its nodes do."""
     if graph.run is None:
         return bool((graph.nodes.step != NO_STEP).any())
     return graph.run.num_rows(STEPS) > 0
 
 
 def next_launches(graph: Graph) -> Ints:
-    """[N] of CPU work of steps, the call by which its rank launches work of the GPU next; -1 of others."""
+    """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.measured_start, edges.kind, edges.source)
     return once(graph, "next launches", columns, lambda: _next_launches(graph))
@@ -354,7 +355,7 @@ def _next_launches(graph: Graph) -> Ints:
         on="measured_start",
         by=["rank", "window"],
         strategy="forward",
-        check_sortedness=False,  # of groups it cannot be checked
+        check_sortedness=False,  # polars cannot check it with `by`
     )
     launch = np.full(graph.num_nodes, -1)
     launch[following["node"].to_numpy()] = following["launch"].fill_null(-1).to_numpy()
@@ -362,11 +363,11 @@ def _next_launches(graph: Graph) -> Ints:
 
 
 def host_before_launches(graph: Graph) -> pl.DataFrame:
-    """What the host does after one launch until the next, on all threads of a rank.
+    """Return what the host does between one launch and the next, on all threads of a rank.
 
     Returns:
         `launch` (its node), `kernel` that it launches, `window`, `step`, `is_first` of the rank's in that
-        step, and `took_ns`; in order of time. Where no steps are known, the first behind work that was
+        step, and `took_ns`; in order of time. If no steps are known, the first launch after work that was
         launched before the window is not the first of a step.
     """
     nodes, edges = graph.nodes, graph.edges
@@ -400,10 +401,10 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
 
 
 def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:
-    """[N] CPU work between two launches of a rank that lasts so long that it is more than launching.
+    """Return [N] a mask of CPU work between two launches of a rank that lasts too long to be launching alone.
 
     Args:
-        kernel: what the second launches, but not as the first of a step; any where None.
+        kernel: what the second launches, other than as the first of a step; any kernel if None.
     """
     launches = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)
     if kernel is not None:
@@ -413,7 +414,7 @@ def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:
 
 
 def without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
-    """[S] ns, how long the busiest rank computes in each step; None of graphs without whole operations."""
+    """Return [S] ns that the busiest rank computes in each step; None for graphs without whole operations."""
     nodes = graph.nodes
     if not (nodes.kind == NodeKind.DELAY).any():
         return None
@@ -442,7 +443,7 @@ def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
     return lambda job: job.with_change(change)
 
 
-# What ends each limit, from specific ones to general ones.
+# The changes that remove each limit, from specific limits to general ones.
 CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
     (COMPILATION, _with(FreeAside(compiling))),
     (CHECKPOINT, _with(FreeAside(saving))),

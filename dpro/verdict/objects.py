@@ -1,7 +1,7 @@
 """Python objects that ranks exchange: pickled, sent as bytes, unpickled, and read in Python.
 
-In: tables `collectives` and `spans`. Out: each exchange, and how long it holds its thread up. PyTorch sends
-objects in two calls of one kind in a row: the lengths, as int64, then what was pickled, as bytes.
+Takes tables `collectives` and `spans`; returns each exchange, and how long it blocks its thread. PyTorch
+sends objects in two successive calls of one kind: the lengths, as int64, then the pickled bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _OF_THREAD = ["rank", "window", "tid"]
 
 
 def exchanges_of_objects(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The exchanges of objects that threads wait for in deep windows.
+    """Return the exchanges of objects that threads wait for in deep windows.
 
     Args:
         collectives, spans: the tables, or rows of them.
 
     Returns:
-        `rank`, `window`, `op`, `bytes` (that the rank sends), `took_ns`: from the first span behind which the
-        thread only pickles, to the first span after what was received has been unpickled.
+        `rank`, `window`, `op`, `bytes` (that the rank sends), `took_ns`: from the end of the last span before
+        pickling to the start of the first span after unpickling.
     """
     calls = (
         collectives.filter((pl.col("launch_span_id") >= 0) & (pl.col("duration_ns") >= 0))

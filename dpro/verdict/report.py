@@ -1,8 +1,8 @@
 """The content of a report, independent of its format (HTML or Markdown), and its Markdown.
 
-In: an `Analysis`. Out: a `RunReport`, and text for an issue or a pull request, in which names from traces are
-escaped: none of them becomes a link, a tag, a mention or a table. The same run gives the same report: nothing
-in it depends on the date, on the machine that makes it, or on the directory of the run.
+Takes an `Analysis`; returns a `RunReport`, and text for an issue or a pull request, in which names from
+traces are escaped: none becomes a link, a tag, a mention or a table. A report is reproducible: nothing in it
+depends on the date, on the machine that makes it, or on the directory of the run.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class RunReport:
 
     Attributes:
         name: the last part of the run's path.
-        in_short: the verdict of `dpro explain`, by lines.
+        in_short: the verdict of `dpro explain`, in lines.
         state: good, bad or unknown.
-        mean_step: where the usual step of a rank goes; None where none was recorded.
+        mean_step: parts of the usual step of a rank; None if none was recorded.
         unknown: faults that the run lacks the data to rule out.
-        gains: what would help: what is proven, then what is not.
+        gains: what would help: proven changes first.
         within_noise: what may help, but does not stand out from the noise of the steps.
-        of_step: the usual step as the job runs, which predictions start from; empty where nothing could be
+        of_step: the usual step as the job runs, which predictions start from; empty if nothing could be
             predicted.
-        trust: how far to believe predictions, in one sentence; None where nothing was replayed.
+        trust: how far to believe predictions, in one sentence; None if nothing was replayed.
     """
 
     name: str
@@ -138,7 +138,7 @@ def make_report(analysis: Analysis) -> RunReport:
 def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
     """Return what would help, the step time it starts from, and refused edits.
 
-    All are empty without a replay, and of a job that hung.
+    All are empty without a replay, or if the job hung.
     """
     if analysis.end.hung:
         return Gains([], []), "", []
@@ -152,7 +152,7 @@ def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
 
 
 def _breakdown(analysis: Analysis) -> list[ReportTable]:
-    """Tabulate where the mean step of each rank goes; of many ranks, only those with the longest steps."""
+    """Tabulate the parts of each rank's mean step; of many ranks, only those with the longest steps."""
     try:
         steps = analysis.usual_breakdown
     except DproError:
@@ -211,7 +211,7 @@ def _measured(analysis: Analysis) -> Pairs:
     return [(name, value) for name, value in pairs if value]
 
 
-# The same as Markdown.
+# The report as Markdown.
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 _LONGEST = 160  # characters of a cell
@@ -272,7 +272,7 @@ def _gain_lines(report: RunReport) -> Iterator[str]:
 
 
 def gain_cells(gain: Prediction) -> tuple[str, str, str, str]:
-    """Speed-up, step, interval and proof."""
+    """Return speed-up, step, interval and proof."""
     return (
         f"x{gain.speedup:.2f}",
         step_in_words(gain),
@@ -301,7 +301,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def _folded(table: ReportTable) -> Iterator[str]:
-    """Yield a table that is folded until it is clicked."""
+    """Yield a table that is folded until clicked."""
     yield ""
     yield f"<details><summary>{_plain(table.title)}</summary>"
     yield from _table(table.header, table.rows)

@@ -1,6 +1,7 @@
-"""Which two of the things to try gain clearly more when both are done.
+"""Pairs of advice that gain clearly more when both are followed.
 
-In: `JobFacts`, and the advice that is shown. Out: at most one pair, and the gain that `whatif` predicts.
+Takes `JobFacts`, and the advice that is shown; returns at most one pair, with the gain that `whatif`
+predicts.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Together(DocumentPart, frozen=True):
     """Two pieces of advice that gain clearly more when both are followed.
 
     Attributes:
-        places: which of the advice, from 1.
-        edits: what `whatif --edit` takes for the same gain, one after the other.
-        gain_low, gain_high: how many times as long the step takes now.
+        places: numbers of both in the advice, from 1.
+        edits: arguments of `whatif --edit` for the same gain, in order.
+        gain_low, gain_high: current step time over the step time after both.
     """
 
     places: list[int]
@@ -36,13 +37,13 @@ _EASY = ("a setting", "a line of code")
 
 
 def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:
-    """The best two of what is advised, where both are easily done, and together gain for certain and more.
+    """Return the best pair of easy advice that certainly gains, and gains more together than either alone.
 
     Args:
-        advice: that is shown.
+        advice: the advice that is shown.
     """
     best: Together | None = None
-    if facts.shared_hosts:  # gains hold for that moment alone
+    if facts.shared_hosts:  # gains hold only under that load
         return None
     easy = [place for place, one in enumerate(advice) if one.edit and one.effort in _EASY]
     for first, second in combinations(easy, 2):

@@ -1,8 +1,8 @@
-"""What limits a job, why, who is at fault, what to do first: computed once, for every face of dpro.
+"""The verdict: the limit of a job, its cause, the part at fault, and what to do first; computed once for all.
 
-In: an `Analysis`. Out: an `Explanation`. Of a job that hangs, that comes first, and no limit is looked for.
-Of a run without deep windows no limit is known, only what its steps and calls show of faults. Why a limit
-limits is said with names and numbers from the run, or not at all where it does not show it.
+Takes an `Analysis`; returns an `Explanation`. If the job hangs, that comes first, and no limit is searched. A
+run without deep windows has no known limit, only the faults that its steps and calls show. The cause of a
+limit is stated with names and numbers from the run, or omitted if the run does not show it.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ from dpro.verdict.together import Together, best_together
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
-NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
+NOTABLE = 0.2  # of GPU time: communication with a larger share is tempting
 WINDOWS_ONLY = "what was recorded in depth is mostly what recording costs"
 NOT_RECORDED = "what devices wait for was not recorded"
-LONGEST_KERNELS = 20  # among which those are looked for that take most of a step
+LONGEST_KERNELS = 20  # kernels that are grouped by name to find those that take most of a step
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
-UNKNOWN = 0.5  # of computing time: kernels of no known kind, from which on advice may miss what they do
-UNLIKE = 1.5  # times as long: from there on a limit of steps in deep windows is not that of the others
-SIMILAR = 0.1  # by which steps in deep windows, as the job runs, may differ from the others and count as one
-FAR = 3.0  # times as long: windows slow such short steps down by more than can be taken out
+UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice may miss what they do
+UNLIKE = 1.5  # times as long: beyond this, a limit of steps in deep windows may not be that of the others
+SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
+FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
 SHORT_NAMES = {
     "waiting for others": "waiting",
     "communication, wait not known": "communication",
@@ -89,9 +89,9 @@ class Limit(DocumentPart, frozen=True):
 
     Attributes:
         kind: host, compute, communication, imbalance, input, synchronisation, memory-copies, pipeline-bubble.
-        gain: how many times as long the step takes now as without it; 1 of compute, which cannot go.
-        share: of the step: what is lost to it by the ledger; of compute: for how long the devices compute.
-        cause: what was found to be behind it, with names and numbers; empty where nothing was.
+        gain: current step time over that without the limit; 1 for compute, which cannot be removed.
+        share: share of the step lost to it, by the ledger; of compute, share in which devices compute.
+        cause: what was found to be behind it, with names and numbers; empty if nothing was.
     """
 
     kind: str
@@ -101,23 +101,23 @@ class Limit(DocumentPart, frozen=True):
 
 
 class Explanation(AccountedDocument, frozen=True, kw_only=True):
-    """What an expert would say first.
+    """The verdict on a run.
 
     Attributes:
         run: as it was named.
         job: name, devices, steps and their time, on one line.
-        step_ms: the mean usual step of the job as it runs, of which all gains are; null where none is known.
-        steps, left_out: how many steps it is the mean of, and how many are no usual ones.
-        shares: of the usual step of a rank, by what it goes into; empty where none was recorded in depth.
-        limit: what limits it; null where the run does not show it.
-        alternatives: how many times as long the step takes now as without each other thing.
-        phase: of reinforcement learning, that dominates the step, in words; empty where none does.
+        step_ms: the mean usual step of the job as it runs, to which all gains refer; null if unknown.
+        steps, left_out: number of steps in that mean, and of steps left out as unusual.
+        shares: of the usual step of a rank, by part; empty if none was recorded in depth.
+        limit: what limits it; null if the run does not show it.
+        alternatives: current step time over that without each other thing.
+        phase: phase of reinforcement learning that dominates the step, in words; empty if none does.
         fault: which ranks or parts are at fault, in words.
         faulty_ranks: ranks that findings name.
-        advice: what to do, the best first.
-        together: which two of these gain clearly more when both are done; null where no two do.
-        then: what is worth doing only once the limit is gone, and what it gains then; null where nothing is.
-        tempting: what looks like a remedy and is none, a line each.
+        advice: what to do, best first.
+        together: which two of these gain clearly more when both are done; null if no two do.
+        then: what is worth doing only once the limit is gone, and its gain then; null if nothing is.
+        tempting: what looks like a remedy but is not one, a line each.
         unsure: what limits the verdict, a line each.
     """
 
@@ -143,7 +143,7 @@ class ComparedRuns(Document, frozen=True, kw_only=True):
     """What limits each of several runs.
 
     Attributes:
-        runs: as they were given.
+        runs: in the given order.
     """
 
     runs: list[Explanation]
@@ -151,7 +151,7 @@ class ComparedRuns(Document, frozen=True, kw_only=True):
 
 @cached
 def explain(analysis: Analysis) -> Explanation:
-    """The verdict on any run."""
+    """Return the verdict on any run."""
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
         return _by_calls(analysis)
     try:
@@ -164,7 +164,7 @@ def explain(analysis: Analysis) -> Explanation:
 
 
 def _without_label(analysis: Analysis, error: DproError) -> str:
-    """An error's reason; which run it is about is said above."""
+    """Return an error's message without the run, which is named above it."""
     return str(error).removeprefix(f"{analysis.run.label}: ")
 
 
@@ -218,7 +218,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
 def _account(
     facts: JobFacts, entries: Sequence[LedgerRow], limit: Limit | None, fault: str, advice: Sequence[Advice]
 ) -> Account:
-    """What all answers about the run share."""
+    """Return the figures that all answers about the run share."""
     as_it_is, usual = facts.predict(), facts.usual.height
     inputs, _ = inputs_of_step(facts.analysis)
     gains = {}
@@ -247,7 +247,7 @@ def _account(
 
 @cached
 def account_of(analysis: Analysis) -> Account | None:
-    """The account of a run, which the documents of all commands share; None where it cannot be judged."""
+    """Return the account of a run, which all commands' documents share; None if the run cannot be judged."""
     with suppress(DproError):
         return explain(analysis).account
     return None
@@ -257,7 +257,7 @@ AnyDocument = TypeVar("AnyDocument", bound=Document)
 
 
 def with_account(document: AnyDocument, analysis: Analysis) -> AnyDocument:
-    """A document about a run, with the account of that run.
+    """Return a document about a run, with the account of that run.
 
     Args:
         document: of a kind that has an `account`.
@@ -266,14 +266,14 @@ def with_account(document: AnyDocument, analysis: Analysis) -> AnyDocument:
 
 
 class Untold(NamedTuple):
-    """Why a recording shows no limit, whatever its graph says, and what to do."""
+    """Why a recording shows no limit, whatever its graph, and what to do."""
 
     why: str
     do: str
 
 
 def _why_untold(analysis: Analysis) -> Untold | None:
-    """Why what was recorded is not the job: traces are cut, or windows slow its steps down; None else."""
+    """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
         return Untold(cut[0], "copy the traces that were cut short once more, or record again")
     if slowed_by_windows(analysis) >= FAR:
@@ -283,7 +283,7 @@ def _why_untold(analysis: Analysis) -> Untold | None:
 
 
 def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -> list[str]:
-    """Why no limit is named, in a line; none where one is."""
+    """Return why no limit is named, in a line; empty if one is."""
     if limit is not None:
         return []
     little = f"next to no work of devices was recorded: {format_duration(facts.device_work_ns)} in all"
@@ -293,7 +293,7 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -
 
 
 def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
-    """What is worth doing only once the limit is gone."""
+    """Return what is worth doing only once the limit is gone."""
     if limit is None or limit.kind == COMPUTE or (after := facts.after(limit.kind)) is None:
         return None
     next_limit = _limit_without_cause(after, entries_of(after))
@@ -301,13 +301,13 @@ def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Adv
 
 
 def _by_calls(analysis: Analysis) -> Explanation:
-    """What is known of a job without its graph: what hangs, or what steps and calls show."""
+    """Return the verdict without a graph: what hangs, or what steps and calls show."""
     try:
         findings, unknown = analysis.verdict
         diagnosed = True
     except DproError as error:
         if analysis.run.manifest.unrecorded and not analysis.run.manifest.ranks:
-            raise  # nothing of the job was recorded
+            raise  # no part of the job was recorded
         findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
     series = step_time_document(analysis.steps)
     steps = (
@@ -343,7 +343,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
 
 
 def _after_end(analysis: Analysis, fault: str) -> str:
-    """What is at fault, after how the job ended where it did not complete, or that it stands still."""
+    """Return what is at fault, after how the job ended if it hangs or did not complete."""
     end = analysis.end
     return f"{end.sentence} {capitalised(fault)}" if end.comes_first else fault
 
@@ -356,12 +356,12 @@ def _job(analysis: Analysis, steps: str) -> str:
 
 
 def steps_in_words(steps: pl.DataFrame, step_ns: float, typical_ns: float | None) -> str:
-    """How long a step is, and how many were timed, and how many of them in deep windows.
+    """Return how long a step is, how many were timed, and how many of them in deep windows.
 
     Args:
-        steps: as of `steps_of`; empty of traces of one step.
+        steps: as from `steps_of`; empty for traces of one step.
         step_ns: the usual step in deep windows, as the job runs.
-        typical_ns: of the others; None where there are too few.
+        typical_ns: of the other steps; None if there are too few.
     """
     took = f"usual step {format_duration(step_ns)}"
     total = max(steps["step"].n_unique(), 1)
@@ -375,7 +375,7 @@ def steps_in_words(steps: pl.DataFrame, step_ns: float, typical_ns: float | None
 
 
 def _devices(analysis: Analysis) -> str:
-    """Ranks, of how many where some left no record, and their GPUs, fewer where ranks share one."""
+    """Return the number of ranks, of the total if some left no record, and of GPUs, fewer if shared."""
     manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
     ranks = counted(len(manifest.ranks), "rank")
     if manifest.missing_ranks and not manifest.is_pretended:
@@ -403,10 +403,10 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
 
 
 def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
-    """Which parts are at fault, the costliest two by name.
+    """Return which parts are at fault, the costliest two by name.
 
     Args:
-        why_not: what is said where the run could not show any; empty where it could.
+        why_not: what to say without findings; empty where the run could have shown some.
     """
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
@@ -419,7 +419,7 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
 
 
 def _perhaps(doubtful: Sequence[Finding]) -> str:
-    """What may be at fault where nothing is for sure, in words; empty where nothing may."""
+    """Return what may be at fault where nothing is certain, in words; empty if nothing may be."""
     costly = [finding for finding in doubtful if finding.cost_ns]
     if not costly:
         return ""
@@ -428,30 +428,30 @@ def _perhaps(doubtful: Sequence[Finding]) -> str:
 
 
 def _cost_of_step(finding: Finding) -> str:
-    """What a finding costs, and where that is not in the usual step."""
+    """Return the cost of a finding, noting if it is outside the usual step."""
     cost = f"{format_duration(finding.cost_ns)} a step"
     return f"{cost} on average, all of it in pauses" if finding.costs_pauses else cost
 
 
 def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Limit | None:
-    """What limits the step, with its cause; None where devices idle for what was not recorded.
+    """Return what limits the step, with its cause; None if most was not recorded.
 
     Args:
-        entries: of its ledger, where they are at hand.
+        entries: of its ledger, if already computed.
     """
     limit = _limit_without_cause(facts, entries_of(facts) if entries is None else entries)
     return limit and replace(limit, cause=cause_of(facts, limit.kind))
 
 
 def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:
-    """What takes most of the usual step, by its ledger; None where most was not recorded."""
+    """Return what takes most of the usual step, by its ledger; None if most was not recorded."""
     if facts.lacks_device_work:
         return None
 
     def gain_of(kind: str) -> float:
         if kind == COMPUTE:
             return facts.gain_of_devices
-        # A finding may show what no replay of the limit does, and a part costs no more than all of its kind.
+        # A finding may show a cost that no replay of the limit does; a part costs no more than its kind.
         causes = [(one, cause_of_finding(one)) for one in facts.findings]
         costs = [one.severity for one, cause in causes if LIMIT_OF.get(cause, cause) == kind]
         costs += [one.severity for one, _ in causes if kind == HOST and one.component_id == THE_HOST]
@@ -466,7 +466,7 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
 
 
 def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
-    """What has a large share of the time and gives nothing."""
+    """Return what has a large share of the time but no gain."""
     whole = float(facts.kernels["total_ns"].sum())
     if not whole or limit is None or limit.kind == COMMUNICATION or not facts.analysis.trust.answerable:
         return []
@@ -510,13 +510,13 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
 
 
 def slowed_by_windows(analysis: Analysis) -> float:
-    """How many times as long steps take in deep windows, as recorded, as the others; 1 where either lack."""
+    """Return step time in deep windows, as recorded, over that of other steps; 1 without both kinds."""
     both = deep_and_usual(analysis.steps)
     return both[0] / both[1].typical_ns if both else 1.0
 
 
 def unlike_the_others(analysis: Analysis) -> str:
-    """That steps in deep windows take far longer or shorter than the others; empty where they do not."""
+    """Return a line if steps in deep windows take far longer or shorter than the others; else empty."""
     both, usual_ns = deep_and_usual(analysis.steps), analysis.usual_ns
     if both is None or usual_ns is None:
         return ""
@@ -527,14 +527,14 @@ def unlike_the_others(analysis: Analysis) -> str:
 
 
 def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
-    """How long both take: of those whose mean is another length than their median, both."""
+    """Return how long both kinds of steps take, with the mean of the others if it is not their median."""
     typical, mean = format_duration(others.typical_ns), format_duration(others.mean_ns)
     mean = f" ({mean} on average)" if abs(others.mean_ns / others.typical_ns - 1) > SIMILAR else ""
     return f"steps in deep windows take {format_duration(deep_ns)}, the others {typical}{mean}"
 
 
 def _another_length(facts: JobFacts) -> str:
-    """That figures are of steps of somewhat another length than the others; empty where they are not."""
+    """Return a line if the figures refer to steps of somewhat another length than the others; else empty."""
     both = deep_and_usual(facts.analysis.steps)
     if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
         return ""
@@ -542,7 +542,7 @@ def _another_length(facts: JobFacts) -> str:
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
-    """What is behind a limit, in words; empty where the run does not show it."""
+    """Return what is behind a limit, in words; empty if the run does not show it."""
     if limit == HOST:
         still = facts.still
         if still is None:
@@ -553,7 +553,7 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             f"{still.at_once:.0f} of {ranks} ranks at a time"
         )
     if limit == COMPUTE:
-        of_short: dict[str, list[str]] = {}  # of kernels that compute the same of each element
+        of_short: dict[str, list[str]] = {}  # short name -> kernels that do one thing per element
         for name in facts.computing_kernels["name"].head(LONGEST_KERNELS):
             of_short.setdefault(facts.short_names[name], []).append(name)
         shares = {short: facts.share_of(names) for short, names in of_short.items()}

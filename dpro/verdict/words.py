@@ -1,6 +1,6 @@
-"""A verdict in twelve lines of 80 characters: the same on every screen.
+"""Wording of a verdict in twelve lines of 80 characters, for every screen.
 
-In: an `Explanation`. Out: lines of text without markup.
+Takes an `Explanation`; returns lines of text without markup.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from dpro.words import ranks_in_words
 
 WIDTH = 80
 TRY, BOTH, THEN = "TRY", "BOTH", "THEN"
-MARGIN = 7  # columns of the labels
-SHOWN = 0.005  # share of the step: less is not shown
+MARGIN = 7  # width of the labels
+SHOWN = 0.005  # least share of the step that is shown
 
 _LIMITS = {
     HOST: "the host: devices wait for it",
@@ -63,7 +63,7 @@ _WITHOUT = {
 
 
 def lines_of(verdict: Explanation) -> list[str]:
-    """The verdict, at most a screen of it."""
+    """Return the verdict in lines, at most a screen of them."""
     parts = shares_of(verdict)
     half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
     lines = [verdict.job, *(" | ".join(part) for part in (parts[:half], parts[half:]) if part)]
@@ -73,12 +73,12 @@ def lines_of(verdict: Explanation) -> list[str]:
 
 
 def shares_of(verdict: Explanation) -> list[str]:
-    """Where the step goes: `74% compute`, …"""
+    """Return the parts of the step: `74% compute`, …"""
     return [f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN]
 
 
 def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
-    """What is said below that: a label, empty where it is the one above, and a text of any length."""
+    """Return the paragraphs below the shares: a label, empty where it repeats, and a text of any length."""
     said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
     said += [("PHASE", f"{verdict.phase}.")] if verdict.phase else []
     said.append(("FAULT", verdict.fault))
@@ -97,7 +97,7 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
 
 
 def entry_in_words(entry: StepEntry) -> str:
-    """What an entry of the account is called: as the limit of that name is, with its ranks."""
+    """Return the name of an entry of the account: that of its limit, with its ranks."""
     ranks = [ranks_in_words(entry.ranks)] if entry.ranks else []
     if ranks and entry.cause == RANK:
         return ranks[0]
@@ -106,20 +106,20 @@ def entry_in_words(entry: StepEntry) -> str:
 
 
 def worth_in_words(advice: Advice) -> str:
-    """What advice gains, and what it takes; empty where no gain can be said."""
+    """Return the gain of advice, and its effort; empty if the gain is unknown."""
     gain = _gain(advice)
     return f": {gain}, {advice.effort}" if gain else ""
 
 
 def _gain(advice: Advice) -> str:
-    """What advice gains; empty where it cannot be said."""
+    """Return the gain of advice; empty if unknown."""
     if advice.gain_low is None or advice.gain_high is None:
         return ""
     return times(advice.gain_low, advice.gain_high)
 
 
 def limit_in_words(limit: Limit, step_ms: float) -> str:
-    """What limits the step, and what it would take without that."""
+    """Return what limits the step, and how long it would be without that."""
     said = _LIMITS[limit.kind].format(share=limit.share)
     because = f" ({limit.cause})" if limit.cause else ""
     if limit.kind == COMPUTE:
@@ -134,7 +134,7 @@ def _from_to(step_ms: float, gain: float) -> str:
 
 
 def limit_of_run(analysis: Analysis) -> str:
-    """What limits a run where that is not compute, or why nothing shows it; empty where that is unknown."""
+    """Return the limit of a run unless that is compute, or why nothing shows it; empty if unknown."""
     if not analysis.run.manifest.ranks:
         return "Only requests of a server were recorded"
     explanation = explain(analysis)
@@ -151,7 +151,7 @@ def limit_of_run(analysis: Analysis) -> str:
 
 
 def times(low: float, high: float) -> str:
-    """A gain as an interval: `x1.2 to 1.5`; without an end that says nothing: `x1.2 or more`."""
+    """Return a gain as an interval: `x1.2 to 1.5`, or `x1.2 or more` if its upper end says nothing."""
     if high > MUCH:
         return f"{_factor(min(low, MUCH))} or more"
     shown_low, shown_high = _factor(low), _factor(high)

@@ -1,4 +1,4 @@
-"""What a job that stands still waits for: from what each rank called last to the ranks at fault.
+"""Detection of hangs: from the last calls of each rank to the ranks at fault.
 
-It needs calls only, no graph and no clocks.
+Needs recorded calls only, no graph and no clocks.
 """

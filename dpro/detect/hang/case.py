@@ -1,9 +1,10 @@
-"""What is known of a job that may hang before a cause is named: the wait-for graph, and ranks that are gone.
+"""Facts about a job that may hang: the wait-for graph, and ranks that are gone.
 
-In: `Records`. Out: a `Case`, with the ends of chains of waiting: ranks that the others have waited for longer
-than a threshold, or that have left; and `Death`s, by what the kernel, the launcher or Python reported of the
-ends of ranks. A missing dump proves no death, nor does the end of a rank that was ended together with all
-others. A rank that failed because it lost a peer is dead, but no first cause.
+Takes `Records`. Returns a `Case`: the ends of chains of waiting, which are ranks that others have waited for
+longer than a threshold or that have left; and `Death`s, from the reports of the kernel, the launcher or
+Python on how ranks ended. Does not name causes. A missing dump does not prove a death, nor does the end of a
+rank that was ended together with all others. A rank that failed because it lost a peer is dead, but not a
+first cause.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from dpro.detect.hang.stacks import own_call
 from dpro.detect.hang.waits import Root, WaitGraph
 from dpro.units import NS_PER_S
 
-MIN_WAIT_NS = 4 * NS_PER_S  # a call unfinished for less may be under way; the recorder saves calls after 5 s
+MIN_WAIT_NS = 4 * NS_PER_S  # a younger call may still be under way; the recorder saves calls after 5 s
 
 
 @dataclass(frozen=True)
 class Case:
-    """What the findings of one run are derived from.
+    """Facts that the findings of one run are derived from.
 
     Attributes:
-        progress: how far each rank had come.
-        left: ranks that ended well while the job did not, and when they last gave a sign.
-        now_ns: when the last dump was saved, -1 unknown.
+        progress: last known call of each rank.
+        left: ranks that ended well although the job did not, and their last sign of life, in ns.
+        now_ns: when the last dump was saved; -1 unknown.
     """
 
     records: Records
@@ -44,23 +45,23 @@ class Case:
     now_ns: int
 
     def waited_ns(self, root: Root) -> int:
-        """Return how long a root had been waited for when the dumps were saved, ns; -1 unknown."""
+        """Return how long ranks had waited for a root when the dumps were saved, in ns; -1 unknown."""
         return self.now_ns - root.since_ns if min(self.now_ns, root.since_ns) >= 0 else -1
 
     @property
     def roots(self) -> list[Root]:
-        """The ends of chains of waiting that have lasted `MIN_WAIT_NS`, or are at a rank that has left."""
+        """Ends of chains of waiting that have lasted `MIN_WAIT_NS`, or that lead to a rank that has left."""
         return [
             end
             for root in graph.find_roots(self.waits)
-            # Where it is not known when dumps were saved, how long a wait has lasted is not known either.
+            # Waits of unknown length count, too: it may not be known when dumps were saved.
             if not 0 <= self.waited_ns(root) < MIN_WAIT_NS or has_left(root, self)
             for end in each_frozen(root, self)
         ]
 
 
 def examine(records: Records) -> Case:
-    """Derive how far each rank had come, which ranks are gone, and the wait-for graph."""
+    """Derive the progress of each rank, the ranks that are gone, and the wait-for graph."""
     records = with_failed(records)
     knowledge = know(records)
     deaths = {death.rank: death for death in find_deaths(records)}
@@ -73,29 +74,29 @@ def examine(records: Records) -> Case:
 
 
 def _without_gone(operation: Operation, gone: set[int]) -> Operation:
-    """Move ranks that are known to be gone from the unknown to the absent ranks of an operation."""
+    """Move ranks that are gone from the unknown to the absent ranks of an operation."""
     never = operation.unknown & gone
     return replace(operation, absent=operation.absent | never, unknown=operation.unknown - never)
 
 
 def gone_early(death: Death, now_ns: int) -> bool:
-    """Return whether a rank died while its peers still waited, and not when all were ended.
+    """Return whether a rank died while its peers still waited, rather than when all were ended.
 
     Args:
-        now_ns: when the last dump was saved, -1 unknown.
+        now_ns: when the last dump was saved; -1 unknown.
     """
     return death.first or 0 <= death.ended_ns < now_ns
 
 
 def has_left(root: Root, case: Case) -> bool:
-    """Return whether the rank that all wait for exited with code 0 before they had waited `MIN_WAIT_NS`."""
+    """Return whether the rank that others wait for exited with code 0 before a wait of `MIN_WAIT_NS`."""
     if root.kind != graph.HOST or root.ranks[0] not in case.left:
         return False
     return root.since_ns < 0 or case.left[root.ranks[0]] < root.since_ns + MIN_WAIT_NS
 
 
 def each_frozen(root: Root, case: Case) -> list[Root]:
-    """Split a root of unknown ranks into one per frozen process: more than one may be at fault."""
+    """Split a root of unknown ranks into one per frozen process, as each of them may be at fault."""
     if root.kind != graph.UNKNOWN:
         return [root]
     frozen = [rank for rank in root.ranks if is_frozen(rank, case)]
@@ -103,7 +104,7 @@ def each_frozen(root: Root, case: Case) -> list[Root]:
 
 
 def is_frozen(rank: int, case: Case) -> bool:
-    """Whether no thread of a process ran for `MIN_WAIT_NS` before its end or its peers' last record."""
+    """Return whether no thread of a rank ran for `MIN_WAIT_NS` before its end or the last heartbeat."""
     ranks = case.records.ranks
     by_itself = (pl.col("exit_code") >= 0) | (pl.col("failed_ns") > 0) | pl.col("final")
     rows = ranks.filter((pl.col("rank") == rank) & ~by_itself & (pl.col("heartbeat_ns") > 0))
@@ -116,10 +117,10 @@ def is_frozen(rank: int, case: Case) -> bool:
 
 
 def deaths_of(root: Root, case: Case) -> list[Death]:
-    """Return how the ranks that all wait for died, where each of them did of its own; else none.
+    """Return the deaths of the ranks that others wait for, if each of them died by itself; else none.
 
-    One whose peers had waited for `MIN_WAIT_NS` was stuck first. How it ended says more than that, unless
-    its peers had failed before: a launcher kills what does not go when it is asked to.
+    A rank whose peers had waited for `MIN_WAIT_NS` was stuck first. A first cause of death counts even so,
+    unless its peers had failed before: a launcher kills processes that do not exit when requested.
     """
     deaths = [case.deaths[rank] for rank in root.ranks if rank in case.deaths]
     by_reason = [rank for rank, death in case.deaths.items() if not death.lost_peer]
@@ -134,31 +135,31 @@ def deaths_of(root: Root, case: Case) -> list[Death]:
 
 
 def _is_first_to_fail(death: Death, failed_ns: int, case: Case) -> bool:
-    """Return whether a rank died of its own before its peers did, and not all were killed together."""
+    """Return whether a rank died by itself before its peers did, rather than together with all."""
     apart_ns = failed_ns + 4 * TOGETHER_NS - death.ended_ns > 0
     return apart_ns and not death.lost_peer and any(other.first for other in case.deaths.values())
 
 
 def died_at_work(death: Death, root: Root) -> bool:
-    """Whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first."""
+    """Return whether a rank died before its peers waited `MIN_WAIT_NS`; otherwise it was stuck first."""
     return root.since_ns < 0 or death.ended_ns < root.since_ns + MIN_WAIT_NS
 
 
 def without_dump(case: Case) -> list[int]:
-    """Return the ranks of the job without a dump that shows what they did last."""
+    """Return the ranks of the job without a dump that shows their last calls."""
     return [rank for rank in range(case.records.world_size) if rank not in case.progress.current]
 
 
-# Calls that count as completed because they failed, which would hide what a job waited for.
+# Calls that are recorded as completed because they failed, which would hide what a job waited for.
 
-MIN_SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for this long did not make it
+MIN_SILENT_NS = 4 * NS_PER_S  # a call still missing from a dump this long after a peer's was not made
 
 
 def with_failed(records: Records) -> Records:
-    """Mark calls that were completed by failing as unfinished.
+    """Mark calls that completed by failing as unfinished.
 
     Returns:
-        The records with these calls `scheduled`, and with `status` lowered to the last call that completed.
+        The records with these calls `scheduled`, and with `status` lowered to the last call that succeeded.
     """
     ranks = records.ranks
     bad = ranks.filter((pl.col("exit_code") > 0) | (pl.col("exit_signal") > 0) | (pl.col("failed_ns") > 0))
@@ -171,7 +172,7 @@ def with_failed(records: Records) -> Records:
     ).with_columns(state=pl.when("failed").then(pl.lit("scheduled")).otherwise("state"))
     open_ = calls.filter(pl.col("state").is_in(UNFINISHED) & ~pl.col("p2p")).join(bad, on="rank", how="semi")
     first = open_.group_by("rank", "key").agg(first=pl.col("sequence").min())
-    # What ranks reported as completed is lowered to the call before the first unfinished one.
+    # The last completed call that ranks reported is lowered to the one before the first unfinished call.
     joined = records.status.join(first, on=["rank", "key"], how="left", maintain_order="left")
     before = pl.when(pl.col("first") > 1).then(pl.col("first") - 1).otherwise(-1)  # PyTorch counts from 1
     held_back = (
@@ -203,7 +204,7 @@ def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def _last_before_loss(calls: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Return `rank`, `order` of the last call of each rank that lost a peer, if a gone member lacks it."""
+    """Return `rank`, `order` of the last call of ranks that lost a peer, if a gone member lacks it."""
     lost = [rank for rank, error in records.ranks.select("rank", "error").iter_rows() if lost_peer(error)]
     ended = pl.col("exit_code").ge(0) | pl.col("exit_signal").gt(0)
     gone = records.ranks.filter(ended & ~pl.col("rank").is_in(lost)).select("rank")
@@ -231,15 +232,15 @@ def _issued(records: Records) -> pl.DataFrame:
 # Ranks that ended before the job did.
 
 TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended together
-KILLED_TOGETHER_NS = 5 * NS_PER_S  # the same where all were killed: launchers do that one by one
-AT_ONCE_NS = NS_PER_S // 4  # all were killed by one hand, though some had time to miss another
-# What launchers, schedulers and users send to a job that is to end.
+KILLED_TOGETHER_NS = 5 * NS_PER_S  # the limit where all were killed: launchers kill ranks one by one
+AT_ONCE_NS = NS_PER_S // 4  # if all were killed within this, the cause is outside of them
+# Signals by which launchers, schedulers and users end a job.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Signals that a process causes itself: where it was then is where it was stopped.
+# Signals that a process causes itself: its stack shows where.
 OF_ITS_OWN = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 INTERRUPTED = "KeyboardInterrupt"
-MEMORY_ERROR = "OutOfMemoryError"  # of PyTorch, of a GPU
-# What gloo, NCCL and the job's store say where the process at the other end is gone.
+MEMORY_ERROR = "OutOfMemoryError"  # PyTorch's, for GPU memory
+# Errors of gloo, NCCL and the job's store when the process at the other end is gone.
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote (process|worker|peer)"
     r"|ncclRemoteError|failed to recv|(socket|wait) time(d )?-?out|timed out (after|waiting)"
@@ -260,17 +261,17 @@ _LOADER_MEANS = "a worker process of its DataLoader is gone: killed, as where me
 
 @dataclass(frozen=True)
 class Death:
-    """A rank that ended otherwise than well, of its own.
+    """The end of a rank that failed by itself.
 
     Attributes:
         ended_ns: when it failed, or was seen to be gone.
         how: what ended it, in words.
-        means: what usually ends processes so; empty where nothing can be said.
+        means: the usual reason for such an end; empty where none is known.
         first: whether it is a first cause: it ended clearly before every other rank that did not end well,
-            or together with others, each for a reason of its own.
+            or together with others, each for its own reason.
         lost_peer: whether it failed because another process was gone.
         raised: whether an exception ended its script.
-        exit_signal: that ended it; -1 where an exception or its exit code did.
+        exit_signal: the signal that ended it; -1 if an exception or its exit code did.
     """
 
     rank: int
@@ -284,7 +285,7 @@ class Death:
 
 
 def find_deaths(records: Records) -> list[Death]:
-    """Return the ranks that died, in the order in which they did."""
+    """Return the deaths of ranks, earliest first."""
     signalled = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
     interrupted = pl.col("error").str.starts_with(INTERRUPTED)
     asked = records.ranks.filter(interrupted | (signalled & (pl.col("error") == "")))
@@ -310,9 +311,9 @@ def find_deaths(records: Records) -> list[Death]:
 
 
 def left_early(records: Records) -> dict[int, int]:
-    """Return the ranks whose script ended well though the job did not, and when, ns.
+    """Return the ranks whose script ended well although the job did not, and when, in ns.
 
-    A launcher may send SIGTERM to a process whose script has ended and which is only slow to exit.
+    Includes processes that a launcher sent SIGTERM after their script had ended, as they were slow to exit.
     """
     signalled = pl.col("final") & pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
     ranks = records.ranks.filter(((pl.col("exit_code") == 0) | signalled) & (pl.col("error") == ""))
@@ -321,7 +322,7 @@ def left_early(records: Records) -> dict[int, int]:
 
 
 def lost_peer(error: str) -> bool:
-    """Return whether an exception says that another rank, at the other end of a connection, is gone."""
+    """Return whether an exception says that the rank at the other end of a connection is gone."""
     return bool(_LOST_PEER.search(error.partition("\n")[0])) and not _lost_worker(error)
 
 
@@ -332,10 +333,11 @@ def _lost_worker(error: str) -> bool:
 
 
 def _died(row: Mapping[str, Any], asked_ns: int) -> bool:
-    """Return whether a rank ended badly, and was not ended from outside by a signal or a later SIGKILL.
+    """Return whether a rank ended badly, rather than by a signal from outside or a SIGKILL following one.
 
     Args:
         row: of the rank, in `Records.ranks`.
+        asked_ns: when the first rank was ended from outside; 0 for never.
     """
     if _failed(row):
         return True
@@ -356,8 +358,8 @@ def _died_ns(row: Mapping[str, Any]) -> int:
 def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: int) -> set[int]:
     """Return the ranks whose death is a first cause: the first, and those that died together with it.
 
-    Ranks that lost a peer, or died after others had been ended from outside, are none. Where more than half
-    of the job died together, the cause is outside of them, and no rank is returned.
+    Ranks that lost a peer do not count, unless all did and none was ended from outside before: then the first
+    does. Returns none if more than half of the job died together, as the cause is then outside of the ranks.
     """
     ended_ns = [row["ended_ns"] for row in rows if row["exit_signal"] == signal.SIGKILL]
     if len(ended_ns) == num_ranks > 1 and max(ended_ns) - min(ended_ns) <= AT_ONCE_NS:
@@ -368,7 +370,7 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
     killed = {row["exit_signal"] for row in rows} == {signal.SIGKILL} and len(rows) == num_ranks
     apart_ns = KILLED_TOGETHER_NS if killed else TOGETHER_NS
     together = [row for row in unprompted if _died_ns(row) <= _died_ns(unprompted[0]) + apart_ns]
-    # A rank that is killed makes its peers fail: of those together with it, an exit code alone is no cause.
+    # A killed rank makes its peers fail: an exit code alone, at about that time, is not a cause.
     own_reason = [row for row in together if row["exit_signal"] > 0 or _failed(row)]
     first = {row["rank"] for row in own_reason or together}
     return first if len(first) == 1 or 2 * len(first) <= num_ranks else set()

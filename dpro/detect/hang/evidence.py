@@ -1,7 +1,7 @@
-"""Evidence of hangs: ranks, operations, chains of waiting, and what is known of ranks at fault.
+"""Evidence of hangs: ranks, operations, chains of waiting, and facts about ranks at fault.
 
-In: a `Case`, and ranks. Out: observations, none where nothing is known; each names the calls, dumps, threads
-or exits that it is derived from. And what a finding means, and what to do about it, in words.
+Takes a `Case` and ranks. Returns observations, none where nothing is known, each naming the calls, dumps,
+threads or exits that it is derived from; and in words, what a finding means and what to do about it.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ _FAULTED = (
     ": the library that gave up says why (gloo, if its peers' calls differ: `Received data size doesn't "
     "match`); PYTHONFAULTHANDLER=1 shows where"
 )
-MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
-FROZEN = "no-thread-runs"  # the kind of observations of processes that are stopped
-MAX_SIDES = 2  # places where peers of the ranks at fault wait
+MIN_SURE = 0.6  # below this confidence, the dumps allow several verdicts
+FROZEN = "no-thread-runs"  # kind of observation: a process is stopped
+MAX_SIDES = 2  # code locations shown of each side: the ranks at fault, and their peers
 LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception", "deadlock"  # causes
-ATTENDANCE = "operation-attendance"  # the kind of observations of who called an operation
+ATTENDANCE = "operation-attendance"  # kind of observation: which ranks called an operation
 GROUPS = "process groups"  # the cause of a mismatch
 SHORT = "a loop that ended early"  # the cause of a mismatch
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
@@ -131,7 +131,7 @@ def name_of(operation: Operation) -> str:
 
 
 def _named(operation: Operation) -> tuple[str, dict[str, Value]]:
-    """Return the name of an operation as a sentence, and the values in that."""
+    """Return the name of an operation as a template, and the values of its fields."""
     number = " #{sequence}" if operation.sequence >= 0 else ""
     ranks = list(operation.members)
     values: dict[str, Value] = {"operation": operation.op, "group": operation.group, "ranks": ranks}
@@ -171,17 +171,17 @@ def verdict_in_words(finding: Finding) -> str:
 
 
 def verdicts_in_words(findings: Sequence[Finding]) -> str:
-    """Return what findings of one hang mean together: what their peers do is said once."""
+    """Return what the findings of one hang mean together, naming what their peers do once."""
     sides = [sides_in_words(finding) for finding in findings]
     meanings = [_meaning(finding, clauses) for finding, (clauses, _) in zip(findings, sides, strict=True)]
     return "; ".join(dict.fromkeys([*meanings, *(other for _, others in sides for other in others)]))
 
 
 def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
-    """What a finding means, with what the ranks at fault do.
+    """Return what a finding means, with what the ranks at fault do.
 
     Args:
-        clauses: that.
+        clauses: what these ranks do, in words.
     """
     who, sure = finding.component, finding.confidence >= MIN_SURE
     if finding.cause in _MEANS:
@@ -207,7 +207,7 @@ def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
 
 
 def _awaited(finding: Finding) -> str:
-    """What the peers wait in: `all_reduce #12`."""
+    """Return the call that the peers wait in: `all_reduce #12`."""
     for values in (one.values for one in finding.observations if one.kind == ATTENDANCE):
         sequence = values.get("sequence", -1)
         number = f" #{sequence}" if isinstance(sequence, int) and sequence >= 0 else ""
@@ -216,7 +216,7 @@ def _awaited(finding: Finding) -> str:
 
 
 def _short(finding: Finding) -> str:
-    """By how much a loop ended early: `2 updates`, or `2 rounds` of calls; empty where that is not known."""
+    """Return by how much a loop ended early: `2 updates`, or `2 rounds` of calls; empty if unknown."""
     for one in finding.observations:
         if "short" in one.values:
             return counted(int(one.values["short"]), "round" if "rounds" in one.values else "update")  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def _short(finding: Finding) -> str:
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with host and process of its ranks where these may be alive."""
+    """Return what to do about a hang, with host and process of the ranks that may still be alive."""
     rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)))
     over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
     alive = rows.filter(~over)
@@ -247,14 +247,14 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
 
 
 def _on_sides(finding: Finding) -> str:
-    """What to do by what the ranks at fault do; empty where that decides nothing."""
+    """Return the remedy for what the ranks at fault do; empty where that decides nothing."""
     if finding.class_ == "hang.host":
         return remedy_of(doing_of(finding))
     return remedy_of(BUFFERS) if finding.class_ == "hang.mismatch" and BUFFERS in doings_of(finding) else ""
 
 
 def _on_signal(finding: Finding) -> str:
-    """What else to read of ranks that a signal ended; of unknown ends, what the kernel may have done."""
+    """Return where else to look for ranks that a signal ended; for unknown ends, the kernel's log."""
     signals = [one.values["exit_signal"] for one in finding.observations if "exit_signal" in one.values]
     if any(number in OF_ITS_OWN for number in signals):
         return _FAULTED
@@ -262,7 +262,7 @@ def _on_signal(finding: Finding) -> str:
 
 
 def with_last_call(observation: Observation, rank: int, root: Root, case: Case) -> Observation:
-    """Add what a rank called last in the group in which its peers wait for it, where that is known."""
+    """Add the last call of a rank in the group in which its peers wait for it, if that is known."""
     operation = root.operations[0] if root.operations else None
     number = -1 if operation is None else case.progress.issued.get((rank, operation.key), -1)
     if operation is None or operation.pair or number < 0:
@@ -273,7 +273,7 @@ def with_last_call(observation: Observation, rank: int, root: Root, case: Case) 
 
 
 def no_dump(ranks: Sequence[int], case: Case) -> Observation:
-    """Return why the last calls of some ranks are not known."""
+    """Return the observation of why the last calls of some ranks are not known."""
     old = [rank for rank in ranks if rank in case.progress.outdated or rank in case.progress.current]
     none = [rank for rank in ranks if rank not in old]
     said = ["the dump of {missing_ranks} is missing"] if none else []
@@ -282,10 +282,10 @@ def no_dump(ranks: Sequence[int], case: Case) -> Observation:
 
 
 def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
-    """Return what dumps that are older than those of their peers say of the time when they were saved.
+    """Return the state of ranks at the time of their dump, if that is older than those of their peers.
 
     Args:
-        ranks: of which only those with such a dump are described.
+        ranks: ranks to describe; those with a recent dump, or none, are left out.
     """
     observed = []
     calls = case.records.calls
@@ -312,7 +312,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
 
 
 def heartbeat(rank: int, case: Case) -> list[Observation]:
-    """Return whether a process still ran, by the recorder's thread in it, which writes once a second."""
+    """Return whether a process still ran, as shown by the recorder's thread, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
@@ -332,12 +332,12 @@ def heartbeat(rank: int, case: Case) -> list[Observation]:
 
 
 def stacks(ranks: Sequence[int], case: Case) -> list[Observation]:
-    """Return where the main threads of some ranks were last recorded, those at one place together."""
+    """Return where the main threads of some ranks were last recorded, one observation per place."""
     held: dict[tuple[Value, ...], tuple[list[int], Sequence[str], str]] = {}
     rows = case.records.ranks.filter(pl.col("rank").is_in([*ranks]))
     for row in rows.iter_rows(named=True):
         calls, verb = row["stack"].splitlines(), "is"
-        if not calls:  # an exception ended it before it stood for long
+        if not calls:  # an exception ended it before a stack was recorded
             calls, verb = row["error"].splitlines()[1:], "was"
         if calls and not is_frozen(row["rank"], case):
             held.setdefault(tuple(stand_of(calls).values()), ([], calls, verb))[0].append(row["rank"])
@@ -346,14 +346,14 @@ def stacks(ranks: Sequence[int], case: Case) -> list[Observation]:
 
 
 def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodePlace | None:
-    """Return where in their code the main threads of ranks are; None where not observed, or not one place."""
+    """Return the code location of the ranks' main threads; None if unknown or not a single one."""
     threads = [one.values for one in observations if one.kind == MAIN_THREAD]
     calls = {str(one["own_call"]) for one in threads if set(one.get("ranks", ())) <= {*ranks}}  # type: ignore[arg-type]
     return CodePlace.of(calls.pop()) if len(calls) == 1 else None
 
 
 def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
-    """Return for how long ranks that died had kept their peers waiting, and where their main threads were."""
+    """Return how long peers had waited for ranks that died, and where the main threads of these were."""
     observed = []
     for death in deaths:
         waited_ns = death.ended_ns - root.since_ns
@@ -365,7 +365,7 @@ def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observa
 
 
 def death_of(death: Death) -> Observation:
-    """Return what ended a rank, when, and what that usually means."""
+    """Return the observation of what ended a rank, when, and what that usually means."""
     seen = ", seen at {seen_at_ns}" if death.ended_ns > DATED_NS else ""
     observation = observe(
         "death",
@@ -386,7 +386,7 @@ def fewer_steps(rank: int, case: Case) -> list[Observation]:
 
 
 def chain(root: Root, victims: Sequence[int], case: Case) -> list[Observation]:
-    """Return the longest of the shortest chains to the root, which shows most of the waiting."""
+    """Return the longest of the victims' shortest chains to the root, as it shows most of the waiting."""
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
     if len(longest) < 2:
@@ -398,8 +398,8 @@ def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Ob
     """Return a chain of waiting, link by link.
 
     Args:
-        links: pairs of a rank and the operation it waits in, as of `chain_from`.
-        ends: ranks that the last link waits for; none where its operation itself is at fault.
+        links: pairs of a rank and the operation it waits in, as from `chain_from`.
+        ends: ranks that the last link waits for; empty where its operation itself is at fault.
     """
     said: list[str] = []
     values: dict[str, Value] = {"waiting_ranks": [rank for rank, _ in links], "end_ranks": list(ends)}
@@ -416,7 +416,7 @@ def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Ob
 
 
 def doubts(root: Root, case: Case) -> list[Observation]:
-    """Return which ranks may be stuck, too, since it is not known whether they called."""
+    """Return which other ranks may be stuck, since it is not known whether they entered."""
     if root.kind == graph.UNKNOWN:
         return []
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))

@@ -1,10 +1,11 @@
-"""What hangs in a run: findings, none where nothing does.
+"""Findings of what hangs in a run; none where nothing does.
 
-In: `Records`, and the findings log of the run. Out: `Finding`s with their evidence. A rank is named
-as the cause by its own calls and those of its peers; ranks that wait for it are listed as such. What a
-missing dump leaves open is reported with the dump that would decide it. The records of a job that was ended
-may have lost what it waited for: a call that fails counts as finished. So a hang in the log that was not over
-before the job ended decides, unless the records are surer.
+Takes `Records`, and the findings log of the run; returns `Finding`s with their evidence. A rank is named as
+the cause by its own calls and those of its peers; ranks that wait for it are listed as blocked. Where a
+missing dump leaves a question open, the finding names the dump that would answer it.
+
+The records of a job that was ended may have lost what it waited for, since a call that fails counts as
+finished. So a hang in the log that lasted until the job ended takes precedence, unless the records are surer.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ from dpro.detect.observations import Observation, Value, observe
 from dpro.units import NS_PER_S
 from dpro.words import numbers_in_words
 
-MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
-MIN_STANDING_NS = 10 * NS_PER_S  # without a step or a call, from which on stacks show who waits for which
-MAX_OF_DEADLOCK = 6  # the same of ranks that wait for each other
+MAX_OPERATIONS = 2  # listed per finding: ranks may wait for one rank in many operations
+MIN_STANDING_NS = 10 * NS_PER_S  # without any step or call, before stacks count as evidence
+MAX_OF_DEADLOCK = 6  # operations listed where ranks wait for each other
 
 _MISSED = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier")  # of gloo
 
-# Confidences: all dumps show it; all but some; NCCL's RAS reports it where dumps do not; it is one of two.
+# Confidences: all dumps show it; some are missing; NCCL's RAS reports it where dumps do not; one of two.
 _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
 
 _STARTS_UNKNOWN = observe(
@@ -100,13 +101,13 @@ def find_hangs(records: Records) -> list[Finding]:
     """Find the causes of a hang, and ranks that are gone.
 
     Returns:
-        One finding for each first cause, surest first; none if nothing has been unfinished for long.
+        One finding for each first cause, surest first; empty if no call has been unfinished for long.
     """
     return find_causes(examine(records))
 
 
 def find_causes(case: Case) -> list[Finding]:
-    """Find the causes of a hang in what is known of a job; returns as `find_hangs`."""
+    """Find the causes of a hang in the facts of a job; returns what `find_hangs` does."""
     waits, deaths = case.waits, case.deaths
     roots = [root for root in case.roots if not _lost_peers(root, case)]
     differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
@@ -130,7 +131,7 @@ def find_causes(case: Case) -> list[Finding]:
 
 
 def _lost_peers(root: Root, case: Case) -> bool:
-    """Return whether the ranks that all wait for are gone because they lost a peer."""
+    """Return whether the ranks that others wait for are gone because they lost a peer."""
     deaths = [case.deaths.get(rank) for rank in root.ranks]
     return root.kind in (graph.HOST, graph.UNKNOWN) and all(death and death.lost_peer for death in deaths)
 
@@ -145,7 +146,7 @@ def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
 
 
 def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: Case) -> list[Finding]:
-    """Return findings of ranks without a dump that are waited for, besides a rank that is named."""
+    """Return findings of ranks without a dump that others also wait for, besides ranks already named."""
     if all(root.kind != graph.HOST for root in roots):
         return []
     named = ranks_of(findings)
@@ -177,9 +178,9 @@ def _root_finding(root: Root, case: Case) -> Finding:
 
 
 def _grouping(findings: Sequence[Finding], roots: Sequence[Root], case: Case) -> list[Finding]:
-    """Merge the findings of ranks that make a process group, which waits for other ranks.
+    """Merge the findings of ranks that wait for other ranks while they make a process group.
 
-    Where another rank is waited for, they may wait for that one; else their peers do not make these groups.
+    Where others wait for another rank, these may wait for it, too; else their peers do not make these groups.
     """
     making = [finding for finding in findings if finding.class_ == "hang.host" and doing_of(finding) == GROUP]
     others = [finding for finding in findings if finding not in making]
@@ -317,7 +318,7 @@ def _suspect_finding(root: Root, case: Case) -> Finding:
 
 
 def _one_of(ranks: Sequence[int]) -> str:
-    """A part of a sentence: `ranks`, or one of them where they are several."""
+    """Return a fragment of a sentence: `{ranks}`, or `one of {ranks}` where there are several."""
     return "{ranks}" if len(ranks) == 1 else "one of {ranks}"
 
 
@@ -352,7 +353,7 @@ def _left_finding(root: Root, case: Case) -> Finding:
 
 
 def _left_findings(case: Case) -> list[Finding]:
-    """Return findings of ranks that had left when others lost a peer; no call shows which was missing."""
+    """Return findings of ranks that had left when others lost a peer, where no call shows a missing rank."""
     lost = [death.ended_ns for death in case.deaths.values() if death.lost_peer]
     if not lost or len(lost) < len(case.deaths):
         return []
@@ -362,7 +363,7 @@ def _left_findings(case: Case) -> list[Finding]:
 
 
 def _missed_findings(case: Case) -> list[Finding]:
-    """Return findings of ranks that the exception of a peer names as not come to a barrier."""
+    """Return findings of ranks that, by the exception of a peer, did not reach a barrier."""
     findings = []
     for death in case.deaths.values():
         named = _MISSED.search(death.how) if death.lost_peer else None
@@ -374,7 +375,7 @@ def _missed_findings(case: Case) -> list[Finding]:
 
 
 def _standing_findings(case: Case) -> list[Finding]:
-    """Return findings of ranks that their peers wait for in calls that are not recorded, as all stacks show.
+    """Return findings of ranks whose peers wait in unrecorded calls, as the stacks of all ranks show.
 
     Such calls are `monitored_barrier`, and `new_group`, which waits in the job's store.
     """
@@ -426,7 +427,7 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
 
 
 def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
-    """Return by how many updates ranks that differ from most are behind their peers, where by two or more."""
+    """Return by how many updates the minority is behind its peers, if by two or more."""
     steps = dict(case.records.ranks.select("rank", "last_step").iter_rows())
     ours = {steps.get(rank, -1) for rank in mismatch.minority}
     theirs = {steps.get(rank, -1) for rank in mismatch.calls if rank not in mismatch.minority}
@@ -439,7 +440,7 @@ def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
 
 
 def _left_out(mismatch: Mismatch) -> Observation:
-    """Return how many calls the ranks that differ left out."""
+    """Return the observation of how many calls the minority skipped."""
     noun = "call" if mismatch.skipped == 1 else "calls"
     sentence = f"{{ranks}} skipped {{skipped}} {noun}"
     return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
@@ -448,7 +449,7 @@ def _left_out(mismatch: Mismatch) -> Observation:
 def _by_rounds(
     mismatch: Mismatch, case: Case, facts: Sequence[Observation]
 ) -> tuple[float, list[Observation]]:
-    """Return how sure it is which rank departed from the calls of the rounds before, and why."""
+    """Return the confidence in which rank departed from the calls of earlier rounds, and the evidence."""
     lost = list(mismatch.lost)
     ended = [death_of(case.deaths[rank]) for rank in lost if rank in case.deaths]
     if mismatch.minority == mismatch.lost:
@@ -478,7 +479,7 @@ def _finding(
     facts: Sequence[Observation],
     peers: Iterable[int] = (),
 ) -> Finding:
-    """A finding with the evidence that all have: operations, the chain, where each side stood, and doubts.
+    """Return a finding with the common evidence: operations, the chain, the stacks of both sides, and doubts.
 
     Args:
         peers: ranks of the other side, where the root has no operation.
@@ -518,7 +519,7 @@ def _finding(
 def _sides(
     class_: str, ranks: Sequence[int], peers: Iterable[int], facts: Sequence[Observation], case: Case
 ) -> list[Observation]:
-    """Where the ranks at fault stood, unless that is among the facts, and where their peers did."""
+    """Return the stacks of the ranks at fault, unless they are among the facts, and those of their peers."""
     if not class_.startswith("hang."):
         return []
     at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(ranks, case)
@@ -534,15 +535,15 @@ def _component(root: Root, kind: str) -> str:
     return f"{operation.group} ({numbers_in_words(operation.members)})"
 
 
-# Hangs that a watcher saw, merged with those that the records show.
+# Merging hangs that a watcher saw with those that the records show.
 
 
 def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
     """Merge the hangs of a run's findings log with those that its records show.
 
     Returns:
-        The hangs of the log, or `hangs` where their first is a hang of higher confidence; each that is in the
-        log says when it was seen, and where the threads of its ranks were.
+        The hangs of the log, or `hangs` where their first is a hang of higher confidence; each hang in the
+        log gains when it was seen, and where the threads of its ranks were.
     """
     watched = list(_still_hung(run, steps))
     if not watched:
@@ -555,7 +556,7 @@ def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> l
 
 
 def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding, Finding]]:
-    """Yield hangs that were seen and were not over before the job was."""
+    """Yield hangs and deaths of the log that were not over before the job was."""
     last_ns = (steps["start_ns"] + steps["duration_ns"]).max() if steps.height else -1
     for notice in logged_findings(run):
         over = notice.over_ns > 0 and notice.why != JOB_ENDED
@@ -565,7 +566,7 @@ def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding,
 
 
 def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
-    """Return a finding with when it was seen, and where the threads of its ranks were then."""
+    """Add to a finding when it was seen, and where the threads of its ranks were then."""
     kept = run / FOLDER / f"hang-{notice.number}"
     seen = observe(
         "seen-by-watch", "`dpro watch` saw it at {time}, while the job hung",
@@ -582,7 +583,7 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
 
 
 def _threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
-    """Yield where the main threads of some ranks were, as far as these answered."""
+    """Yield where the main threads of some ranks were, and which of these ranks did not answer."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

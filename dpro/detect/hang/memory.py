@@ -1,8 +1,8 @@
-"""GPU memory that ran out: what filled it, and what to do, of ranks that ended by it or went on.
+"""GPU memory that ran out: what filled it, and what to do, for ranks that it ended and ranks that went on.
 
-In: tables `out_of_memory` and `workers`, and findings of ranks that are gone. Out: the same with what held
-memory as evidence, or one where all ranks ran out at once; a line for each rank that went on. What the table
-does not hold is said to be unknown.
+Takes tables `out_of_memory` and `workers`, and findings of ranks that are gone. Returns the findings with
+what occupied the memory as evidence, or one finding where all ranks ran out at once; and a line for each rank
+that went on. Facts missing from the table are reported as unknown.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dpro.detect.hang.stacks import own_call
 from dpro.detect.observations import Observation, Value, observe
 from dpro.words import counted, few, numbers_in_words
 
-CAUSE = "out of memory"  # of ranks that ended by it
+CAUSE = "out of memory"  # the cause of ranks that GPU memory ended
 GREW = "memory that grew"  # the cause of ranks that were killed
 OF_HOST = (
     "look for what is kept from step to step: losses and outputs in lists (keep `loss.item()`, or "
     "`.detach().cpu()` of few), caches, a Dataset that keeps what it has read"
 )
 UNHELD, FREE, OUTSIDE, UNKNOWN = "held by no Python object", "unused pieces", "other processes", "not known"
-SHOWN = 4  # names that are listed of a kind
-NOTABLE = 0.02  # of what is allocated: kinds that hold less are not listed
-MOST = 0.25  # of the memory: what others or unused pieces must take at least to be named as what filled it
+SHOWN = 4  # names listed per kind
+NOTABLE = 0.02  # kinds with a smaller share of the allocated memory are not listed
+MOST = 0.25  # least share of the memory for which other processes or unused pieces count as what filled it
 HOST_KILL = "for lack of memory the kernel killed"  # in warnings of recordings
 _SHARD = "shard the model over the ranks (FSDP, ZeRO, tensor parallelism: `dpro plan` has layouts)"
 _LESS = (
@@ -60,26 +60,26 @@ _OF_REST = ": held by no tensor that Python has, and the allocator's blocks coul
 
 
 def filled_by(finding: Finding) -> str:
-    """What held most of the memory that ranks of a finding ran out of."""
+    """Return what occupied most of the memory that the ranks of a finding ran out of."""
     held = (one.values["filled_by"] for one in finding.observations if "filled_by" in one.values)
     return str(next(held, UNKNOWN))
 
 
 def advice_on(finding: Finding) -> str | None:
-    """What to do about memory that ranks of a finding ran out of; None where nothing is known to help."""
+    """Return what to do about memory that ran out; None where there is no advice."""
     return ADVICE.get(filled_by(finding))
 
 
 def with_memory(
     findings: Sequence[Finding], refused: pl.DataFrame, workers: pl.DataFrame, warnings: Iterable[str]
 ) -> list[Finding]:
-    """Add to findings of ranks that are gone what filled the memory that they ran out of.
+    """Add what filled the memory to findings of ranks that ran out of it and are gone.
 
-    Where more ranks ran out at once than could be a first cause, they are a finding of their own.
+    Without any finding, ranks that ran out become one: too many ran out at once for a first cause.
 
     Args:
         refused: table `out_of_memory`.
-        warnings: of the recording: what the kernel killed for lack of the host's memory.
+        warnings: of the recording: what the kernel killed for lack of host memory.
     """
     ran_out = workers.filter(pl.col("error").str.starts_with(MEMORY_ERROR))["rank"].sort().to_list()
     dead = [finding for finding in findings if finding.class_ == "dead.rank"]
@@ -109,7 +109,7 @@ def _was_killed(finding: Finding) -> bool:
 
 
 def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """A line for each rank that was refused memory and did not end by it."""
+    """Return a line for each rank that was refused memory and did not end by it."""
     ended = workers.filter(pl.col("error").str.starts_with(MEMORY_ERROR))["rank"].to_list()
     rows = refused.filter(~pl.col("rank").is_in(ended)).sort("time_ns")
     times = dict(rows.group_by("rank").agg(pl.max_horizontal(pl.len(), pl.col("refused").max())).iter_rows())
@@ -122,7 +122,7 @@ def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
 
 
 def most_of(row: Mapping[str, Any]) -> str:
-    """What filled the memory: pieces too small, others on the GPU, or the kind that holds most."""
+    """Return what filled the memory: unused pieces too small to use, other processes, or the largest kind."""
     unused = row["reserved_bytes"] - row["allocated_bytes"] if row["allocated_bytes"] >= 0 else 0
     total = row["total_bytes"]
     if unused >= row["requested_bytes"] > 0 and unused >= MOST * max(total, row["reserved_bytes"]):
@@ -145,7 +145,7 @@ def _by_kind(row: Mapping[str, Any]) -> Counter[str]:
 
 
 def described(row: Mapping[str, Any]) -> list[Observation]:
-    """What was asked for, what was there, and what held it.
+    """Return the observations of how much was requested, how much was there, and what occupied it.
 
     Args:
         row: of table `out_of_memory`.
@@ -173,7 +173,7 @@ def described(row: Mapping[str, Any]) -> list[Observation]:
 
 
 def _asked_for(row: Mapping[str, Any]) -> Observation:
-    """What was asked for, by what, with how much in use; and what filled the memory."""
+    """Return what requested how much memory, how much was in use, and what filled it."""
     asked = observe(
         "memory-asked-for", "{requested_bytes} were asked for", requested_bytes=row["requested_bytes"],
         filled_by=most_of(row),
@@ -195,7 +195,7 @@ def _asked_for(row: Mapping[str, Any]) -> Observation:
 
 
 def _with_names(held: Observation, row: Mapping[str, Any], kind: str) -> Observation:
-    """Add the names that hold most of a kind."""
+    """Add the names that occupy most of a kind."""
     rows = zip(row["kinds"], row["names"], row["bytes"], strict=True)
     named = [(name, size) for of_kind, name, size in rows if of_kind == kind and name]
     said = [f"{{name_{place}}} {{name_{place}_bytes}}" for place in range(len(named))]

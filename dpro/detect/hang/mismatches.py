@@ -1,10 +1,9 @@
-"""Calls of one group that differ between its ranks, and which rank's call is unlike those before.
+"""Calls of one group that differ between its ranks, and the rank whose call differs from earlier ones.
 
-In: `Records`, and unfinished operations. Out: `Mismatch`es; what earlier calls show of one.
-
-Of ranks whose call differs from that of their peers in operation, size or element type, at the same place,
-the first such place of each group counts, and the ranks in the minority. What may differ between ranks (the
-sizes of an all-to-all, of a gather) is not compared.
+Takes `Records` and unfinished operations; returns `Mismatch`es, and what earlier calls show about one. Calls
+of one group and number differ if their operation, size or element type does; only the first such place of
+each group counts. Does not compare what may differ between ranks, such as the sizes of an all-to-all or a
+gather.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ class Mismatch:
 
     Attributes:
         key: the group's name and ranks.
-        sequence: number within the group; of a message among those of the pair, -1 where unknown.
-        calls: what each rank called, in words, by rank.
+        sequence: number within the group; of a message, within the pair; -1 where unknown.
+        calls: each rank's call, in words, by rank.
         minority: ranks that differ from more than half of the ranks; all ranks without such a majority.
         skipped: number of calls that the minority left out, if that explains all later differences; -1 if
             it does not, or that is not known.
-        usual: what all ranks called at this place of the rounds before, in words, where that decides.
-        lost: ranks that a library ended there, and whose last calls are not recorded.
+        usual: the call of all ranks at this place in earlier rounds, in words; empty where rounds do not
+            decide.
+        lost: ranks that a library ended there, whose last calls are not recorded.
     """
 
     group: str
@@ -53,7 +53,7 @@ class Mismatch:
 
 
 def find_mismatches(records: Records) -> list[Mismatch]:
-    """Return the first place at which each group's ranks differ, in order of the groups' names."""
+    """Return the first place at which each group's ranks differ, in order of the groups' keys."""
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
     compared = _first_parts(calls.join(_uneven_places(calls), on=["key", "sequence"]))
     size = pl.when(pl.col("op").is_in(_SAME_SIZE))
@@ -92,7 +92,7 @@ def _first_parts(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return `key` and `sequence` of all places where anything compared differs: few of perhaps millions."""
+    """Return `key`, `sequence` of places with any difference: a cheap first filter of millions of calls."""
     size = pl.when(pl.col("op").is_in(_SAME_SIZE))
     compared = calls.select(
         "key",
@@ -112,7 +112,7 @@ def _differs(name: str, unknown: str | int) -> pl.Expr:
 
 
 def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what must be the same on all ranks."""
+    """Return the parts of a call that must be equal on all ranks."""
     sizes = (row["bytes_in"], row["bytes_out"]) if row["op"] in _SAME_SIZE else ()
     return (row["op"], row["dtype"], *sizes)
 
@@ -121,8 +121,8 @@ def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
     """Return a call in words: `all_gather of 40 to 160 bytes of float32`.
 
     Args:
-        bytes_in, bytes_out: sizes, -1 unknown.
-        dtype: type of the elements, empty if unknown.
+        bytes_in, bytes_out: sizes; -1 unknown.
+        dtype: type of the elements; empty if unknown.
     """
     sizes = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
     size = f" of {' to '.join(sizes)} bytes" if sizes else ""
@@ -130,7 +130,7 @@ def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
 
 
 def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """The ranks whose call is not that of more than half; all ranks where no call has that majority."""
+    """Return the ranks whose call differs from that of more than half; all ranks without such a majority."""
     (most, count), *_ = Counter(signatures.values()).most_common()
     if 2 * count <= len(signatures):
         return tuple(sorted(signatures))
@@ -159,7 +159,7 @@ def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, .
     """Return the ranks whose unfinished collective is of a kind that their group has never completed.
 
     Returns:
-        Those ranks if others wait in collectives that their group has called before; none otherwise.
+        These ranks, if others wait in collectives that their group has completed before; else none.
     """
     odd: set[int] = set()
     usual: set[int] = set()
@@ -174,20 +174,20 @@ def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, .
     return tuple(sorted(odd)) if usual - odd else ()
 
 
-# Calls that are unlike those of the rounds before. Where a member gets more than it expects, gloo ends its
-# process at once, and what it called last is not recorded. A training loop repeats its calls: the rank that
-# departs from them is at fault; where none of those whose calls are known does, it is one that was ended.
+# Calls that are unlike those of earlier rounds. When a member receives more than it expects, gloo ends its
+# process at once, and its last call is not recorded. A training loop repeats its calls: the rank that
+# departs from them is at fault; if no rank with known calls does, a rank that was ended is.
 
-ROUNDS = 3  # that have to be equal before a call that differs counts
-MAX_PERIOD = 2000  # calls of a round
-IN_A_CALL = "torch/distributed/"  # part of the paths of a stack that is within a call
+ROUNDS = 3  # equal rounds before a call that differs counts
+MAX_PERIOD = 2000  # calls per round
+IN_A_CALL = "torch/distributed/"  # in the paths of a stack, shows that a thread is within a call
 Call = tuple[Any, ...]
 
 
 def unlike_before(records: Records) -> list[Mismatch]:
-    """Return calls of groups of which a library ended a member, where a rank departs from the rounds before.
+    """Return mismatches of groups in which a library ended a member and a rank departs from earlier rounds.
 
-    Nothing is returned of a group whose calls never repeated, or all of whose known ranks depart equally.
+    A group has none if its calls never repeated, or if all its known ranks depart equally.
     """
     aborted = records.ranks.filter(pl.col("exit_signal") == int(signal.SIGABRT))
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
@@ -212,7 +212,7 @@ def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Re
     if not departures:
         return _ended_in_a_call(key, group, gone, last, records)
     if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(others) > 1:
-        return None  # all called something else, as at the end of an epoch
+        return None  # all departed in one way, as at the end of an epoch
     first = min(departures, key=lambda rank: last[rank]["sequence"])
     place, period = rounds[first]  # type: ignore[misc]
     usual = rows[first][place - period]
@@ -232,7 +232,7 @@ def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Re
 def _ended_in_a_call(
     key: str, group: str, gone: set[int], last: Mapping[int, Mapping[str, Any]], records: Records
 ) -> Mismatch | None:
-    """The mismatch of ranks that were ended within a call while all others called as in the rounds before."""
+    """Return the mismatch of a rank that ended within a call while all others called as in earlier rounds."""
     stacks = dict(
         records.ranks.filter(pl.col("rank").is_in(sorted(gone))).select("rank", "stack").iter_rows()
     )
@@ -251,14 +251,14 @@ def _in_words(row: Mapping[str, Any]) -> str:
 
 
 def _round_of(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Where a rank's calls depart from their rounds, and how many calls a round has; None without rounds.
+    """Return where a rank's calls depart from their rounds, and the calls per round; None without rounds.
 
     Args:
-        rows: calls of a rank in one group, by number; only those since the last gap count, and of these
-            half at most come before the rounds: a job begins with other calls.
+        rows: calls of a rank in one group, by number. Only those since the last gap count, and at most half
+            of these may come before the rounds: a job begins with other calls.
 
     Returns:
-        The place of the first call that differs, -1 where none does; it is in the last round.
+        The index of the first call that differs, which is in the last round, or -1 for none; and the period.
     """
     numbers = [row["sequence"] for row in rows]
     gaps = [place for place in range(1, len(rows)) if numbers[place] != numbers[place - 1] + 1]
@@ -299,9 +299,9 @@ def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
 
 
 def unlike_earlier(mismatch: Mismatch, records: Records) -> tuple[tuple[int, ...], list[Observation]]:
-    """Return the ranks whose call is unlike what their group called before, and what shows it.
+    """Return the ranks whose call is unlike the earlier ones of their group, and the evidence.
 
-    It is where no rank had made such a call, or where one that comes again and again came too soon.
+    A call is unlike them if no rank had made such a call, or if a recurring call came too soon.
     """
     calls = records.calls.filter(~pl.col("p2p"), key=mismatch.key)
     calls = _first_parts(calls.filter(pl.col("sequence").is_between(0, mismatch.sequence))).sort("sequence")
@@ -310,7 +310,7 @@ def unlike_earlier(mismatch: Mismatch, records: Records) -> tuple[tuple[int, ...
         of_call[call].append(rank)
     rows = {call: list(calls.filter(rank=ranks[0]).iter_rows(named=True)) for call, ranks in of_call.items()}
     if any(not of_one or _in_words(of_one[-1]) != call for call, of_one in rows.items()):
-        return (), []  # messages, or a dump without what came before
+        return (), []  # messages, or a dump without earlier calls
     before = {_signature(row) for of_one in rows.values() for row in of_one[:-1]}
     departing, seen = [], []
     for call, ranks in of_call.items():
@@ -329,7 +329,7 @@ def unlike_earlier(mismatch: Mismatch, records: Records) -> tuple[tuple[int, ...
 
 
 def _rounds_short(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Return after how many rounds of other calls a rank's last call came, and the time before, if fewer.
+    """Return the rounds before a rank's last call of a kind and before the previous one; None unless fewer.
 
     Args:
         rows: calls of a rank in one group, by number.

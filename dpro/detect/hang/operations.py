@@ -1,8 +1,8 @@
 """Unfinished operations: which ranks called them, finished them, or did not call.
 
-In: `Records`. Out: `Operation`s. A collective is one operation of its group; a send and the receive that
-matches it in order are one, too. What a rank has not recorded it may still have done: its dump may be
-missing, be older than the operation, or have been clipped. Such ranks are unknown, and not absent.
+Takes `Records`; returns `Operation`s. A collective is one operation of its group; a send and its receive,
+matched in order, are one, too. Does not infer that a rank missed a call from the lack of a record alone: its
+dump may be missing, older than the operation, or clipped. Such ranks are unknown rather than absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CLOCK_SKEW_NS = NS_PER_S  # between hosts
 
 @dataclass(frozen=True)
 class OperationCall:
-    """One rank's call: its place among the calls of that rank, what it moves, its state."""
+    """One rank's call: its order among the rank's calls, what it moves, its state."""
 
     rank: int
     order: int
@@ -40,12 +40,12 @@ class Operation:
 
     Attributes:
         key: the group's name and ranks.
-        sequence: number within the group, of a message among those of the pair; -1 unknown.
+        sequence: number within the group; of a message, within the pair; -1 unknown.
         members: all ranks that take part, in order.
         unfinished: calls that were made and are not finished, by rank.
         absent: ranks that are known not to have called.
-        came: ranks that have called; whether they have finished is not known.
-        unknown: ranks of which it is not known whether they have called.
+        came: ranks that have called and may or may not have finished.
+        unknown: ranks that may or may not have called.
         pair: sender and receiver of a message.
     """
 
@@ -63,17 +63,19 @@ class Operation:
 
     @property
     def since_ns(self) -> int:
-        """When the last of the waiting ranks called, ns; -1 unknown."""
+        """When the last of the waiting ranks called, in ns; -1 unknown."""
         return max((call.enqueued_ns for call in self.unfinished.values()), default=-1)
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Which dumps are up to date, and how far each rank had come: its last call by group, its last finished.
+    """Which dumps are up to date, and how far each rank had come.
 
     Attributes:
-        current: ranks whose dump shows what they did last.
-        outdated: ranks that had gone on after their dump was saved.
+        current: ranks whose dump shows their last calls.
+        outdated: ranks that went on after their dump was saved.
+        issued: last collective that was called, by rank and group.
+        done: last collective that finished, by rank and group.
     """
 
     current: frozenset[int]
@@ -83,14 +85,14 @@ class Knowledge:
 
 
 def know(records: Records) -> Knowledge:
-    """Derive how far each rank had come, and which dumps are older than what their peers show."""
+    """Derive how far each rank had come, and which dumps are older than their peers' calls show."""
     calls = records.calls.filter(~pl.col("p2p"))
     rows = calls.group_by("rank", "key").agg(
         issued=pl.col("sequence").max(),
         done=pl.col("sequence").filter(pl.col("state") == "completed").max(),
     )
     reports = _with_status(rows, records)
-    # All ranks of a group must have made its `proven` call, since one of them has finished it.
+    # A synchronising call that one rank of a group has finished proves that all its ranks have made it.
     finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
     reached = pl.concat([finished.select("key", proven="sequence"), reports.select("key", proven="said")])
     proven = reached.group_by("key").agg(pl.col("proven").max()).join(records.members, on="key")
@@ -108,8 +110,8 @@ def _outdated(
 ) -> frozenset[int]:
     """Return the ranks that went on after their dump was saved.
 
-    They must have made calls that the dump lacks; or have finished a call that the dump holds as unfinished
-    before a later one; or a step, or a call of a peer, is later than the dump.
+    They must have made calls that the dump lacks; or must have finished one of several calls that the dump
+    shows as unfinished; or a step of theirs, or a call of a peer, is later than the dump.
 
     Args:
         proven: `rank`, `key`, `proven`: the last call that all ranks must have made.
@@ -137,17 +139,17 @@ def _outdated(
 
 
 def _with_status(called: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Add what ranks reported of groups as a whole, where that counts collectives only.
+    """Add what ranks reported about groups as a whole, where these reports count collectives only.
 
-    Some libraries count messages together with collectives: the report of a group is ignored where it does
-    not agree with the calls, or where there are messages.
+    Some libraries count messages together with collectives: a group's reports are ignored where they disagree
+    with its calls, or where it has messages.
 
     Args:
-        called: `rank`, `key`, `issued`, `done`: from the calls.
+        called: `rank`, `key`, `issued`, `done`, from the calls.
 
     Returns:
-        `rank`, `key`, `said`, `issued`, `done`: the last sequence number that was reported as completed, the
-        last that was called, and the last that finished; -1 for none.
+        `rank`, `key`, `said`, `issued`, `done`: the last sequence numbers reported as completed, called, and
+        finished; -1 for none.
     """
     joined = records.status.join(called, on=["rank", "key"], how="full", coalesce=True)
     agrees = (
@@ -206,7 +208,7 @@ def _collective(
         if rank in unfinished or rank in finished:
             continue
         if knowledge.issued.get((rank, key), -1) >= sequence:
-            # A current dump without the call no longer holds it, or holds only what is unfinished.
+            # A current dump may have dropped the call, or contain unfinished calls only.
             (finished if rank in knowledge.current else came).add(rank)
         elif rank in knowledge.current and not _before(saved.get(rank, -1), began_ns):
             absent.add(rank)
@@ -228,7 +230,7 @@ def _collective(
 
 
 def _before(saved_ns: int, began_ns: int) -> bool:
-    """Return whether a dump was saved before its rank's peers began: the rank may have called later."""
+    """Return whether a dump was saved before peers began an operation: its rank may have called later."""
     return 0 <= saved_ns < began_ns
 
 

@@ -1,8 +1,7 @@
 """Communication calls of a run, in the form in which the search for a hang needs them.
 
-In: the tables of a run. Out: `Records`: calls with their group's ranks and a number of their own per rank,
-and what is known of each rank: when its calls were last saved, how far it had come, how it ended. Nothing is
-concluded from them here.
+Takes the tables of a run. Returns `Records`: calls with their group's ranks and an order per rank, and facts
+about each rank: when its calls were last saved, how far it had come, how it ended. Draws no conclusions.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, ST
 from dpro.schema.members import GROUP_RANKS, of_each_text, sorted_members
 from dpro.store import Run
 
-# What NCCL's RAS reports of ranks: which do not answer, are considered dead, or have made fewer calls.
+# What NCCL's RAS reports: ranks that do not answer, are considered dead, or have made fewer calls.
 
 SILENT, DEAD = "ras_unresponsive", "ras_considered_dead"
-CALLS = "ras_calls "  # and the operation
+CALLS = "ras_calls "  # followed by the operation
 SOURCE = "NCCL RAS"
 
 
 @dataclass(frozen=True)
 class Ras:
-    """What a report says.
+    """Report of NCCL's RAS.
 
     Attributes:
         dead: ranks that NCCL considers dead.
-        behind: by rank, each communicator and operation that it called less often than others.
+        silent: ranks that do not answer.
+        answering: ranks whose calls are reported.
+        behind: by rank, an observation of each communicator and operation that it called less than others
+            did.
     """
 
     dead: frozenset[int] = frozenset()
@@ -48,7 +50,7 @@ class Ras:
         return []
 
     def observations(self, rank: int) -> list[Observation]:
-        """Return what the report says of a rank."""
+        """Return what the report says about a rank."""
         observed = []
         if rank in self.dead:
             observed.append(observe("ras-dead", "NCCL's RAS considers rank {rank} dead", rank=rank))
@@ -87,7 +89,7 @@ def read_ras(counters: pl.DataFrame) -> Ras:
 
 
 UNFINISHED = ("scheduled", "started")
-# A member can finish these only after every other member has come.
+# A member can finish these only after every other member has called.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 DEFAULT_GROUP = "0 default_pg"
 _COUNT_SCALE = 2  # a recording numbers its two flight recorders in turn: the first entries are 0 and 1
@@ -100,14 +102,15 @@ class Records:
     Attributes:
         calls: `rank`, `order` (of the calls of a rank), `key` (group and its ranks), `group`, `p2p`,
             `sequence`, `op`, `peer`, `bytes_in`, `bytes_out`, `dtype`, `enqueued_ns`, `state`, `counted`
-            (the sequence counts the messages of the pair).
-        members: `key`, `rank`: who belongs to a group.
-        status: `rank`, `key`, `enqueued`, `completed`: last sequence numbers that a rank reported of a group.
-        ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it
-            reported that it had finished all it had begun), `last_step`, `last_step_ns`, `heartbeat_ns`,
-            `ended_ns`, `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final` (it made no call
-            after those).
-        starts_unknown: whether calls run on GPUs that record no starts: none of them is ever `started`.
+            (whether the sequence counts the messages of the pair).
+        members: `key`, `rank`: the ranks of each group.
+        status: `rank`, `key`, `enqueued`, `completed`: last sequence numbers that a rank reported for a
+            group.
+        ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its calls are complete from the very first), `idle`
+            (it reported that it had finished all it had begun), `last_step`, `last_step_ns`, `heartbeat_ns`,
+            `ended_ns`, `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final` (its script
+            ended: it made no later calls).
+        starts_unknown: whether the job runs on GPUs and records no starts: no call is ever `started`.
     """
 
     calls: pl.DataFrame
@@ -126,7 +129,7 @@ def read_records(run: Run) -> Records:
     )
     calls = run.table(COLLECTIVES)
     records = make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
-    asked = SOURCE in run.manifest.sources.get(COUNTERS.name, "")  # telemetry is much to read
+    asked = SOURCE in run.manifest.sources.get(COUNTERS.name, "")  # reading all telemetry would be slow
     return replace(records, ras=read_ras(run.table(COUNTERS))) if asked else records
 
 
@@ -147,7 +150,7 @@ def make_records(
     clock_samples: pl.DataFrame,
     world_size: int,
 ) -> Records:
-    """Make the records of tables, all as declared in `dpro.schema`."""
+    """Make the records of tables, all with the columns of `dpro.schema`."""
     said, said_keys = _keyed(process_groups, process_groups, world_size)
     calls, call_keys = _keyed(with_known_state(collectives), process_groups, world_size)
     calls = calls.select(
@@ -168,7 +171,7 @@ def make_records(
     ).filter(~pl.col("op").str.ends_with(":coalesced"))
     calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
     calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))
-    # Where no members of a group are listed, they are those that called it.
+    # Ranks that called a group are its members where none are listed.
     keys = pl.concat([call_keys, said_keys])
     ranks_of_text = of_each_text("ranks", members_of, pl.List(pl.Int32()))
     named = keys.unique("key").with_columns(rank=ranks_of_text).drop("ranks")
@@ -187,9 +190,9 @@ def make_records(
 
 
 def with_known_state(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of table `collectives` of which the state and the group are known.
+    """Return the calls of table `collectives` whose state and group are known.
 
-    What a deep window saw run has finished, also where its state was saved before.
+    Calls that ran in a deep window count as completed, even if their state was saved before they ended.
     """
     ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
     calls = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
@@ -205,7 +208,7 @@ def _keyed(
         frame: rows with `group` and `group_ranks`.
 
     Returns:
-        The rows with `key`; and `key`, `ranks` as a text.
+        The rows with `key`; and `key`, `ranks` (as text) of each group.
     """
     on = ["group", GROUP_RANKS] if (frame[GROUP_RANKS] != "").any() else ["group"]
     kinds = frame.select("group", GROUP_RANKS).unique()  # few, while rows may be millions
@@ -225,7 +228,7 @@ def _keyed(
         .then(pl.lit(members_text(range(world_size))))
         .otherwise(GROUP_RANKS)
     )
-    # A category is looked at once and not in every row.
+    # Categories are parsed once each rather than in every row.
     keys = (
         kinds.join(single, on="group", how="left")
         .with_columns(ranks=ranks)
@@ -243,7 +246,7 @@ def _ranks(
     steps: pl.DataFrame,
     clock_samples: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Return what is known of each rank; one that only occurs in calls of its peers has no row."""
+    """Return the known facts about each rank; a rank that occurs only in calls of its peers has no row."""
     saved = process_groups.group_by("rank").agg(
         saved_ns=pl.col("saved_ns").max(),
         idle=(pl.col("enqueued") >= 0).any()

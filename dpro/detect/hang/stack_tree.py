@@ -1,7 +1,7 @@
-"""Stacks of many threads merged into one tree: where they are together, and where they part.
+"""Stacks of many threads merged into one tree, which shows the calls they share and where they part.
 
-In: stacks of threads of ranks. Out: a tree for each kind of thread, and its lines as text. Threads are of one
-kind if their names differ in numbers only. Nothing here says which place is wrong.
+Takes stacks of threads of ranks. Returns a tree for each kind of thread, and its lines as text; threads are
+of one kind if their names differ in numbers only. Does not judge which branch is wrong.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from dpro.words import ranks_in_words, shortened
 
-MAIN = "main"  # begins the names of main threads, in any case
-_INSTALLED = re.compile(r"^.*(-packages|/lib/python[\d.]+)/")  # what comes before the name of a package
-_NO_LINE = re.compile(r"^.*/([^/ ]+):0 ")  # a library of C without lines: its name is enough
-_LONGEST = 120  # characters of a call: names of templates of C++ have thousands
+MAIN = "main"  # prefix of the names of main threads, in upper or lower case
+_INSTALLED = re.compile(r"^.*(-packages|/lib/python[\d.]+)/")  # the path before the name of a package
+_NO_LINE = re.compile(r"^.*/([^/ ]+):0 ")  # a C library without line numbers: its name is enough
+_LONGEST = 120  # characters of a call: names of C++ templates have thousands
 _NUMBER = re.compile(r"\b0x[0-9a-f]+\b|\d+")
 _INDENT = "  "
 
 
 class StackedThread(NamedTuple):
-    """A thread of a rank.
+    """A thread of a rank, with its stack.
 
     Attributes:
         calls: `file:line function`, innermost first.
@@ -38,11 +38,10 @@ class Branch:
     """Calls that several threads share.
 
     Attributes:
-        calls: outermost first; all threads of the branch are in these.
-        ranks: of the threads, sorted.
-        num_threads: how many there are.
-        branches: where they part, the fewest threads first; none where the last call is the innermost of all.
-            Threads that are in no further call are in no branch.
+        calls: calls that all threads of the branch share, outermost first.
+        ranks: ranks of the threads, sorted.
+        num_threads: number of threads.
+        branches: where the threads part, fewest threads first; threads without further calls are in none.
     """
 
     calls: tuple[str, ...]
@@ -52,10 +51,10 @@ class Branch:
 
 
 def merge_stacks(threads: Iterable[StackedThread]) -> dict[str, Branch]:
-    """Merge stacks from their outermost calls on.
+    """Merge stacks, starting at their outermost calls.
 
     Returns:
-        Kind of thread -> its tree, main threads first, then the kinds with the fewest threads.
+        Kind of thread -> its tree: main threads first, then the kinds with the fewest threads.
     """
     kinds: dict[str, list[StackedThread]] = {}
     for thread in threads:
@@ -65,7 +64,7 @@ def merge_stacks(threads: Iterable[StackedThread]) -> dict[str, Branch]:
 
 
 def _merged(stacks: Sequence[tuple[int, tuple[str, ...]]]) -> Branch:
-    """Merge stacks.
+    """Merge stacks of one kind.
 
     Args:
         stacks: rank and calls of each thread, outermost first.
@@ -86,7 +85,7 @@ def _merged(stacks: Sequence[tuple[int, tuple[str, ...]]]) -> Branch:
 
 
 def lines_of(kind: str, tree: Branch) -> list[str]:
-    """Write a tree as text, a call a line, indented below the ranks that are in it."""
+    """Return a tree as text, one call per line, indented below the ranks that are in it."""
     return [f"{kind}, {_who(tree)}", *_lines(tree, 1)]
 
 
@@ -102,6 +101,6 @@ def _in_words(call: str) -> str:
 
 
 def _who(branch: Branch) -> str:
-    """The ranks of a branch, with the number of threads where some rank has several."""
+    """Return the ranks of a branch, with the number of threads if some rank has several."""
     ranks = ranks_in_words(branch.ranks)
     return ranks if branch.num_threads == len(branch.ranks) else f"{ranks} ({branch.num_threads} threads)"

@@ -1,8 +1,8 @@
-"""What main threads do while a job stands still, and where in the user's code.
+"""What main threads do while a job hangs, and where in the user's code.
 
-In: stacks, as calls `file:line function`, innermost first, and the CPU time that threads took. Out: the call
-of the user's own code, and what a library that it called is known to do; both in words. That a thread is
-stuck is said only where it took no CPU time and no library is known to wait there.
+Takes stacks, as calls `file:line function`, innermost first, and the CPU time of threads. Returns the call of
+the user's own code, and what the library that it called is known to do there, both in words. A thread counts
+as stuck only if it took no CPU time and no library is known to wait there.
 """
 
 from __future__ import annotations
@@ -18,31 +18,29 @@ from dpro.detect.observations import Observation, Value, observe
 from dpro.units import NS_PER_S
 from dpro.words import ranks_in_words
 
-MAIN_THREAD = "main-thread"  # the kind of observations of where one is
-MIN_COMPUTING = 0.25  # of the time: a thread that waits takes none, but for what ends its process later
-MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little of what a thread does
-MAX_CALLS = 3  # of a stack that are quoted
-# Counters of a process: its main thread ran, or would have with a free core; and of its host: it was sampled.
+MAIN_THREAD = "main-thread"  # kind of observation: where a main thread is
+MIN_COMPUTING = 0.25  # of the time: a waiting thread takes none, except while its process ends later
+MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little about what a thread does
+MAX_CALLS = 3  # innermost calls of a stack that are quoted
+# Counters of a process (its main thread ran, or was ready to), and one of its host, written at each sample.
 _CPU_TIME, _SAMPLED = ("main_thread_cpu_s", "main_thread_runqueue_s"), "telemetry_cpu_s"
 
 _INSTALLED = re.compile(r"-packages/|/lib/python")
-_OF_TORCH = re.compile(r"-packages/(torch|triton)/|/lib/python[\d.]+/(?!\w+-packages/)")  # and of Python
-_GENERATED = re.compile(
-    r"<(frozen|eval_with_key|string)\b|/torchinductor_"
-)  # files that people did not write
-_INNER = re.compile(r" <(genexpr|\w+comp)>$")  # a part of the function around it
+_OF_TORCH = re.compile(r"-packages/(torch|triton)/|/lib/python[\d.]+/(?!\w+-packages/)")  # or of Python
+_GENERATED = re.compile(r"<(frozen|eval_with_key|string)\b|/torchinductor_")  # generated code
+_INNER = re.compile(r" <(genexpr|\w+comp)>$")  # part of the function around it
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What a thread does.
+    """A kind of work or wait of a thread.
 
     Attributes:
-        calls: pattern of `file function` of the calls of a library that does this.
+        calls: pattern of `file function` of the library calls that do this.
         verb: in the plural: `compile`; empty where it is not known.
-        what: the rest of that, with `{call}` for the function of the library that was called.
+        what: the words after the verb, with `{call}` for the function of the library that was called.
         remedy: what to do where other ranks wait for it; empty where the calls of all ranks decide that.
-        works: whether it goes on by itself: the others wait as long as that takes.
+        works: whether it goes on by itself, so that the others wait only as long as it takes.
     """
 
     calls: str
@@ -60,7 +58,7 @@ _BEFORE = (
     f"share it among all ranks, {_LONGER}"
 )
 _FILES = r"(torch/serialization\.py|torch/distributed/checkpoint/\S*|/safetensors/\S*) \w*"
-_IN_LIBRARIES = {  # the first that fits
+_IN_LIBRARIES = {  # the first match counts
     COMPILE: Doing(
         r"torch/_dynamo/(convert_frame|output_graph)\.py|torch/_inductor/(codegen/|(graph|scheduler)\.py)"
         r"|torch/_inductor/async_compile\.py|/compile_fx\.py \w*compile|/triton/compiler/", "compile", "",
@@ -105,9 +103,10 @@ _DOINGS = _IN_LIBRARIES | {
 
 
 def stand_of(calls: Sequence[str]) -> dict[str, Value]:
-    """Return where a thread stands: `doing`, a key of the table; `call`, of the library; `own_call`.
+    """Return what a thread does: `doing`, a key of `_DOINGS`; `call`, of the library; and `own_call`.
 
-    What counts is what the user's code called last; of a compiler, which may call that code, any call.
+    Library calls count if the user's code made them last; calls of a compiler, which may call that code,
+    always.
 
     Args:
         calls: of its stack, innermost first, at least one.
@@ -126,7 +125,7 @@ def stand_of(calls: Sequence[str]) -> dict[str, Value]:
 def own_call(calls: Sequence[str]) -> str:
     """Return the innermost call of the user's code, as `file:line function`.
 
-    Where all code is installed, it is the innermost of neither torch nor Python.
+    Where all code is installed, it is the innermost call outside of torch and Python.
     """
     written = [call for call in calls if not _GENERATED.search(call)] or list(calls)
     of_user = [call for call in written if not _INSTALLED.search(call)]
@@ -135,7 +134,7 @@ def own_call(calls: Sequence[str]) -> str:
 
 
 def calls_in_words(calls: Sequence[str]) -> str:
-    """Return the innermost calls of a stack, and that of the user's own code where it is further out."""
+    """Return the innermost calls of a stack, and the user's own call where it is further out."""
     quoted, called = [*calls[:MAX_CALLS]], own_call(calls)
     if called not in quoted:
         quoted += ["…", called] if calls.index(called) > MAX_CALLS else [called]
@@ -143,11 +142,11 @@ def calls_in_words(calls: Sequence[str]) -> str:
 
 
 def main_threads(ranks: Sequence[int], calls: Sequence[str], verb: str) -> Observation:
-    """Return where the main threads of ranks are, or were.
+    """Return the observation of where the main threads of ranks are, or were.
 
     Args:
         calls: of one of their stacks, innermost first.
-        verb: `is` or `was`, of one thread.
+        verb: `is` or `was`, for one thread.
     """
     threads, said = ("thread", verb) if len(ranks) == 1 else ("threads", {"is": "are"}.get(verb, "were"))
     sentence = f"the main {threads} of {{ranks}} {said} in {{calls}}"
@@ -155,20 +154,20 @@ def main_threads(ranks: Sequence[int], calls: Sequence[str], verb: str) -> Obser
 
 
 def sides_of(finding: Finding) -> Iterator[Mapping[str, Value]]:
-    """Yield where main threads stand, as `main_threads` observed it, of ranks at fault and of their peers."""
+    """Yield the values of `main_threads` observations, of ranks at fault and of their peers."""
     for one in finding.observations:
         if one.kind == MAIN_THREAD and "doing" in one.values:
             yield one.values
 
 
 def doing_of(finding: Finding) -> str:
-    """Return what the ranks at fault do; `UNKNOWN` where that is not known, or not the same for all."""
+    """Return what the ranks at fault do; `UNKNOWN` where that is not known or differs between them."""
     doings = doings_of(finding)
     return doings.pop() if len(doings) == 1 else UNKNOWN
 
 
 def doings_of(finding: Finding) -> set[str]:
-    """Return all that ranks at fault do."""
+    """Return everything that ranks at fault do."""
     return {doing_on(side) for side in sides_of(finding) if _is_own(side, finding)}
 
 
@@ -180,12 +179,12 @@ def doing_on(side: Mapping[str, Value]) -> str:
 
 
 def remedy_of(doing: str) -> str:
-    """Return what to do where others wait for ranks that do this; empty where more has to be known."""
+    """Return what to do where others wait for ranks that do this; empty where more must be known."""
     return _DOINGS[doing].remedy
 
 
 def works(finding: Finding) -> bool:
-    """Whether the ranks at fault are known to go on with work of their own."""
+    """Return whether the ranks at fault are known to go on with work of their own."""
     return finding.class_ == "hang.host" and _DOINGS[doing_of(finding)].works
 
 
@@ -194,7 +193,7 @@ def _is_own(side: Mapping[str, Value], finding: Finding) -> bool:
 
 
 def sides_in_words(finding: Finding) -> tuple[list[str], list[str]]:
-    """Return what the ranks at fault do, and what their peers do, a clause each."""
+    """Return what the ranks at fault do, and what their peers do, one clause each."""
     if not finding.class_.startswith("hang."):
         return [], []
     clauses: tuple[list[str], list[str]] = [], []
@@ -205,10 +204,10 @@ def sides_in_words(finding: Finding) -> tuple[list[str], list[str]]:
 
 
 def _clause(side: Mapping[str, Value], otherwise: str) -> str:
-    """`rank 0 waits in DDP's broadcast of buffers, in validate (job.py:15)`.
+    """Return a clause: `rank 0 waits in DDP's broadcast of buffers, in validate (job.py:15)`.
 
     Args:
-        otherwise: the verb, in the plural, where it is not known what they do.
+        otherwise: the verb, in the plural, where it is not known what the ranks do.
     """
     ranks, doing = side["ranks"], _DOINGS.get(doing_on(side), _DOINGS[UNKNOWN])
     verb = doing.verb or otherwise
@@ -223,17 +222,17 @@ def _clause(side: Mapping[str, Value], otherwise: str) -> str:
 
 
 def needed_for_cpu_time(part: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `counters` that say when main threads ran."""
+    """Return the rows of `counters` that show when main threads ran."""
     return part.filter(pl.col("counter").is_in([*_CPU_TIME, _SAMPLED]))
 
 
 def with_cpu_time(
     findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, now_ns: int
 ) -> list[Finding]:
-    """Add to findings of hosts for which share of the time that their peers waited the main thread ran.
+    """Add to findings of hosts the share of their peers' wait in which their main thread ran.
 
     Args:
-        now_ns: until when they waited; -1 unknown.
+        now_ns: when the wait was last observed; -1 unknown.
     """
     hosts = dict(workers.select("rank", "host").iter_rows())
     explained = []
@@ -256,10 +255,10 @@ def _is_main_thread_of(one: Observation, rank: int) -> bool:
 
 
 def ran_share(counters: pl.DataFrame, rank: int, host: str, since_ns: int) -> float | None:
-    """Return for which share of the time since then a main thread ran, or waited for a core; None unknown.
+    """Return the share of the time since then in which a main thread ran or waited for a core; None unknown.
 
     Args:
-        counters: as of `needed_for_cpu_time`; a sample that equals the one before was not written.
+        counters: as from `needed_for_cpu_time`; a sample equal to the one before was not written.
     """
     until_ns = counters.filter(host=host, counter=_SAMPLED)["time_ns"].max()
     rows = counters.filter(pl.col("counter").is_in(_CPU_TIME), rank=rank).sort("time_ns")

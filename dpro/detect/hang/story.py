@@ -1,7 +1,7 @@
-"""What happened before a job stood still, in order of time: last steps, last calls, who waited, who was gone.
+"""Events before a job hung, in order of time: last steps, last calls, waiting ranks, ranks that were gone.
 
-In: a `Case`. Out: a frame of events. Each is a record of the job's own, by the clock of the host that it was
-made on; what caused what is said by the findings.
+Takes a `Case`; returns a frame of events. Each is one of the job's own records, by the clock of the host that
+made it. Does not say what caused what; findings do.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dpro.detect.hang.case import Case, is_frozen
 from dpro.detect.hang.evidence import name_of
 from dpro.units import NS_PER_S, format_duration
 
-MAX_AWAITED = 2  # operations that are listed of those that one cause holds up
+MAX_AWAITED = 2  # operations listed per cause
 DAY_NS = 24 * 3600 * NS_PER_S
-APART_NS = 1e6  # calls that are further apart are said to be
+APART_NS = 1e6  # how far apart calls are is shown above this
 
 
 class _Event(NamedTuple):
@@ -27,7 +27,7 @@ class _Event(NamedTuple):
 
 
 def story_info(case: Case) -> pl.DataFrame:
-    """List what happened: `time_ns` (-1 unknown, first), `ranks` (list), `what`; in order of time."""
+    """Return the events: `time_ns` (-1 unknown, first), `ranks` (list), `what`; in order of time."""
     events = [*_last_steps(case), *_waits(case), *_last_calls_of_absent(case), *_ends(case), *_saved(case)]
     schema = pl.Schema({"time_ns": pl.Int64(), "ranks": pl.List(pl.Int64()), "what": pl.String()})
     rows = [(one.time_ns, list(one.ranks), one.what) for one in events]
@@ -35,7 +35,7 @@ def story_info(case: Case) -> pl.DataFrame:
 
 
 def last_calls(case: Case) -> pl.DataFrame:
-    """What each rank called last: `rank`, `time_ns` (-1 unknown), `call` in words."""
+    """Return the last call of each rank: `rank`, `time_ns` (-1 unknown), `call` in words."""
     number = pl.when(pl.col("sequence") >= 0).then(pl.format(" #{}", "sequence")).otherwise(pl.lit(""))
     group = pl.when(pl.col("group") == "").then(pl.lit("")).otherwise(pl.format(' of group "{}"', "group"))
     finished = (
@@ -78,7 +78,7 @@ def _last_calls_of_absent(case: Case) -> Iterator[_Event]:
         if rank in last:
             time_ns, call = last[rank]
             yield _Event(time_ns, (rank,), f"makes its last call: {call}")
-        elif number >= 0:  # its dump says how far it had come, and has no calls
+        elif number >= 0:  # its dump reports its progress but lists no calls
             yield _Event(-1, (rank,), f'makes its last call of group "{operation.group}": #{number}')
 
 
@@ -96,5 +96,5 @@ def _ends(case: Case) -> Iterator[_Event]:
 def _saved(case: Case) -> Iterator[_Event]:
     ranks = tuple(sorted(case.progress.current))
     since_ns = min((root.since_ns for root in case.roots if root.since_ns > 0), default=0)
-    if ranks and 0 <= case.now_ns - since_ns < DAY_NS:  # else a copy of the dumps has a time of its own
+    if ranks and 0 <= case.now_ns - since_ns < DAY_NS:  # else the time may be that of a copy of the dumps
         yield _Event(case.now_ns, ranks, "by now all have saved what they wait for")

@@ -1,12 +1,12 @@
 """The wait-for graph of ranks and operations, and where its chains end.
 
-In: unfinished operations. Out: `Root`s. A rank waits for the operations that it has not finished; an
-operation waits for the ranks that have not called it, or, if all have, for the operations that a member has
-to finish first. The root causes are the strongly connected components without an edge out: a single node is
-at fault, several are a deadlock (Holt, "Some deadlock properties of computer systems", 1972).
+Takes unfinished operations; returns `Root`s. A rank waits for the operations that it has not finished; an
+operation waits for the ranks that have not called it, or, if all have, for the operations that a member must
+finish first. The root causes are the strongly connected components without an edge out: a single node is at
+fault, several are a deadlock (Holt, "Some deadlock properties of computer systems", 1972).
 
-The components are found here and not by scipy: hangs are searched for with the base installation, which has
-no scipy, and beside a running job.
+Components are found here rather than by scipy: the search for hangs runs with the base installation, which
+lacks scipy, and beside a running job.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from dpro.detect.hang.operations import Operation
 
 HOST, DEVICE, COMM, CYCLE, UNKNOWN = "host", "device", "comm", "cycle", "unknown"
 
-MAX_STARTS = 200  # nodes of a component that are tried for the shortest cycle
+MAX_STARTS = 200  # nodes of a component from which the shortest cycle is searched
 
 RANK, OPERATION = "rank", "operation"
 Node = tuple[str, int]
-"""A rank, or an operation by its place in the list."""
+"""(`RANK`, rank), or (`OPERATION`, index in the list of operations)."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """Where chains of waiting end.
+    """The end of chains of waiting.
 
     Attributes:
         kind: a rank that did not call and waits for nothing (`HOST`); ranks that called and did not finish
             (`DEVICE`); an operation that no rank finishes (`COMM`); a deadlock of ranks (`CYCLE`); or ranks
-            of which too little is known (`UNKNOWN`).
+            about which too little is known (`UNKNOWN`).
         ranks: those ranks.
-        operations: what cannot finish because of it; with the most waiting ranks first.
+        operations: operations that cannot finish because of it, most waiting ranks first.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Root:
 
     @property
     def since_ns(self) -> int:
-        """When the first of its operations began to wait, ns; -1 unknown."""
+        """When the first of its operations began to wait, in ns; -1 unknown."""
         began_ns = (operation.since_ns for operation in self.operations)
         return min((time_ns for time_ns in began_ns if time_ns >= 0), default=-1)
 
@@ -69,7 +69,7 @@ class WaitGraph:
     held: dict[Node, frozenset[int]] = field(default_factory=dict)
 
     def connect(self, node: Node, end: Node, *, soft: bool = False) -> None:
-        """Add an edge, unless it is there."""
+        """Add an edge, unless it exists."""
         ends = (self.soft if soft else self.hard)[node]
         if end not in ends:
             ends.append(end)
@@ -90,7 +90,7 @@ class WaitGraph:
 def build_waits(operations: Sequence[Operation]) -> WaitGraph:
     """Build the wait-for graph of unfinished operations."""
     waits = WaitGraph(operations)
-    # Each rank has its unfinished operations as (order of its call, place in the list), oldest first.
+    # The unfinished operations of each rank, as (order of its call, index in the list), oldest first.
     queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, operation in enumerate(operations):
         for rank, call in operation.unfinished.items():
@@ -117,18 +117,18 @@ def build_waits(operations: Sequence[Operation]) -> WaitGraph:
 
 
 def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the operations that a rank has to finish first; none if the operation already runs there.
+    """Return the operations that a rank must finish first; none if the operation already runs there.
 
     Args:
-        operation: that the rank has called.
-        queue: its unfinished operations, as of `_queues`.
+        operation: one that the rank has called.
+        queue: (order of its call, number) of the rank's unfinished operations.
     """
     call = operation.unfinished[rank]
     return [] if call.state == "started" else [number for order, number in queue if order < call.order]
 
 
 def _held_back(operation: Operation) -> set[int]:
-    """Return members that called and are behind others that called, too: these finished it, or run it.
+    """Return members that called but are behind others, which finished the operation or run it.
 
     If some have finished, all others are behind; else, if some run it, those that have not started are.
     """
@@ -139,7 +139,7 @@ def _held_back(operation: Operation) -> set[int]:
 
 
 def find_roots(waits: WaitGraph) -> list[Root]:
-    """Return where all chains of waiting end, in a stable order."""
+    """Return the roots of all chains of waiting, in a stable order."""
     roots = [
         root
         for component in sinks(waits.nodes, waits.successors)
@@ -170,7 +170,7 @@ def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
 
 
 def _is_sender(node: Node, waits: WaitGraph) -> bool:
-    """Return whether it is a rank that waits in a send, or such a send."""
+    """Return whether a node is a rank that waits in a send, or is such a send."""
     kind, number = node
     if kind == RANK:
         return bool(waits.soft.get(node))
@@ -179,7 +179,7 @@ def _is_sender(node: Node, waits: WaitGraph) -> bool:
 
 
 def _single(node: Node, waits: WaitGraph) -> Root:
-    """Return the root that a single node is.
+    """Return a single node as a root.
 
     Majority rule: where at most half of an operation's members are behind the others, their devices are at
     fault; where more are, the operation itself.
@@ -197,12 +197,12 @@ def _single(node: Node, waits: WaitGraph) -> Root:
 
 
 def _deadlock(component: Sequence[Node], waits: WaitGraph) -> Root:
-    """Return the shortest cycle of a component as a deadlock: its other nodes wait for that."""
+    """Return the shortest cycle of a component as a deadlock, for which its other nodes wait."""
     cycle = min((_cycle_from(node, component, waits) for node in component[:MAX_STARTS]), key=len)
     operations = [waits.operations[number] for kind, number in cycle if kind == OPERATION]
     ranks = {number for kind, number in cycle if kind == RANK}
     for (kind, number), (next_kind, next_number) in pairwise([*cycle, cycle[0]]):
-        if kind == next_kind == OPERATION:  # one is behind the other on ranks that take part in both
+        if kind == next_kind == OPERATION:  # ranks in both link them: one is queued behind the other there
             later, earlier = waits.operations[number], waits.operations[next_number]
             ranks |= set(later.unfinished) & set(earlier.unfinished)
     return Root(CYCLE, tuple(sorted(ranks)), tuple(operations))
@@ -227,9 +227,9 @@ def _cycle_from(start: Node, component: Sequence[Node], waits: WaitGraph) -> lis
 
 
 def _unknown_root(waits: WaitGraph) -> list[Root]:
-    """Return the ranks of which too little is known as a root: without another cause, one of them is it.
+    """Return at most one root: ranks about which too little is known; without other causes, one is at fault.
 
-    Ranks that would each explain all waiting are preferred to those that explain a part.
+    Ranks that would each explain all waiting are preferred to those that explain only a part.
     """
     ends = [component[0] for component in sinks(waits.nodes, waits.successors)]
     suspects = {node: waits.doubtful[node] for node in ends if node in waits.doubtful}
@@ -240,13 +240,13 @@ def _unknown_root(waits: WaitGraph) -> list[Root]:
 
 
 def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
-    """Return all nodes that wait for one of the roots, directly or not, with the number of edges to it.
+    """Return all nodes that wait for one of the roots, directly or not, with their distance in edges.
 
     Args:
-        roots: some of its roots; their own nodes have distance 0.
+        roots: some of the graph's roots; their own nodes have distance 0.
 
     Returns:
-        Nodes, nearest first.
+        Node -> distance, nearest first.
     """
     backward: dict[Node, list[Node]] = defaultdict(list)
     for node in waits.nodes:
@@ -257,7 +257,7 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
     for root in roots:
         if root.kind in (HOST, CYCLE):
             todo += [(RANK, rank) for rank in root.ranks]
-        if root.kind != HOST:  # what waits for such a rank leads to it by itself
+        if root.kind != HOST:  # operations that wait for a host have an edge to its rank
             todo += [(OPERATION, places[id(operation)]) for operation in root.operations]
     distance = dict.fromkeys(todo, 0)
     for end in todo:
@@ -269,13 +269,13 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
 
 
 def victims_of(root: Root, waits: WaitGraph) -> list[int]:
-    """Return the ranks that cannot go on because of a root, without the root's own."""
+    """Return the ranks that a root blocks, without the root's own."""
     reached = {number for kind, number in lead_to(waits, [root]) if kind == RANK}
     return sorted(reached - set(root.ranks))
 
 
 def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Operation]]:
-    """Return the shortest chain of waiting from a rank to a root.
+    """Return the shortest chain of waiting from a rank to a root; empty if there is none.
 
     Returns:
         Pairs of a rank and the operation it waits in; the operation of the last pair waits for the root.
@@ -290,7 +290,7 @@ def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Opera
                 before = came[node]
                 if node[0] == OPERATION and before[0] == RANK:
                     chain.append((before[1], waits.operations[node[1]]))
-                elif node[0] == OPERATION:  # behind another operation, on a rank that takes part in both
+                elif node[0] == OPERATION:  # queued behind another operation, on a rank in both
                     earlier, later = waits.operations[node[1]], waits.operations[before[1]]
                     shared = sorted(set(earlier.unfinished) & set(later.unfinished))
                     chain.append((shared[0] if shared else -1, earlier))

@@ -1,1 +1,1 @@
-"""The state of hosts and GPUs while the job ran."""
+"""Detectors of the state of hosts and GPUs while the job ran."""

@@ -1,10 +1,10 @@
-"""The state of GPUs and links while ranks were slow or stood still: clocks held down, errors, bad links.
+"""State of GPUs and links while ranks were slow or hung: clocks held down, errors, bad links.
 
-In: findings, and the tables `steps`, `counters` and `workers`. Out: the findings, with observations of the
-GPUs of their ranks (by uuid), and what to do about them. A GPU is compared with those of its peers: what
-holds down the clocks of all of them equally explains no straggler. Findings of the network, and of jobs that
-hang, have what GPUs (NVLink, PCI) and ports of hosts counted and their peers did not. A link that is bad on
-all of them explains no difference. No finding is added or removed here.
+Takes findings, and tables `steps`, `counters` and `workers`. Returns the findings, with observations of the
+GPUs of their ranks and what to do about them. A GPU is compared with those of its peers:
+what holds down all clocks equally does not explain a straggler. Findings of the network, and of jobs that
+hang, get errors that links of GPUs (NVLink, PCI) and ports of hosts counted but their peers did not. Does not
+add or remove findings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpro.detect.observations import Observation, Value, observe
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
 from dpro.units import NS_PER_S
 
-# What the errors mean that GPUs report: XIDs of NVIDIA's driver, events of AMD's, GPUs that are lost.
+# Meanings of errors that GPUs report: XIDs of NVIDIA's driver, events of AMD's, GPUs that are lost.
 
 
 class GpuError(NamedTuple):
@@ -110,10 +110,11 @@ _OF_MEMORY = (63, 92)
 
 
 def error_of(counter: str, number: int) -> GpuError:
-    """Return what an event means.
+    """Return the meaning of an event.
 
     Args:
         counter: of the event: `xid`, `lost`, or one of `EVENTS`.
+        number: of an XID.
     """
     if counter == "xid":
         return XIDS.get(number, _UNKNOWN)
@@ -132,13 +133,13 @@ def remedy_of(counter: str, number: int) -> str:
 
 HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
 SLOW = ("slow.compute", "slow.host")
-AROUND_NS = 60 * NS_PER_S  # an error may be reported this long before or after the steps that it spoils
+AROUND_NS = 60 * NS_PER_S  # an error may be reported this long before or after the steps that it affects
 MAX_LINES = 4  # per finding
-MIN_SLOWER = 0.01  # share by which a clock is below the peers', below which it has no effect
-MIN_SLOWER_UNEXPLAINED = 0.03  # the same where no reason was reported
-MIN_MORE_IDLE = 0.1  # of the time: a GPU that idles so much more has lower clocks for lack of work
+MIN_SLOWER = 0.01  # share by which a clock must be below the peers' to have an effect
+MIN_SLOWER_UNEXPLAINED = 0.03  # share by which it must be below them where no reason was reported
+MIN_MORE_IDLE = 0.1  # of the time: a GPU that idles this much more has lower clocks for lack of work
 MIN_STEPS = 8  # in a part of the latest steps
-_PARTS = 4  # all steps, the latest half, quarter, eighth: the cause may be recent
+_PARTS = 4  # compared in turn, as the cause may be recent: all steps, the latest half, quarter, eighth
 _CLOCK, _IDLE, _HEAT, _LIMIT = "sm_clock_mhz", "clocks_gpu_idle", "temperature_c", "power_limit_w"
 _EVENTS = ("xid", "lost", *EVENTS)
 
@@ -148,7 +149,7 @@ class ClockHold(NamedTuple):
 
     Attributes:
         counters: those that show it: shares of time, or seconds that grow.
-        min_share: share of the time, beyond that of the peers, from which on it counts.
+        min_share: least share of the time, beyond that of the peers, that counts.
     """
 
     cause: str
@@ -208,7 +209,7 @@ _ERROR = "gpu-error"
 
 
 class HeldClocks(NamedTuple):
-    """What holds the clocks of a GPU down.
+    """The cause that holds down the clocks of a GPU.
 
     Attributes:
         by: the cause of a `ClockHold`; empty if unknown.
@@ -225,9 +226,10 @@ class JobGpus:
 
     Attributes:
         owned: `rank`, `host`, `device`: whole GPUs, no instances.
-        rows: of `counters`, of these.
-        parted: `host`, `device`: those of which instances were sampled (MIG).
+        rows: of `counters`, for these GPUs.
+        parted: `host`, `device` of GPUs whose instances were sampled (MIG).
         steps: `rank`, `step`, `start_ns`, `end_ns`, `host`.
+        models: name of the GPU, by rank.
     """
 
     owned: pl.DataFrame
@@ -255,7 +257,7 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
 
 
 def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `counters` that errors of GPUs and links are found in: few of many."""
+    """Return the few rows of `counters` in which errors of GPUs and links are found."""
     events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI, *LINKS_OF_GPUS, *LINKS_OF_PORTS]))
     beats = part.filter(counter=HEARTBEAT).unique(["host", "device"], keep="first")
     return pl.concat([events, beats])
@@ -264,12 +266,12 @@ def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
 def with_gpus(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Add to findings of slow ranks what held the clocks of their GPUs down, and errors of these.
+    """Add to findings of slow ranks what held the clocks of their GPUs down, and errors of these GPUs.
 
-    Findings of the network get errors of hardware, such as of an NVLink.
+    Findings of the network get hardware errors, such as those of an NVLink.
 
     Args:
-        steps, counters, workers: the tables; times of each host on its own clock.
+        steps, counters, workers: the tables; times are on each host's own clock.
     """
     if not any(_is_slow_rank(finding) or finding.class_ in NETWORK for finding in findings):
         return list(findings)
@@ -291,7 +293,7 @@ def with_errors(
     A hardware error of another rank's GPU is evidence, too: the calls may not show that rank as the cause.
 
     Args:
-        steps, counters, workers: the tables; times of each host on its own clock.
+        steps, counters, workers: the tables; times are on each host's own clock.
     """
     if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
@@ -311,7 +313,7 @@ def _with_errors_at_end(finding: Finding, gpus: JobGpus) -> Finding:
 def errors_since(
     steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
 ) -> Iterator[Observation]:
-    """Yield errors that GPUs of the job report from a step on and did not before."""
+    """Yield errors that GPUs of the job reported from a step on but not before."""
     gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
     begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
     kind = ["host", "device", "counter", "value"]
@@ -323,7 +325,7 @@ def errors_since(
 def errors_in(
     steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, ranks: Sequence[int]
 ) -> Iterator[Observation]:
-    """Yield errors that the GPUs of ranks report around some steps, the rows of `steps`."""
+    """Yield errors that the GPUs of ranks reported around some steps, the rows of `steps`."""
     yield from _errors(gpus_of(steps, counters, workers), ranks)
 
 
@@ -333,7 +335,7 @@ def remedy_of_hold(what: str) -> str:
 
 
 def remedy_of_errors(observations: Iterable[Observation]) -> str:
-    """Return what to do about the first error of a GPU that follows from no other; empty if there is none."""
+    """Return what to do about the first GPU error that follows from no other; empty if there is none."""
     remedies = (str(one.values["remedy"]) for one in observations if one.kind == _ERROR)
     return next((remedy for remedy in remedies if remedy != DO[AFTER]), "")
 
@@ -349,7 +351,7 @@ def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
     errors = [*_errors(gpus, finding.ranks)]
     if first and first.by and finding.class_ == "slow.compute" and cause in ("", "kernels"):
         cause = f"GPU clocks held down by {first.by}"
-        if HOST_OR_GPU in observations:  # no longer: the clocks say that it is the GPU
+        if HOST_OR_GPU in observations:  # no longer in doubt: the clocks show that it is the GPU
             observations = tuple(one for one in observations if one != HOST_OR_GPU)
             confidence = round(min(confidence / HOST_OR_GPU_SURE, 1.0), 3)
     more = [*(clocks.observation for clocks in held), *errors][:MAX_LINES]
@@ -400,14 +402,14 @@ class _States:
         self._known: dict[int, pl.DataFrame] = {}
 
     def since(self, step: int) -> pl.DataFrame:
-        """Return the state of all GPUs from a step on, as `_state` does."""
+        """Return the state of all GPUs from a step on, as from `_state`."""
         if step not in self._known:
             self._known[step] = _state(self._gpus, self._rows, step)
         return self._known[step]
 
 
 def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
-    """Return `rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
+    """Return `rank`, `device`, `host`, `counter`, `value` from a step on: a share of the time, or a mean."""
     extents = (
         gpus.steps.filter(pl.col("step") >= since)
         .group_by("host")
@@ -427,10 +429,10 @@ def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl
 
 
 def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int], latest: int) -> HeldClocks | None:
-    """Return what `_held_down` does, of one stretch.
+    """Return what `_held_down` does, for one stretch of steps.
 
     Args:
-        latest: of how many of the latest steps the state is; 0 if of all.
+        latest: number of the latest steps that the state covers; 0 for all.
     """
     levels = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
     theirs = dict(
@@ -482,7 +484,7 @@ def _shares(
 def _with_details(
     held: Observation, hold: ClockHold, levels: dict[str, float], theirs: dict[str, float]
 ) -> Observation:
-    """Return the observation with temperatures or power limits, where the cause is one of these."""
+    """Add temperatures or power limits, where the cause is one of these."""
     if hold.cause == "heat" and _HEAT in levels and _HEAT in theirs:
         heat = "; {temperature_c:.0f} °C, theirs {peers_temperature_c:.0f}"
         return held.then(heat, temperature_c=levels[_HEAT], peers_temperature_c=theirs[_HEAT])
@@ -502,11 +504,12 @@ def _errors(
 ) -> Iterator[Observation]:
     """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones.
 
-    What to do about each is its value `remedy`.
+    Value `remedy` of each says what to do about it.
 
     Args:
         at_end: only errors from the last step of the host on.
-        elsewhere: the finding is about other ranks, and so its remedy.
+        of_hardware: only errors of hardware.
+        elsewhere: whether the finding is about other ranks.
     """
     extents = gpus.steps.group_by("host").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     begin = pl.col("end_ns") if at_end else pl.col("start_ns")
@@ -544,12 +547,12 @@ def _errors(
 
 @dataclass(frozen=True)
 class LinkSign:
-    """Something that a device counts and its peers do not.
+    """A count of a device that differs from those of its peers.
 
     Attributes:
         device: with its host.
-        ranks: whose GPU it is, or which are on the host.
-        times: how many times the least change that counts.
+        ranks: ranks whose GPU it is, or ranks on the host.
+        times: the difference as a multiple of the least change that counts.
     """
 
     what: str
@@ -564,10 +567,10 @@ def with_links(
 ) -> list[Finding]:
     """Add to findings of the network what links of their GPUs and ports of their hosts counted.
 
-    It is the cause where one device alone stands out, and nothing else explains the finding.
+    A count is the cause if only one device stands out and the finding has no other cause.
 
     Args:
-        steps, counters, workers: the tables; times of each host on its own clock.
+        steps, counters, workers: the tables; times are on each host's own clock.
     """
     if not any(finding.class_ in NETWORK for finding in findings):
         return list(findings)
@@ -580,10 +583,10 @@ def with_links(
 def with_broken_links(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Add to findings of jobs that hang what links counted since their last steps: a port that is down, say.
+    """Add to findings of jobs that hang what links counted since the last steps, such as a port that is down.
 
     Args:
-        steps, counters, workers: the tables; times of each host on its own clock.
+        steps, counters, workers: the tables; times are on each host's own clock.
     """
     if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
@@ -599,7 +602,7 @@ def with_broken_links(
 
 
 def _extents(steps: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
-    """`host`, `begin_ns`, `end_ns` of the steps of the ranks of each host."""
+    """Return `host`, `begin_ns`, `end_ns` of the steps of each host's ranks."""
     hosts = workers.select("rank", "host").unique("rank")
     ends = pl.col("start_ns") + pl.col("duration_ns")
     return (
@@ -622,14 +625,14 @@ def _links_explained(finding: Finding, signs: Sequence[LinkSign]) -> Finding:
 
 @dataclass(frozen=True)
 class LinkLevels:
-    """What links of a job's GPUs and hosts count."""
+    """Counts of the links of a job's GPUs and hosts."""
 
     counters: pl.DataFrame
     workers: pl.DataFrame
 
     @cached_property
     def _rows(self) -> pl.DataFrame:
-        """Rows of `counters`, with the `ranks` that the device belongs to."""
+        """Rows of `counters`, with the `ranks` of each device."""
         samples = self.counters.filter(
             (pl.col("rank") < 0)
             & (pl.col("device") != "")
@@ -645,7 +648,7 @@ class LinkLevels:
         return pl.concat([on_gpus, on_ports.join(hosts, on="host")])
 
     def signs(self, stretches: pl.DataFrame) -> Iterator[LinkSign]:
-        """Yield what stands out, the most first.
+        """Yield counts that stand out, most first.
 
         Args:
             stretches: `host`, `begin_ns`, `end_ns`.
@@ -672,7 +675,7 @@ class LinkLevels:
 
 
 def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
-    """Devices that count clearly more, or less, than the others."""
+    """Yield devices that count clearly more, or less, than the others."""
     counter = str(same["counter"][0])
     rule = RULES[counter]
     values = same["growth" if rule.per_second else "mean"].to_list()

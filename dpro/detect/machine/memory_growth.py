@@ -1,11 +1,10 @@
-"""Memory that grows from step to step: of processes on a host, or of a GPU, and when it will be full.
+"""Detector of memory that grows from step to step, on a host or a GPU, and when it will be full.
 
-In: tables `counters`, `steps` and `workers`. Out: a finding per host or rank whose memory grows without end,
-as far as was recorded. Memory grows while a job warms up, and in steps of what an allocator asks for, so the
-first third of the time is left out, and the lowest values of six parts of the rest are compared: each has to
-be above the one before, and the second half has to grow by as much as the first, nearly. Of a host, memory
-that is available has to shrink, too: pages of files that a process reads count as its own, and the kernel
-takes them back.
+Reads tables `counters`, `steps` and `workers`. Returns a finding per host or rank whose memory grew steadily
+over the recording. Memory grows while a job warms up, and in the allocator's increments; so the first third
+of the time is left out, and the lowest values of six parts of the remainder are compared: each must exceed
+the one before, and the second half must grow by at least half as much as the first. On a host, available
+memory must shrink, too: pages of files that a process reads count as its own, and the kernel takes them back.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from dpro.replay.steps import step_series
 from dpro.units import NS_PER_S, format_bytes, format_duration
 
 CLASS = "memory.growth"
-WARM_UP = 1 / 3  # of the time
-PARTS = 6  # in order by chance once in 720 times
+WARM_UP = 1 / 3  # of the time, left out
+PARTS = 6  # in ascending order by chance once in 720 times
 MIN_TIME_NS = 20 * NS_PER_S
-MIN_BYTES = 32 << 20  # in that time, per process
-STEADY = 0.5  # of what the first half grew by, that the second half has to
-CONFIRMED = 0.5  # of what processes grew by, that the host has to have less of
-MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # a job ends before that
+MIN_BYTES = 32 << 20  # growth in that time, per process
+STEADY = 0.5  # least growth of the second half, as a share of the first half's
+CONFIRMED = 0.5  # least loss of the host's available memory, as a share of its processes' growth
+MAX_FULL_NS = 30 * 24 * 3600 * NS_PER_S  # memory that lasts longer outlasts the job
 CONFIDENCE = 0.9
 _OF_GPU = (
     "look for tensors that are kept longer than a step; `dpro memory FILE` names the line in a snapshot of "
@@ -44,10 +43,10 @@ _OF_GPU = (
 
 @dataclass(frozen=True)
 class Growth:
-    """How memory grew.
+    """Growth of memory.
 
     Attributes:
-        lowest: `[PARTS]` bytes, in each part of the time.
+        lowest: [PARTS] lowest bytes in each part of the time.
         lasted_ns: from the middle of the first part to that of the last.
     """
 
@@ -61,14 +60,14 @@ class Growth:
 
     @property
     def is_steady(self) -> bool:
-        """Whether it grew in each part, and in the later ones nearly as fast as before."""
+        """Whether it grew in each part, by enough, and in the second half by `STEADY` of the first."""
         middle = (self.lowest[(PARTS - 1) // 2] + self.lowest[PARTS // 2]) / 2
         first, second = middle - self.lowest[0], self.lowest[-1] - middle
         return bool((np.diff(self.lowest) > 0).all()) and second >= STEADY * first and self.grown >= MIN_BYTES
 
 
 def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Finding]:
-    """Find hosts and ranks whose memory grows without end, by the tables of these names."""
+    """Find hosts and ranks whose memory grows without end; the arguments are the tables of these names."""
     if steps.is_empty():
         return []
     ends = steps["start_ns"] + steps["duration_ns"]
@@ -80,12 +79,12 @@ def find_memory_growth(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.
 def detect_growth(
     counters: pl.DataFrame, workers: pl.DataFrame, time: tuple[int, int], step_ns: float
 ) -> list[Finding]:
-    """Find hosts and ranks whose memory grows without end between two times, whose first third is left out.
+    """Find hosts and ranks whose memory grows without end between two times, leaving out the first third.
 
     Args:
-        counters, workers: these tables.
-        time: from and to, ns.
-        step_ns: how long a step takes; 0 unknown.
+        counters, workers: the tables of these names.
+        time: from and to, in ns.
+        step_ns: step time; 0 unknown.
     """
     begin, end = time
     begin += int((end - begin) * WARM_UP)
@@ -98,7 +97,7 @@ def detect_growth(
 
 
 def growth_of(samples: pl.DataFrame, begin: int, end: int) -> Growth | None:
-    """How one series grows in a stretch of time; None where a part of it is without a value.
+    """Return the growth of one series in a stretch of time; None if a part of it has no value.
 
     Args:
         samples: `time_ns` and `value`; a value holds until the next one.
@@ -109,28 +108,28 @@ def growth_of(samples: pl.DataFrame, begin: int, end: int) -> Growth | None:
     lowest = []
     for since, until in pairwise(edges):
         first, last = np.searchsorted(times, [since, until])
-        part = values[max(first - 1, 0) : last]  # with what holds as it begins
+        part = values[max(first - 1, 0) : last]  # with the value that holds as it begins
         if part.size == 0 or times[0] > since + (until - since) / 2:
             return None
         lowest.append(part.min())
     return Growth(np.array(lowest, np.float64), (end - begin) * (PARTS - 1) / PARTS)
 
 
-OF_PROCESS = "memory_bytes"  # counter: what a rank's process holds of its host's memory
+OF_PROCESS = "memory_bytes"  # counter: host memory of a rank's process
 
 
 def needed_for_growth(part: pl.DataFrame) -> pl.DataFrame:
-    """The rows of `counters` that say what processes held."""
+    """Return the rows of `counters` with the memory of processes."""
     return part.filter((pl.col("counter") == OF_PROCESS) & (pl.col("rank") >= 0))
 
 
 def with_growth_of_killed(findings: Sequence[Finding], counters: pl.DataFrame) -> list[Finding]:
-    """Add to findings of ranks that SIGKILL ended by how much their processes had grown, where they had.
+    """Add to findings of ranks that SIGKILL ended by how much their processes had grown, if they had.
 
-    The kernel sends that where memory runs out, and does not always leave a word of it.
+    The kernel sends that signal when memory runs out, and does not always log it.
 
     Args:
-        counters: as `needed_for_growth` gives them.
+        counters: as from `needed_for_growth`.
     """
     held = _by(counters, "rank")
     explained = []
@@ -149,7 +148,7 @@ def _by_sigkill(one: Observation) -> bool:
 
 
 def _growth_of_all(samples: pl.DataFrame | None) -> Growth | None:
-    """How a process grew while it was sampled, without the first third; None where it did not, steadily."""
+    """Return how a process grew while it was sampled, after the first third; None unless it grew steadily."""
     if samples is None:
         return None
     first, last = int(samples["time_ns"].min()), int(samples["time_ns"].max())  # type: ignore[arg-type]
@@ -173,7 +172,7 @@ def _on_hosts(
     of_host = _by(sampled, "host")
     for host, by_rank in growing.items():
         left = of_host.get(host, sampled.clear())
-        available = growth_of(left.with_columns(-pl.col("value")), *time)  # what is taken grows
+        available = growth_of(left.with_columns(-pl.col("value")), *time)  # negated: available memory shrinks
         grown = sum(growth.grown for growth in by_rank.values())
         if available is not None and available.grown >= CONFIRMED * grown:
             findings += _found("host", host, by_rank, -float(available.lowest[-1]), step_ns, OF_HOST)
@@ -199,7 +198,7 @@ def _on_gpus(
 
 
 def _by(samples: pl.DataFrame, column: str) -> dict[Any, pl.DataFrame]:
-    """Samples by the values of a column, these in order."""
+    """Return samples by the values of a column, in order of these."""
     parts = samples.sort(column, maintain_order=True).partition_by(column, as_dict=True, maintain_order=True)
     return {key: part for (key,), part in parts.items()}
 
@@ -207,7 +206,7 @@ def _by(samples: pl.DataFrame, column: str) -> dict[Any, pl.DataFrame]:
 def _found(
     kind: str, name: str, by_rank: dict[int, Growth], left: float, step_ns: float, remedy: str
 ) -> list[Finding]:
-    """The finding of one host or GPU; none where its memory lasts for long."""
+    """Return the finding of one host or GPU; none if its memory lasts for long."""
     ranks = tuple(sorted(by_rank))
     pace = sum(growth.grown / growth.lasted_ns for growth in by_rank.values())  # bytes per ns
     full_in_ns = max(left, 0.0) / pace

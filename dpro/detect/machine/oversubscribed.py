@@ -1,8 +1,8 @@
-"""Hosts on which all ranks wait for a core: more threads than cores, which is no rank's fault.
+"""Detector of hosts on which all ranks wait for a core: more threads than cores, which is no rank's fault.
 
-In: steps and the host's counters. Out: one finding per such host, and other findings without what crowding
-explains. How long a training thread was ready to run and had no core is the kernel's own account; what a rank
-computed in that time is its CPU time.
+Takes steps and the host's counters. Returns one finding per such host, and filters other findings that
+crowding explains. The time that a training thread was ready to run without a core is the kernel's own
+account; what a rank computed in that time is its CPU time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_m
 from dpro.replay.steps import host_facts
 from dpro.units import NS_PER_S
 
-MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
-WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: it may have begun while the job ran
-MAX_SHARED = 0.75  # of the cores; where a waiting job uses less, other processes use the rest
-MIN_RANKS = 2  # of a host: a single rank that waits is not distinguished from its host
-MIN_ALONE = 0.5  # of its steps: from here on a rank that is the whole job starves, whatever its host does
-TIMES_AS_LONG = 1.6  # as any other rank of a crowded host: what waits so much longer has a reason of its own
+MIN_SHARE = 0.1  # least wait for a core: of the steps of each rank, and of nearly each step of all
+WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: crowding may have begun while the job ran
+MAX_SHARED = 0.75  # of the cores: if a waiting job uses less, other processes use the remainder
+MIN_RANKS = 2  # per host: a single rank that waits cannot be distinguished from its host
+MIN_ALONE = 0.5  # of its steps: above this, a job of one rank starves, whatever its host does
+TIMES_AS_LONG = 1.6  # as any other rank of the host: a rank that waits this much longer has its own reason
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
 NO_RANK = observe("no-rank-at-fault", "this delays all ranks of the host")
@@ -40,9 +40,9 @@ class Crowd:
     """A host whose ranks wait for a core, in the latest steps.
 
     Attributes:
-        steady: share of these in which its ranks wait for long.
-        least_ns, most_ns: what the ranks that wait least and most do per step, on average.
-        cores: how many the ranks' processes compute on, on average; NaN where that was not counted.
+        steady: share of these steps in which its ranks wait for long.
+        least_ns, most_ns: mean wait per step of the ranks that wait least and most.
+        cores: mean number of cores that the ranks' processes compute on; NaN where that was not counted.
     """
 
     host: str
@@ -56,7 +56,7 @@ class Crowd:
 
 
 def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Crowd]:
-    """Return the hosts all of whose ranks wait long for a core in nearly each of the latest steps.
+    """Return the hosts on which all ranks wait long for a core in nearly each of the latest steps.
 
     Args:
         steps: table `steps`; those of deep windows count, too.
@@ -78,7 +78,7 @@ def _facts_by_host(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.Data
 
 
 def shared_hosts(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """Return the hosts whose ranks wait long for cores that other processes use, be it from time to time.
+    """Return the hosts whose ranks wait long, on average, for cores that other processes use.
 
     Args:
         steps: table `steps`; those of deep windows count, too.
@@ -100,8 +100,8 @@ def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | N
     """Return the crowd of a host; None unless each rank waits for long, and all do in most steps.
 
     Args:
-        facts: of its ranks' steps, as of `host_facts`.
-        least: share of the steps from which on the wait is long; of a single rank more than `MIN_SHARE`.
+        facts: of its ranks' steps, as from `host_facts`.
+        least: share of the steps above which a wait is long; larger than `MIN_SHARE` for a single rank.
     """
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     fewest = MIN_RANKS if least == MIN_SHARE else 1
@@ -123,7 +123,7 @@ def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | N
 
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
-    """Return one finding per crowded host, with what to do; its cost is the least that any rank waits."""
+    """Return one finding per crowded host, with what to do; its cost is the least wait of any rank."""
     return [_describe(crowd, counters.filter(pl.col("host") == crowd.host)) for crowd in crowds]
 
 
@@ -144,10 +144,10 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
 
 
 def others_use(host: str, used: float, counters: pl.DataFrame) -> bool:
-    """Return whether other processes use the cores for which ranks wait, as far as that was counted.
+    """Return whether other processes are known to use the cores for which ranks wait.
 
     Args:
-        used: cores that the ranks' processes compute on, on average; NaN where that was not counted.
+        used: mean number of cores that the ranks' processes compute on; NaN where that was not counted.
     """
     cores = _typical(counters.filter(pl.col("host") == host), "cpus")
     return bool(cores) and used < MAX_SHARED * cores
@@ -160,7 +160,7 @@ def _typical(counters: pl.DataFrame, name: str) -> float:
 
 
 def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
-    """Yield the number of cores, and of threads that are ready to run, where they were sampled."""
+    """Yield the number of cores, of cores in use, and of threads ready to run, where they were sampled."""
     cores, limit, ready = (
         _typical(counters, name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads")
     )
@@ -179,7 +179,7 @@ def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
 def not_crowding(
     findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
-    """Remove findings of ranks that crowding explains: they wait longer for a core, not work longer.
+    """Remove findings of ranks that crowding explains: they wait longer for a core rather than work longer.
 
     A rank that waits `TIMES_AS_LONG` as any other of its host is kept.
     """
@@ -215,11 +215,11 @@ def _waits_most(finding: Finding, crowd: Crowd | None, steps: pl.DataFrame, coun
 
 
 def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame) -> bool:
-    """Return whether a rank of a crowded host waits longer for a core, or has no more CPU time than peers."""
+    """Return whether a rank waits for a core, or has hardly more CPU time than its peers."""
     if finding.cause == CONTENTION:
         return True
     if finding.class_ != "slow.compute":
-        return False  # it waits for its data, collects garbage, sleeps: these have counters of their own
+        return False  # waiting for data, collecting garbage and sleeping have their own counters
     places = steps.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter") == CPU).join(places, on=["rank", "time_ns"])
     compared = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))
@@ -227,24 +227,24 @@ def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame
     return more < EXPLAINED * finding.cost_ns
 
 
-# What a rank's own limit of CPU time keeps it from.
+# Ranks that their own limit of CPU time holds back.
 
 THROTTLED, LIMIT = "cgroup_throttled_s", "cgroup_cpu_limit_cores"
 HELD_BACK = "its limit of CPU time"
 RAISE_LIMIT = "raise cpu.max, or the CPU limit of its container"
-MIN_SHARE_HELD = 0.03  # of the steps
+MIN_SHARE_HELD = 0.03  # of the step time
 
 
 def with_throttling(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
-    """Return the findings, and the rank that its own cgroup held back for far longer than others.
+    """Return the findings, with the rank that its own cgroup held back for far longer than others.
 
-    A rank that is named because it waits for a core is named for that instead. Being held back comes in
-    periods of the kernel, of 100 ms, so that it may show in some steps only.
+    A finding of that rank whose cause is waiting for a core gets this cause instead. The kernel throttles in
+    periods of 100 ms, so it may show in some steps only.
 
     Args:
-        counters: with samples of processes, whose throttled time is a total so far.
+        counters: with samples of processes, whose throttled time is cumulative.
     """
     held = _held_back(steps, counters)
     worst = held.sort("held_ns").tail(1)
@@ -283,7 +283,7 @@ def with_throttling(
 
 
 def _held_back(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """Return `rank`, `held_ns` and `step_ns` per step, `limit` in cores, of ranks that have a limit."""
+    """Return `rank`, `held_ns` and `step_ns` per step, and `limit` in cores, of ranks that have a limit."""
     sampled = counters.filter(pl.col("rank") >= 0).sort("time_ns")
     totals = (
         sampled.filter(pl.col("counter") == THROTTLED)

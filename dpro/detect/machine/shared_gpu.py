@@ -1,10 +1,10 @@
-"""GPUs that stand still though work is queued, again and again for equally long: another process has them.
+"""Detector of GPUs shared with other processes: they idle despite queued work, repeatedly and equally long.
 
-In: spans and steps of deep windows. Out: a finding for each rank whose GPU is shared. A driver that shares a
-GPU without MPS or MIG lets one process compute at a time, for a slice of a few milliseconds (NVIDIA: CUDA
-programming guide, compute modes and time slicing). In the slices of others nothing of this one runs, though
-its next kernel was launched long before. A late host has launched nothing yet, a kernel that waits for other
-ranks runs, and what is waited for once is not equally long each time: none of these looks like that.
+Takes spans and steps of deep windows; returns a finding for each rank whose GPU is shared. A driver that
+shares a GPU without MPS or MIG lets one process compute at a time, for a slice of a few milliseconds (NVIDIA:
+CUDA programming guide, compute modes and time slicing). In the slices of others, nothing of this process
+runs, although its next kernel was launched long before. Other causes look different: a late host has
+launched nothing yet, a kernel that waits for other ranks is running, and single waits differ in length.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ CAUSE = "another process uses its GPU"
 REMEDY = (
     "find what else computes on its GPU (`nvidia-smi` on its host) and end it, or share the GPU by MIG or MPS"
 )
-MIN_GAP_NS = 500_000  # far more than a launch takes to arrive, and less than a slice
+MIN_GAP_NS = 500_000  # far longer than a launch takes to arrive, and shorter than a slice
 MIN_GAPS = 5
-EQUAL = 0.2  # by which a gap may differ from the usual one to be one more slice
-MOSTLY = 0.6  # of the gaps that are slices
+EQUAL = 0.2  # a gap is a slice if it differs from the median by at most this share
+MOSTLY = 0.6  # least share of gaps that are slices
 MIN_SHARE = 0.1  # of the time
 CONFIDENCE = 0.9
 COLUMNS = ("rank", "window", "kind", "name", "start_ns", "duration_ns", "correlation")
-# What makes a stream wait for a host: then a GPU stands still with work queued for that.
+# Calls that make a stream wait for a host, during which the GPU is idle with work queued.
 _WAITS_FOR_HOST = r"(?i)LaunchHostFunc|StreamAddCallback|StreamWaitValue|BatchMemOp"
 
 
 class QueuedGaps(NamedTuple):
-    """For how long a rank's GPU stands still in a part of a window though work is queued.
+    """Times for which a rank's GPU is idle in a part of a window despite queued work.
 
     Attributes:
-        gaps_ns: `[G]` each time.
+        gaps_ns: [G] length of each.
         lasted_ns: from the first work of the GPU to the last.
         waits_for_host: whether a stream may wait for a host instead.
     """
@@ -69,7 +69,7 @@ def find_shared_gpus(run: Run) -> list[Finding]:
 
 
 def queued_gaps_of(spans: pl.DataFrame) -> list[QueuedGaps]:
-    """How each rank's GPU stands still, in each window.
+    """Return the gaps of each rank's GPU, in each window.
 
     Args:
         spans: `COLUMNS` of table `spans`.
@@ -98,10 +98,10 @@ def queued_gaps_of(spans: pl.DataFrame) -> list[QueuedGaps]:
 
 
 def _finding(rank: int, parts: list[QueuedGaps], steps: int) -> Finding | None:
-    """What a rank's GPU shows; None where it is not shared, as far as that can be seen.
+    """Return the finding of a rank; None where its GPU is not seen to be shared.
 
     Args:
-        steps: in deep windows; 0 where none is known: then all of it counts as one.
+        steps: number of steps in deep windows; 0 where unknown, so that all time counts as one step.
     """
     gaps_ns = np.concatenate([part.gaps_ns for part in parts])
     lasted_ns = sum(part.lasted_ns for part in parts)

@@ -1,8 +1,8 @@
-"""Telemetry of a job: which of the sampled GPUs are its ranks', and which values became worse.
+"""Telemetry of a job: which of the sampled GPUs belong to its ranks, and which values became worse.
 
-In: tables `counters` and `workers`. Out: a row per rank and GPU, the levels of counters in a stretch of time,
-and what changed for the worse from one stretch to another, once per kind of change. No cause is inferred:
-what a change explains is for its reader to decide. GPUs of other jobs on the host are left out.
+Reads tables `counters` and `workers`. Returns a row per rank and GPU, the levels of counters in a stretch of
+time, and what became worse from one stretch to another, once per kind of change. Leaves out GPUs of other
+jobs on the host. Does not infer causes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ _NS_PER_S = 1e9
 
 
 class TimeRange(NamedTuple):
-    """A stretch of time, ns on the host's clock."""
+    """A stretch of time, in ns on the host's clock."""
 
     begin_ns: int
     end_ns: int
 
 
 class CounterRule(NamedTuple):
-    """When a change of a counter is worth a line.
+    """Rule for when a change of a counter is worth a line.
 
     Attributes:
-        per_second: whether it only grows, so that its growth is what counts.
+        what: what the counter counts, in words.
+        per_second: whether the counter is cumulative, so that its growth counts.
         worse: +1 where more is worse, -1 where less is.
-        min_change: by how much it must have changed, in its own unit (per second where it grows).
+        min_change: least change, in the counter's own unit (per second where it is cumulative).
     """
 
     what: str
@@ -42,7 +43,7 @@ class CounterRule(NamedTuple):
     unit: str = ""
 
 
-# What links of GPUs and ports of hosts count, by their counters.
+# Counters of links of GPUs and ports of hosts.
 LINKS_OF_GPUS = (
     "nvlink_crc_errors", "nvlink_replays", "nvlink_recoveries", "nvlink_link_recoveries", "nvlink_rx_errors",
     "nvlink_symbol_errors", "nvlink_links", "pcie_replays", "pcie_correctable_errors", "pcie_fatal_errors",
@@ -133,7 +134,7 @@ def changes(
         counters: table `counters`; a value holds until the next one of its series.
 
     Returns:
-        By the `what` of a rule the change, with the device, rank or host on which it is largest.
+        `what` of a rule -> its change, with the device, rank or host on which it is largest.
     """
     samples = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
     owned = gpus_of_ranks(counters, workers)
@@ -174,7 +175,7 @@ def _observe_place(row: dict[str, Any], owned: pl.DataFrame) -> Observation:
 
 
 def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:
-    """Return, by series, `mean` over the time of a stretch, and `growth` per second, through resets.
+    """Return, by series, `mean` over the time of a stretch, and `growth` per second, allowing for resets.
 
     Args:
         rows: of `counters`; a value holds until the next one of its series.
@@ -187,7 +188,7 @@ def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:
     inside = pl.col("time_ns").is_between(begin, end, closed="right")
     return (
         rows.sort(*SERIES, "time_ns")
-        .with_columns(series=pl.struct(SERIES).rle_id())  # one number in place of three texts
+        .with_columns(series=pl.struct(SERIES).rle_id())  # faster keys: one number instead of three strings
         .with_columns(held=held, grown=pl.when(inside).then(grown).fill_null(0.0))
         .group_by("series", maintain_order=True)
         .agg(
@@ -201,12 +202,11 @@ def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:
     )
 
 
-# Which of the sampled GPUs are those of which ranks: on a shared node most may be other jobs'. They are
-# matched by uuid, or by PCI address where two libraries give a GPU different uuids. Where ranks recorded
-# neither, and their host has as many GPUs as ranks, the n-th GPU is that of local rank n, and the row says
-# so.
+# Matching sampled GPUs to ranks: on a shared node, most may belong to other jobs. They are matched by uuid,
+# or by PCI address where two libraries give a GPU different uuids. If ranks recorded neither, and their host
+# has as many GPUs as ranks, the n-th GPU is that of local rank n, and the row says so.
 
-HEARTBEAT = "sampling_us"  # of every sample of a GPU
+HEARTBEAT = "sampling_us"  # part of every sample of a GPU
 PCI = "pci_address"  # the GPU's, as a number: see `pci_number`
 UUID, ADDRESS, ORDER = "uuid", "PCI address", "local rank"
 SCHEMA = {"rank": pl.Int32(), "host": pl.String(), "device": pl.String(), "by": pl.String()}
@@ -216,12 +216,12 @@ _ADDRESS = re.compile(r"(?:([0-9a-f]+):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7]
 
 
 def bare_uuid(uuid: str) -> str:
-    """Return a uuid without its prefix: `GPU-8c5…`, `MIG-8c5…` and `8C5…` are `8c5…`."""
+    """Return a uuid without its prefix: `GPU-8c5…`, `MIG-8c5…` and `8C5…` become `8c5…`."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def _of_hip(uuid: str) -> str:
-    """Return the id of an AMD GPU, 16 hexadecimal digits; HIP gives its characters as the bytes of a uuid."""
+    """Return the id of an AMD GPU, 16 hexadecimal digits; HIP encodes its characters as bytes of a uuid."""
     try:
         text = bytes.fromhex(uuid.replace("-", "")).decode("ascii").lower()
     except ValueError:
@@ -230,7 +230,7 @@ def _of_hip(uuid: str) -> str:
 
 
 def pci_number(address: str) -> int:
-    """Return `0000:c1:00.0` as domain << 16 | bus << 8 | device << 3 | function; -1 if it is no address."""
+    """Return `0000:c1:00.0` as domain << 16 | bus << 8 | device << 3 | function; -1 if not an address."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return -1
@@ -251,9 +251,10 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
     """Return the GPUs of each rank.
 
     Returns:
-        `rank`, `host`, `device`, `by` (how it is known: `UUID`, `ADDRESS` or `ORDER`), by rank. A rank on an
-        instance of a partitioned GPU has two rows: the instance, whose memory is its own, and the GPU around
-        it, whose clocks and errors are its own, too.
+        `rank`, `host`, `device`, `by` (the kind of match: `UUID`, `ADDRESS` or `ORDER`), by rank. A rank on
+        an instance of a partitioned GPU has two rows: the instance, for its memory, and the whole GPU, for
+            its
+        clocks and errors.
     """
     gpus = sampled_gpus(counters)
     rows = []
@@ -266,7 +267,7 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
 
 
 def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Yield rank, device and how it is known."""
+    """Yield rank, device and kind of match."""
     devices = gpus["device"].to_list()
     addresses = {pci: device for device, pci in gpus.select("device", "pci").iter_rows() if pci >= 0}
     has_addresses = "gpu_pci" in workers.columns
@@ -290,7 +291,7 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
 
 
 def _in_order(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Yield the n-th GPU for local rank n, where there is one for each: drivers count GPUs by PCI address."""
+    """Yield the n-th GPU for local rank n, if there is one for each: drivers count GPUs by PCI address."""
     whole = gpus.filter(~pl.col("device").str.contains("/", literal=True)).sort("pci", "device")
     local = dict(workers.filter(pl.col("gpu_name") != "").select("local_rank", "rank").iter_rows())
     computes = sorted(local) == list(range(workers.height)) and whole.height == workers.height

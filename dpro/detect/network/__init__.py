@@ -1,1 +1,1 @@
-"""Links, ports, hosts and parts of the network that move data slower than comparable ones, or than before."""
+"""Detectors of links, ports, hosts and parts of the network slower than comparable ones, or than before."""

@@ -1,16 +1,16 @@
-"""A network that became slower than it was, by transfers or by what hosts wait for; or that loses packets.
+"""Detectors of a network that became slower, by its transfers or the waits of hosts; or that loses packets.
 
-In: a job's traffic over many steps. Out: a finding for transfers between hosts, and one for those
-within: since when, by how much, and what the groups that became slower have in common. A group is compared
-with itself, so what affects all groups equally is found, too. Waiting is no part of transfers.
+From a job's traffic over many steps, returns a finding for transfers between hosts, and one for those within:
+since when, by how much, and what the groups that became slower have in common. A group is compared with
+itself, so what affects all groups equally is found, too. Transfers do not include waiting.
 
-Or: own times of ranks, as inferred from their calls, and what the hosts counted in each step. Out: findings
-of groups of which all ranks wait longer since some step, and not for each other.
+From own times of ranks, as inferred from their calls, and what hosts counted in each step, returns findings
+of groups in which all ranks wait longer since some step, and not for each other.
 
-Or a network that loses packets: by what TCP had to send again to each peer, as the kernel counted of the
-job's connections per pair of hosts; and the fabric, where the run has one, else all hosts on one switch.
-Losses that slow no transfer down yet are found, too, so what they cost is not said. Traffic that does not go
-over TCP (InfiniBand, RoCE) is not seen.
+From TCP segments that were sent again, which the kernel counts per connection, summed per pair of hosts, and
+the fabric (all hosts on one switch if the run has none), returns findings of what loses packets. Losses that
+do not slow down any transfer yet are found, too, so their cost is not stated. Does not see traffic outside of
+TCP (InfiniBand, RoCE).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from dpro.store import Run
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile
 from dpro.words import ranks_in_words
 
-MIN_RATIO = 1.15  # times what it was
-MIN_SEEN = 3  # transfers of a group on each side of a change, to say whether it changed
+MIN_RATIO = 1.15  # least factor by which transfers became slower
+MIN_SEEN = 3  # transfers of a group needed on each side of a change
 MAX_LINES = 3  # of evidence
 SIDES = {True: "between hosts", False: "within hosts"}
 _NOT_WHOLE = observe(
@@ -58,11 +58,12 @@ _NOT_WHOLE = observe(
 
 
 class LevelShift(NamedTuple):
-    """What became slower.
+    """Transfers that became slower.
 
     Attributes:
-        times: how many times as long transfers take.
-        between: whether transfers between hosts did, or those within.
+        since: first step of the slower level.
+        times: factor by which transfers take longer.
+        between: whether transfers between hosts became slower, or those within.
         groups: `KEYS` columns, `before_ns`, `after_ns`, whether each is `whole`, and became `slow`.
     """
 
@@ -73,20 +74,20 @@ class LevelShift(NamedTuple):
 
 
 def find_slower_transfers(traffic: Traffic) -> list[Finding]:
-    """The findings, if transfers take clearly longer since some step, and the steps wait for them."""
+    """Find transfers that take clearly longer since some step, and that the steps wait for."""
     changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
     findings = (_describe(traffic, change) for change in changes)
     return [finding for finding in findings if finding]
 
 
 def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
-    """The change for the worse that lasts to the end; None where there is none.
+    """Return the change for the worse that lasts to the end; None if there is none.
 
-    All transfers of the side are tested together, which finds what is small and affects all; where that
-    shows nothing, each group by itself, which finds what affects few of many.
+    All transfers of the side are tested together, which finds small changes that affect all; if that shows
+    nothing, each group is tested by itself, which finds changes that affect few of many.
 
     Args:
-        transfers: as `recorded_transfers` returns them.
+        transfers: as from `recorded_transfers`.
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
     of_side = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
@@ -99,7 +100,7 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
 
 
 def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool) -> LevelShift | None:
-    """The change that some of the transfers of a side show, None where they show none."""
+    """Return the change that the tested transfers of a side show; None without one."""
     since = _since(tested, CHANCE)
     if since is None:
         return None
@@ -111,9 +112,9 @@ def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool) -> Level
 
 
 def _since(transfers: pl.DataFrame, chance: float) -> int | None:
-    """The first step of the slower level that lasts to the end.
+    """Return the first step of the slower level that lasts to the end; None without one.
 
-    Steps are compared by their medians; where there are few, as in windows, the transfers themselves are.
+    Steps are compared by their medians; if there are few steps, as in windows, the transfers themselves are.
 
     Args:
         transfers: `step`, `instance`, `relative`.
@@ -125,28 +126,28 @@ def _since(transfers: pl.DataFrame, chance: float) -> int | None:
     levels = [float(np.median(part)) for part in np.split(times, cuts)] if cuts else []
     if len(levels) < 2 or levels[-1] < MIN_RATIO * min(levels[:-1]):
         return None
-    first = len(levels) - 1  # of the levels that are slower to the end
+    first = len(levels) - 1  # index of the first level of those that are slower to the end
     while first > 0 and levels[first - 1] >= MIN_RATIO * min(levels):
         first -= 1
     if first == 0:
         return None
     cut = cuts[first - 1]
     begin, end = np.searchsorted(steps, steps[cut]), np.searchsorted(steps, steps[cut], side="right")
-    mostly_before = cut - begin > (end - begin) / 2  # the step that the cut is in is where most of it is
+    mostly_before = cut - begin > (end - begin) / 2  # the step with the cut goes to the side of most of it
     return int(steps[min(end, steps.size - 1)] if mostly_before else steps[cut])
 
 
 def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
-    """What each group typically took before a step and takes since, and whether it is slow now.
+    """Return what each group typically took before a step and takes since, and whether it is slow now.
 
-    It is if nearly every step shows it, on both sides: what affects a step affects all of its transfers, so
-    steps count, however many transfers they have.
+    It is slow if nearly every step shows it, on both sides: steps count rather than their transfers, since
+    what affects a step affects all of its transfers.
 
     Args:
-        transfers: as `recorded_transfers` returns them.
+        transfers: as from `recorded_transfers`.
 
     Returns:
-        `KEYS` columns, `before_ns`, `after_ns`, `whole`, `slow`; of groups that are known on both sides.
+        `KEYS` columns, `before_ns`, `after_ns`, `whole`, `slow`; for groups known on both sides.
     """
     late = pl.col("step") >= since
     times = pl.col("transfer_ns")
@@ -180,7 +181,7 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
 
 
 def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
-    """The finding, None where the steps since then hardly wait for it."""
+    """Return the finding; None if the steps since then hardly wait for these transfers."""
     transfers = traffic.transfers
     slow = change.groups.filter("slow")
     faster = slow.select(*KEYS, times=pl.col("before_ns") / pl.col("after_ns"))
@@ -189,7 +190,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     late = steps >= change.since
     grown = np.inf if traffic.replayed else np.median(base[late]) - np.median(base[~late])
     saved, base = saved[late], base[late]
-    cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
+    cost = min(float(saved.mean()), float(grown))  # steps do not wait for more than they grew by
     if cost < MIN_COST_OF_SLOW * base.mean():
         return None
     part = _component(change, traffic)
@@ -234,7 +235,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
 
 
 class _Part(NamedTuple):
-    """What is at fault, how sure that is (of several that fit, each as likely), and what shows it."""
+    """Part at fault: the confidence in it (shared by suspects that fit equally well), and the evidence."""
 
     class_: str
     kind: str
@@ -245,7 +246,7 @@ class _Part(NamedTuple):
 
 
 def _component(change: LevelShift, traffic: Traffic) -> _Part:
-    """What is at fault: what slow groups have in common where others stayed as they were, else all of it."""
+    """Return what slow groups have in common where others did not change; else the whole network."""
     everywhere = _Part("slow.fabric", "network", SIDES[change.between])
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
         return everywhere
@@ -263,9 +264,9 @@ def _component(change: LevelShift, traffic: Traffic) -> _Part:
 
 
 def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[Observation]]:
-    """The part of the fabric that explains all that became slower, how sure that is, and evidence.
+    """Return the part of the fabric that explains everything slow, the confidence in it, and evidence.
 
-    No suspect where the run has no topology, or where one part does not explain it.
+    Returns no suspects if the run has no topology, or no single part explains it.
     """
     wires = wires_of(traffic.run) if change.between else None
     blamed = blame_wires(change.groups, wires) if wires is not None else []
@@ -278,7 +279,7 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
 
 
 def _other_side(transfers: pl.DataFrame, change: LevelShift) -> Observation:
-    """Whether transfers on the other side, within hosts or between them, changed as well."""
+    """Return whether transfers on the other side, within hosts or between them, changed as well."""
     rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
     side = SIDES[not change.between]
     if rest.is_empty():
@@ -290,14 +291,14 @@ def _other_side(transfers: pl.DataFrame, change: LevelShift) -> Observation:
 
 # Hosts that became communication-bound: they wait longer than before, and not for each other.
 #
-# Where hosts wait for their transfers, as with gloo, a rank's own time in which it neither computes nor waits
-# for data, a core or garbage is what transfers take, or code that sleeps. One rank that sleeps is late, and
-# found elsewhere; here all ranks of a group have to wait longer since some step. Which of the two it is only
-# deep windows show: the finding says so.
+# Where hosts wait for their transfers, as with gloo, the own time in which a rank neither computes nor waits
+# for data, a core or garbage is spent on transfers, or on code that sleeps. A single rank that sleeps is
+# late, and found elsewhere; here, all ranks of a group must wait longer since some step. Only deep windows
+# show which of the two it is, as the finding says.
 
 COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")
-MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
-MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
+MIN_KNOWN = 0.5  # of a group's ranks in a step: some samples may be missing
+MIN_GROWTH = 0.5  # of the growth of waits: the least growth of the steps
 _LIKELY_NETWORK = observe(
     "likely-the-network",
     "either hosts wait for transfers, or their code sleeps; since all of them began to at once, the network "
@@ -314,7 +315,7 @@ class ExchangeGroup(NamedTuple):
 
     Attributes:
         ranks: those that were recorded.
-        unseen: ranks that these also call with, here or in other groups, and that left no record.
+        unseen: unrecorded ranks that these also call with, here or in other groups.
     """
 
     ranks: list[int]
@@ -328,16 +329,16 @@ def find_communication_bound(
     counters: pl.DataFrame,
     apart: list[int],
 ) -> list[Finding]:
-    """The findings, if all ranks of a group wait longer since some step, for nothing that was counted.
+    """Find groups in which all ranks wait longer since some step, and for nothing that was counted.
 
     Args:
-        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it.
-        calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
-        apart: ranks that were left out of these, which others may have waited for.
+        own_times: as from `dpro.detect.stragglers.own_time.own_time`.
+        calls: as from `dpro.detect.stragglers.own_time.calls_of`.
+        apart: ranks left out of these, which others may have waited for.
     """
     counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
     counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
-    # Idle is own time without work, and without what was waited for and counted.
+    # Idle time is own time without work and without counted waits.
     rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
     idle = counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
     job = job_steps(steps)
@@ -345,7 +346,7 @@ def find_communication_bound(
         return []
     changes: list[tuple[ExchangeGroup, Regression]] = []
     for group in _groups(calls, apart):
-        # A larger group waits already?
+        # Ranks of a larger group that waits need no finding of their own.
         inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
         change = None if inside else _longer_waits(idle, job, group.ranks)
         code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
@@ -354,7 +355,7 @@ def find_communication_bound(
 
 
 def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
-    """Groups of which several ranks were recorded, the largest first; none that may wait for ranks apart."""
+    """Return groups with several recorded ranks, largest first; none that may wait for ranks apart."""
     seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
     members = [set(members_of(key.rpartition("|")[2])) for key in seen["key"]]
     recorded = {*calls["rank"]}
@@ -367,7 +368,7 @@ def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
 
 
 def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regression | None:
-    """Since when every rank of a group waits longer; None where they do not, or the steps hardly show it."""
+    """Return since when all ranks of a group wait longer; None if they do not, or steps hardly show it."""
     least = (
         idle.filter(pl.col("rank").is_in(ranks))
         .group_by("step")
@@ -414,7 +415,7 @@ def _finding(group: ExchangeGroup, change: Regression, job: pl.DataFrame) -> Fin
 
 SENT, AGAIN = "tcp_sent_segments", "tcp_retransmitted_segments"
 CAUSE = "packet loss"
-MIN_SENT = 200  # segments between two hosts, below which nothing is said of them
+MIN_SENT = 200  # segments between two hosts, below which the pair is left out
 _COST_UNKNOWN = observe(
     "cost-unknown",
     "its cost is not known: a transfer takes longer when it waits for a segment to be sent again",
@@ -425,7 +426,7 @@ _NETWORK = "network"  # the switch, where no topology is known
 def with_losses(
     findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, run: Run
 ) -> list[Finding]:
-    """The findings, and those about what loses packets, in place of what is slow because of it."""
+    """Add findings of what loses packets; they absorb findings of what is slow because of it."""
     pairs = pairs_of_hosts(counters)
     if pairs.is_empty():
         return list(findings)
@@ -452,9 +453,9 @@ def with_losses(
 
 
 def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
-    """`source`, `target` (hosts), `sent`, `again`: segments of all connections between two hosts.
+    """Return `source`, `target` (hosts), `sent`, `again`: segments of all connections between two hosts.
 
-    Counts only grow while a connection lasts; one that ends takes its own away.
+    A pair's count grows while its connections last, and drops by the share of one that ends.
     """
     rows = counters.filter(pl.col("counter").is_in([SENT, AGAIN]) & pl.col("device").str.contains(">"))
     ends = pl.col("device").str.split(">").list
@@ -476,13 +477,13 @@ def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
 
 
 def _on_hosts(wires: Wires, workers: pl.DataFrame) -> dict[str, int]:
-    """A GPU of each host, as a node of the fabric."""
+    """Return a GPU of each host, as a node of the fabric."""
     ranks = workers.filter(pl.col("rank").is_in(list(wires.gpus))).sort("rank", descending=True)
     return {host: wires.gpus[rank] for host, rank in ranks.select("host", "rank").iter_rows()}
 
 
 def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:
-    """The same of hosts whose fabric is not known: each has a port, and all are on one switch."""
+    """Return the wires and GPUs of hosts without a known fabric: each has a port, all on one switch."""
     hosts = sorted({*pairs["source"], *pairs["target"]})
     topology = TopologyFile(
         hosts=[HostEntry(host, gpus=1, nics=1) for host in hosts],
@@ -497,10 +498,10 @@ def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:
 def _findings(
     pairs: pl.DataFrame, wires: Wires, gpus: dict[str, int]
 ) -> list[tuple[Finding, set[frozenset[str]]]]:
-    """What loses packets, and between which two hosts.
+    """Return findings of what loses packets, each with the pairs of hosts that it explains.
 
     Args:
-        pairs: as `pairs_of_hosts` gives them.
+        pairs: as from `pairs_of_hosts`.
     """
     pairs = pairs.filter(pl.all_horizontal(pl.col("source", "target").is_in(list(gpus))))
     if pairs.is_empty():

@@ -1,8 +1,8 @@
-"""What a job moved between its ranks, and what its steps would save if some of it were faster.
+"""Transfers between the ranks of a job, and what its steps would save if some of them were faster.
 
-In: a graph; or collectives outside of deep windows that have a duration, as NCCL's Inspector measures all of
-them, and the flight recorder where timing is on; or sends, as NCCL's network threads time them. Out: one row
-per transfer, without waiting, and what steps would save with other transfers. What is slow is said elsewhere.
+Takes a graph; or collectives outside of deep windows that have durations, which NCCL's Inspector records for
+all and the flight recorder if timing is on; or sends, as timed by NCCL's network threads. Returns one row per
+transfer, without waiting, and the savings of steps under other transfer times. Does not decide what is slow.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KEYS = [*LIKE, "members"]  # equal in transfers of one group
 
 
 class Healed(NamedTuple):
-    """What steps would save.
+    """Savings of steps.
 
     Attributes:
-        steps: [T] which.
-        saved: [T] ns.
-        base: [T] ns that they take.
+        steps: [T] step numbers.
+        saved: [T] savings, in ns.
+        base: [T] step times, in ns.
     """
 
     steps: Ints
@@ -50,16 +50,17 @@ class Healed(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What ranks exchange.
+    """Transfers between ranks.
 
     Attributes:
-        transfers: as `recorded_transfers` returns them.
-        hosts: which host each rank is on, as far as known.
-        healed: what steps would save if transfers (`instance`) took this many `times` as long.
-        replayed: whether that is known; else it is the most: other work may hide some of it.
-        run: which says where its ranks stand; None where there is none.
-        apart: the transfers as they would be if connections of the job that meet between switches had a cable
-            each; None where it is not known which meet.
+        transfers: as from `recorded_transfers`.
+        hosts: host of each rank, where known.
+        healed: returns the savings of steps if transfers (`instance`) took this many `times` as long.
+        replayed: whether savings are replayed; else they are upper bounds, as other work may hide some of
+            them.
+        run: which says where its ranks are; None without a run.
+        apart: returns the transfers as they would be if connections of the job that share links between
+            switches had a cable each; None where it is not known which do.
     """
 
     transfers: pl.DataFrame
@@ -70,7 +71,12 @@ class Traffic:
     apart: Callable[[], pl.DataFrame | None] = lambda: None
 
     def gain(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> Observation:
-        """What would be saved if slow transfers were as fast as others."""
+        """Return the observation of what faster transfers would save.
+
+        Args:
+            like: the transfers that these would be as fast as, in words.
+            steps_take: the steps in question, with their verb.
+        """
         if self.replayed:
             faster = f"these transfers as fast as {like}"
             return observe_replay(faster, step_ns - saved_ns, step_ns, steps_take)
@@ -84,7 +90,7 @@ class Traffic:
 
 
 def traffic_of(baseline: Baseline) -> Traffic:
-    """The traffic of a graph, and how its replay changes with it."""
+    """Return the traffic of a graph, with savings from its replay."""
     graph = baseline.graph
     saved = partial(replayed_with, baseline)
     transfers, hosts, apart = recorded_transfers(graph), host_of(graph), partial(transfers_apart, graph)
@@ -92,7 +98,7 @@ def traffic_of(baseline: Baseline) -> Traffic:
 
 
 def transfers_apart(graph: Graph) -> pl.DataFrame | None:
-    """The transfers as they would be if connections that meet between switches had a cable each.
+    """Return the transfers as if connections that share links between switches had a cable each.
 
     None where paths are not known, or the topology does not fit.
     """
@@ -104,19 +110,19 @@ def transfers_apart(graph: Graph) -> pl.DataFrame | None:
 
 
 def transfers_of(graph: Graph) -> pl.DataFrame:
-    """Each collective whose members are all recorded, in steps.
+    """Return each collective within steps whose members are all recorded.
 
     Returns:
         `instance`, `op`, `bytes`, `num_ranks`, `num_hosts`, `members` (ranks as text, the sender of a message
-        first), `step`, `transfer_ns` (of the member that took the least: the others' may be waiting).
+        first), `step`, `transfer_ns` (of the fastest member: the others' may include waiting).
     """
     return recorded_transfers(graph).filter("whole").drop("whole")
 
 
 def recorded_transfers(graph: Graph) -> pl.DataFrame:
-    """The same of all collectives of which at least two members are recorded, and whether `whole`.
+    """Return each collective within steps with at least two recorded members, and whether it is `whole`.
 
-    Where some are not, the time holds what the recorded ones waited for the others.
+    The other columns are those of `transfers_of`. Unless whole, the time includes waiting for other members.
     """
     nodes, edges = graph.nodes, graph.edges
     met = np.zeros(graph.num_nodes, np.bool_)
@@ -162,7 +168,7 @@ def recorded_transfers(graph: Graph) -> pl.DataFrame:
 
 
 def host_of(graph: Graph) -> dict[int, str]:
-    """Which host each rank is on, as far as the run shows."""
+    """Return the host of each rank; empty if the run does not show it."""
     try:
         return hosts_of(graph)
     except Unanswerable:
@@ -170,7 +176,7 @@ def host_of(graph: Graph) -> dict[int, str]:
 
 
 def replayed_with(baseline: Baseline, factor: pl.DataFrame) -> Healed:
-    """Replay with other transfers.
+    """Replay with other transfer times.
 
     Args:
         factor: `instance` of collectives, and how many `times` as long their transfers take.
@@ -189,14 +195,14 @@ def replayed_with(baseline: Baseline, factor: pl.DataFrame) -> Healed:
     return Healed(steps, (base - changed).astype(np.float64), base.astype(np.float64))
 
 
-# The axis of parallelism that slow transfers are along.
+# The axis of parallelism of slow transfers.
 
 
 def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Finding:
-    """The finding, with the axis along which ranks of all slow groups differ; as it was where there is none.
+    """Add the axis along which ranks of all slow groups differ, if there is a single one.
 
     Args:
-        groups: `members` of slow transfers, as `recorded_transfers` gives them.
+        groups: `members` of slow transfers, as from `recorded_transfers`.
     """
     if traffic.run is None:
         return finding
@@ -209,12 +215,12 @@ def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Find
     return replace(finding.observing(along), axis=axis)
 
 
-# Traffic of calls, or of sends, that were timed while they ran: no deep window is needed for it.
+# Traffic of calls, or of sends, that were timed while they ran, without deep windows.
 #
-# All members of a call end together, so the shortest duration among them is the transfer, and the rest is
-# waiting for the last; clocks of hosts need not agree. What other work hides of it is not known. A collective
-# shows all its members together. Each send is measured by itself, without waits for the GPU or the peer, and
-# counts as a message, so that senders, receivers and links can be distinguished within one ring or tree.
+# All members of a call end together, so the shortest of their durations is the transfer, and any excess is
+# waiting for the last; clocks of hosts need not agree. How much of it other work hides is not known. A
+# collective shows all its members together. Each send is measured by itself, without waits for the GPU or the
+# peer, and counts as a message, so that senders, receivers and links of one ring or tree are distinguished.
 
 _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")
 
@@ -222,14 +228,14 @@ _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfe
 def traffic_of_calls(
     collectives: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame, world_size: int
 ) -> Traffic:
-    """The traffic of timed calls; no transfers where none was timed.
+    """Return the traffic of timed calls; no transfers if none was timed.
 
     Args:
-        world_size: ranks of the job, recorded or not.
+        world_size: number of ranks of the job, recorded or not.
     """
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     outside = steps.filter(pl.col("window") < 0)
-    # What is between steps belongs to the one before.
+    # Calls between steps belong to the step before.
     begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
     calls = _timed(collectives).filter(pl.col("began_ns") >= 0).sort("began_ns")
     calls = calls.join_asof(
@@ -256,7 +262,7 @@ def traffic_of_calls(
 
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Rows with duration, start and operation; `bytes` is what the operation moves for the rank."""
+    """Return calls with duration, begin and operation; `bytes` is what the operation moves for the rank."""
     is_timed = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
     began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
     return collectives.filter(is_timed & (pl.col("group") != "")).select(
@@ -274,9 +280,9 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _messages(calls: pl.DataFrame) -> pl.DataFrame:
-    """Both ends of each message, by sender and receiver, in order: each end counts its own calls.
+    """Return both ends of each message, numbered per sender and receiver: each end counts its own calls.
 
-    Where one end has more than the other, it is not known which are the same.
+    Pairs whose ends differ in number are left out, as their calls cannot be matched.
     """
     ends = calls.filter(pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0))
     sends = pl.col("op") == "send"
@@ -297,11 +303,12 @@ def _messages(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_recorded: bool) -> pl.DataFrame:
-    """One row per call that at least two members timed.
+    """Return one row per call that at least two members timed.
 
     Args:
         call: columns that identify a call.
-        all_recorded: whether all ranks of the job are; only then the callers of a group are all its members.
+        all_recorded: whether all ranks of the job are recorded; only then are a group's callers all its
+            members.
     """
     if calls.is_empty():
         return _NOTHING
@@ -311,7 +318,7 @@ def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_rec
     met = (
         calls.join(callers, on="group")
         .with_columns(size=size, host=host)
-        .unique([*call, "rank"], keep="none")  # numbers that came twice are ambiguous
+        .unique([*call, "rank"], keep="none")  # numbers that occur twice are ambiguous
         .group_by(call)
         .agg(
             *([] if "op" in call else [pl.col("op").first()]),
@@ -342,7 +349,7 @@ _NOTHING = pl.DataFrame(
 
 
 def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame) -> Traffic:
-    """The traffic on the wires, without peers that sent nothing: which ranks these are is not known."""
+    """Return the traffic on the wires, without peers that sent nothing, as their ranks are not known."""
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     host = [pl.col(end).replace_strict(hosts, default="", return_dtype=pl.String) for end in ("rank", "to")]
     begins = steps.select("rank", "step", "start_ns").sort("start_ns")
@@ -371,10 +378,10 @@ def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataF
 
 
 def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
-    """The most that steps would save: what transfers lose on the rank that loses the most.
+    """Return upper bounds of the savings of steps: what transfers lose on the rank that loses most.
 
     Args:
-        steps: the job's, as `job_steps` gives them.
+        steps: the job's, as from `job_steps`.
         factor: `instance` of transfers, and how many `times` as long they take.
     """
     lost = (

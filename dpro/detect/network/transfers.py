@@ -1,14 +1,14 @@
-"""Links, network ports and hosts that move data slower than their like.
+"""Detector of links, network ports and hosts that move data slower than comparable ones.
 
-In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
-between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
-fast one has, is at fault; where several things fit equally well, that is said. Where the run has a topology,
-cables, ports and switches on the paths of slow groups come first (`wires`). Then come blocks: parts of the
-network between which all is slow. A job in which one group does all there is gives nothing to compare with.
+Takes a job's traffic; returns findings. Transfers of equal operation, size and kind of group are compared
+between groups, without waiting for late ranks. What all slow groups have in common, and no fast one has, is
+at fault; if several things fit equally well, the finding names them all. If the run has a topology, cables,
+ports and switches on the paths of slow groups come first (`wires`), then blocks: parts of the network between
+which all transfers are slow. A job in which one group does everything allows no comparison.
 
-Pairs of ranks are compared with other pairs that do the same: what the transfers of each take, what they
-would take if it were like the others, and how much of the difference is the sender's, the receiver's and the
-link's own. Groups of more than two ranks show no single pair and are left out there.
+The delay matrix compares pairs of ranks with other pairs that do the same: the time of their transfers, the
+time if they were like the others, and the sender's, the receiver's and the link's own shares of the
+difference. It leaves out groups of more than two ranks, which do not show single pairs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gai
 from dpro.members import members_of
 from dpro.replay.cost.fabric.flows import PAIRWISE
 
-MIN_GROUPS = 3  # of a kind: of two that differ it is not known which is wrong
-MAX_UNSURE = 0.5  # confidence in the slower of two: they may have been built so
-MIN_SLOW = 1.15  # times the transfer of the other groups
-MIN_BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
-DEVIATIONS = 5.0  # of the other groups, robust, from their median
-MIN_DEVIATION = 0.02  # of a logarithm: a lower spread of groups is raised to this
+MIN_GROUPS = 3  # per kind: of two that differ, either may be wrong
+MAX_UNSURE = 0.5  # confidence in the slower of two: they may differ by design
+MIN_SLOW = 1.15  # least factor over the transfers of the other groups
+MIN_BROKEN = 1.5  # least factor for a finding that the step does not wait for
+DEVIATIONS = 5.0  # least distance from the median of the other groups, in their robust deviations
+MIN_DEVIATION = 0.02  # of logarithms: a lower spread of groups is raised to this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
-FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
+FITS = 0.9  # least share of a suspect's groups that are slow
 MAX_LINES = 3  # of evidence
 CROWDED = observe("may-be-crowded", "broken or congested: flows that meet there look the same")
 CROWDED_BY_OTHERS = observe(
@@ -56,10 +56,10 @@ class Suspect(NamedTuple):
     """Something that groups of ranks have in common.
 
     Attributes:
-        thing: what is at fault in the end: rank 3, whatever it does.
-        kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
-            two) or group; of a topology cable, link, port or switch.
-        ranks: that it is itself.
+        thing: what is ultimately at fault: rank 3, in whichever role.
+        kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (the connection of
+            two) or group; in a topology, cable, link, port or switch.
+        ranks: the ranks that make up the suspect.
     """
 
     thing: str
@@ -69,14 +69,14 @@ class Suspect(NamedTuple):
 
     @property
     def class_(self) -> str:
-        """The class of a finding that blames it."""
+        """Class of a finding that blames the suspect."""
         if self.kind in CLASSES:
             return CLASSES[self.kind]
         return "slow.link" if self.kind in ("link", "hosts", "group") else "slow.nic"
 
 
 def find_slow_network(traffic: Traffic) -> list[Finding]:
-    """Name the links and ports whose transfers take clearly longer than comparable ones."""
+    """Find the links and ports whose transfers take clearly longer than comparable ones."""
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
     wires = wires_of(traffic.run)
     crowded, doubt = _crowded_groups(traffic, transfers, wires)
@@ -98,7 +98,7 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
         shared = [observe("in-common", sentence, suspects=names)]
         if len(suspects) > 1:
             shared.append(_NONE_WITHOUT_OTHERS)
-        # A link between hosts may be slow since other flows are on its path.
+        # A link between hosts may be slow because of other flows on its path.
         links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
         if links and (explained_slow["num_hosts"] > 1).any():
             shared.append(doubt)
@@ -110,9 +110,9 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
 def _crowded_groups(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None
 ) -> tuple[pl.DataFrame, Observation]:
-    """Groups (`KEYS`) that are slow only since connections of the job meet on their paths.
+    """Return groups (`KEYS`) that are slow only because connections of the job share links on their paths.
 
-    And what is left to doubt of the others.
+    The observation is the doubt that remains about the other groups.
     """
     slow = _slow_groups(transfers, wires).select(KEYS)
     apart = traffic.apart() if slow.height else None
@@ -123,17 +123,17 @@ def _crowded_groups(
 
 
 def _slow_groups(transfers: pl.DataFrame, wires: Wires | None) -> pl.DataFrame:
-    """Groups that are slow among all of their kind, or among those whose paths are as long."""
+    """Return groups that are slow among all of their kind, or among those with paths of equal length."""
     compared = [compare_groups(transfers)]
     compared += [] if wires is None else [_compare_on_wires(transfers, wires)]
     return pl.concat([groups.filter("slow").select(KEYS) for groups in compared]).unique()
 
 
 def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
-    """As `compare_groups`, of groups whose paths are known.
+    """Return what `compare_groups` does, for groups whose paths are known.
 
-    Below a leaf all is faster, in any fabric: a group has to be slow among those whose paths are as long; or
-    among all, and far slower than those, where too few of them show how they vary.
+    In any fabric, transfers below one leaf switch are faster: a group must be slow among those with paths of
+    equal length; or, if these are too few to show their spread, among all, and far slower than those.
     """
     by_length = with_hops(transfers, wires).partition_by("hops")
     if not by_length:
@@ -148,7 +148,7 @@ def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 def _on_wires(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None, doubt: Observation
 ) -> tuple[list[Finding], set[str]]:
-    """Findings about cables, ports and switches, and the groups (`members`) that these explain."""
+    """Return findings about cables, ports and switches, and the groups (`members`) that they explain."""
     if wires is None:
         return [], set()
     groups = _compare_on_wires(transfers, wires)
@@ -166,13 +166,13 @@ def _on_wires(
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
-    """Each group against the others that do the same.
+    """Compare each group with the others that do the same.
 
-    The excess is the logarithm of a group's typical transfer against the others' (leave one out), and is held
-    against how those differ among themselves, with a floor: a port that is in half of them is found, too.
+    The excess is the logarithm of a group's typical transfer over the others' (leave one out). It is compared
+    with the spread of the others, with a floor: a port that is in half of them is found, too.
 
     Args:
-        transfers: as `transfers_of` gives them.
+        transfers: as from `transfers_of`.
 
     Returns:
         `KEYS` columns, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
@@ -206,7 +206,7 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
 
 
 def shortest_half(values: Floats) -> tuple[float, float]:
-    """Middle and spread of the half of the values that lie closest together.
+    """Return middle and spread of the half of the values that are closest together.
 
     Up to half of the values may be anything (Rousseeuw and Leroy, "Robust Regression and Outlier Detection",
     1987, section 4.3). The spread is that of a normal distribution whose middle half is as long.
@@ -222,7 +222,7 @@ def shortest_half(values: Floats) -> tuple[float, float]:
 
 
 def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
-    """Whether a group is beyond half of its excess in nearly every step that it was seen in."""
+    """Return whether a group is beyond half of its excess in nearly every step in which it was seen."""
     over = pl.col("transfer_ns").median().log() - pl.col("typical_ns").first().log()
     beyond = (
         transfers.join(groups.select(*KEYS, "excess", "typical_ns"), on=KEYS)
@@ -236,7 +236,7 @@ def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
 
 
 def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
-    """What could slow down a group of ranks."""
+    """Yield what could slow down a group of ranks."""
     ranks = [int(rank) for rank in members.split(",")]
     names = sorted({hosts.get(rank, "") for rank in ranks})
     for rank in ranks:
@@ -264,13 +264,13 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
 
 
 def ring_links(ranks: Sequence[int]) -> list[Suspect]:
-    """Links of the ring of a group, which is taken to go through its ranks in order."""
+    """Return the links of a group's ring, which is assumed to go through its ranks in order."""
     ends = [sorted(pair) for pair in zip(ranks, [*ranks[1:], ranks[0]])]
     return [Suspect(f"link {one} - {other}", "link", f"{one} - {other}", (one, other)) for one, other in ends]
 
 
 def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
-    """Suspects in which a group stands for all links of its ring, or those that no fast ring has for it."""
+    """Replace all links of a ring by its group, or a group by those of its links that no fast ring has."""
     kept = list(equal)
     for group in (suspect for suspect in equal if suspect.kind == "group"):
         links = ring_links(group.ranks)
@@ -281,13 +281,13 @@ def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
 
 
 def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list[Suspect], set[str]]]:
-    """What explains most slow groups, then what explains most of the rest.
+    """Yield what explains most slow groups, then what explains most of the remaining ones.
 
     Args:
         groups: `op`, `members` and `slow`.
 
     Yields:
-        Things that explain the same slow groups, and which groups (`members`) these are.
+        Suspects that explain one set of slow groups, and that set (`members`).
     """
     of: dict[Suspect, set[str]] = {}
     for members, op in groups.select("members", "op").unique().sort("members", "op").iter_rows():
@@ -314,7 +314,7 @@ def _describe(
     shared: Sequence[Observation],
     certainty: float,
 ) -> Finding | None:
-    """The finding, with what healing would save; None where neither the step nor the transfer shows much.
+    """Return the finding, with the savings of healing; None where neither step nor transfers show much.
 
     Args:
         certainty: 0 to 1, that it is one of the suspects.
@@ -349,13 +349,13 @@ def _describe(
 
 
 def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
-    """Whether transfers that the step does not wait for are slow: what they take longer is worth a finding.
+    """Return whether transfers that the step does not wait for are slow enough for a finding.
 
-    Messages of CPU tensors are not among them: each lasts in a trace until someone asks whether it is over,
-    so one that no rank waits for seems to last.
+    Messages of CPU tensors do not count: each lasts in a trace until the program checks whether it is over,
+    so a message that no rank waits for seems to last.
 
     Args:
-        base: [T] ns, the steps.
+        base: [T] step times, in ns.
     """
     if traffic.run is not None and not traffic.run.manifest.gpus:
         slow = slow.filter(pl.col("op") != MESSAGE)
@@ -364,7 +364,7 @@ def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
 
 
 def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
-    """The finding about parts of the network, None where the step does not wait for what is between them."""
+    """Return the finding about parts of the network; None if steps do not wait for transfers between them."""
     saved, base = _healed(traffic, block.slow)
     if not clear_gain(saved, base):
         return None
@@ -387,7 +387,7 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
 
 
 def words_of(suspect: Suspect) -> str:
-    """What it is called in a sentence."""
+    """Return the name of a suspect in a sentence."""
     words = {
         "nic": f"{suspect.id}'s way out of its host",
         "sender": f"{suspect.id} as a sender",
@@ -398,7 +398,7 @@ def words_of(suspect: Suspect) -> str:
 
 
 def _slowest(slow: pl.DataFrame) -> list[Observation]:
-    """The slow groups, the worst first."""
+    """Return observations of the slow groups, worst first."""
     worst = slow.sort(["excess", "members"], descending=[True, False])
     observed = [
         observe(
@@ -420,29 +420,30 @@ def _slowest(slow: pl.DataFrame) -> list[Observation]:
 
 
 def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
-    """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
+    """Return [T] savings with the slow groups' transfers as fast as others', and [T] step times, in ns."""
     times = (-pl.col("excess")).exp()
     factors = traffic.transfers.join(slow.select(*KEYS, "excess"), on=KEYS).select("instance", times=times)
     _, saved, base = traffic.healed(factors)
     return saved, base
 
 
-# Groups of hosts between which all is slow: a switch, or what lies between two parts of the network. Most
-# pairs of hosts are then slow, so that a comparison with the usual shows nothing; two levels do, and which
-# hosts are on which. Whether the network is broken there or was built so, the transfers of one run do not
-# show.
+# Groups of hosts between which all transfers are slow, because of a switch or a connection between two parts
+# of the network. Most pairs of hosts are slow then, so that a comparison with the typical pair shows nothing;
+# two levels, and the hosts on each, do. The transfers of one run do not show whether that is a fault or a
+# design.
 
-MIN_RATIO = 1.5  # of the slow level's time to the fast level's
-MAX_SPREAD = 0.5  # of a level's values, of the distance between the levels, in logarithms
-MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
+MIN_RATIO = 1.5  # of the slow level's time over the fast level's
+MAX_SPREAD = 0.5  # range of a level, as a share of the distance between the levels, in logarithms
+MIN_HOSTS = 2  # in each part: a host that is a part alone is itself at fault
 
 
 class FabricBlock(NamedTuple):
-    """Parts of the network, and what is slow between them.
+    """Parts of the network, and the groups that are slow between them.
 
     Attributes:
-        slow: of the groups between parts `KEYS` columns, `transfer_ns`, `count`, `typical_ns` (of
-            the fast level) and `excess` (logarithm against that).
+        parts: hosts of each part.
+        slow: groups between parts: `KEYS` columns, `transfer_ns`, `count`, `typical_ns` (of the fast level)
+            and `excess` (logarithm over that).
     """
 
     parts: tuple[tuple[str, ...], ...]
@@ -455,10 +456,10 @@ class FabricBlock(NamedTuple):
 
 
 def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[FabricBlock]:
-    """Parts of the network between which all is slow; none unless that holds for every group there is.
+    """Return parts of the network between which all transfers are slow; none if a group contradicts that.
 
     Args:
-        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
+        transfers: as from `dpro.detect.network.traffic.transfers_of`.
     """
     typical = (
         transfers.filter(pl.col("num_hosts") > 1)
@@ -476,7 +477,7 @@ def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Fabri
 
 
 def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
-    """Groups, fast and slow ones separated at the widest gap of their times; None if there is none."""
+    """Return groups, split at the widest gap of their times into fast and `slow`; None without two levels."""
     ordered = same_kind.sort("transfer_ns", "members")
     times = np.log(ordered["transfer_ns"].to_numpy())
     if times.size < 2:
@@ -496,7 +497,7 @@ def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, ...], ...] | None:
-    """Parts that fast groups join, if all slow groups are between them and no fast one is; None otherwise."""
+    """Return parts joined by fast groups, if all slow groups are between them; else None."""
     fast, slow = (
         [{hosts.get(int(rank), "") for rank in group.split(",")} for group in levels.filter(which)["members"]]
         for which in (~pl.col("slow"), pl.col("slow"))
@@ -509,7 +510,7 @@ def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, .
 
 
 def _joined(groups: Iterable[set[str]], every: set[str]) -> Iterator[tuple[str, ...]]:
-    """Hosts that groups connect, be it through others."""
+    """Yield hosts that groups connect, directly or not."""
     parts: list[set[str]] = [{host} for host in sorted(every)]
     for group in groups:
         touched = [part for part in parts if part & group]
@@ -517,37 +518,37 @@ def _joined(groups: Iterable[set[str]], every: set[str]) -> Iterator[tuple[str, 
     yield from (tuple(sorted(part)) for part in parts)
 
 
-MIN_PAIRS = 3  # of a rank: with fewer, what it adds cannot be separated from the others and the pair
+MIN_PAIRS = 3  # per rank: with fewer, its effect cannot be separated from those of the others and the pair
 MAX_ROUNDS = 30
 SETTLED = 1e-9  # of a logarithm: effects that change less have converged
 
 SCHEMA = {
-    "source": pl.Int64,  # rank that sends; of a group of two the lower one
+    "source": pl.Int64,  # rank that sends; the lower one of a group of two
     "target": pl.Int64,  # rank that receives
     "directed": pl.Boolean,  # messages are; a group of two ranks moves data both ways
     "source_host": pl.String,  # empty where unknown
     "target_host": pl.String,
     "count": pl.Int64,  # transfers
-    "bytes": pl.Int64,  # of all of them; -1 where not known
-    "transfer_ns": pl.Float64,  # what one typically takes, without waiting; of several sizes the mean
-    "expected_ns": pl.Float64,  # the same if the pair were like the others; null: fewer than three of a kind
-    "ratio": pl.Float64,  # transfer_ns over expected_ns, of sizes that have both; null like that
-    "sender": pl.Float64,  # times that the source adds to all its pairs; null: too few of them to say
-    "receiver": pl.Float64,  # times that the target adds to all its pairs; null: too few of them to say
-    "link": pl.Float64,  # times that are left to the pair itself; null where the ratio is
+    "bytes": pl.Int64,  # of all transfers; -1 where not known
+    "transfer_ns": pl.Float64,  # typical time, without waiting; mean over sizes
+    "expected_ns": pl.Float64,  # typical time of a pair like the others; null: fewer than three of a kind
+    "ratio": pl.Float64,  # transfer_ns over expected_ns, over sizes that have both; null without any
+    "sender": pl.Float64,  # factor that the source adds to all its pairs; null: too few of them
+    "receiver": pl.Float64,  # factor that the target adds to all its pairs; null: too few of them
+    "link": pl.Float64,  # factor that remains for the pair itself; null where the ratio is
 }
 _EFFECTS = ("sender", "receiver")
 
 
 def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFrame:
-    """What each pair of ranks takes to move data, and what it would take if it were like the others.
+    """Return the transfer time of each pair of ranks, and what it would be if the pair were like the others.
 
-    Comparable are pairs that do the same operation with as many bytes, and are both on one host or both on
-    two. What is expected is what most of them take, once what slow ranks add to theirs is taken off.
+    Pairs are comparable if they do the same operation with as many bytes, and are both on one host or both on
+    two. The expected time is the typical one, without what slow ranks add to their own.
 
     Args:
-        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
-        hosts: which host each rank is on, as far as known (`dpro.detect.network.traffic.host_of`).
+        transfers: as from `dpro.detect.network.traffic.transfers_of`.
+        hosts: host of each rank, where known (`dpro.detect.network.traffic.host_of`).
 
     Returns:
         Columns of `SCHEMA`, one row for each pair and, of messages, direction, sorted by source and target.
@@ -584,10 +585,10 @@ def _host(rank: pl.Expr, hosts: Mapping[int, str]) -> pl.Expr:
 
 
 def host_matrix(matrix: pl.DataFrame) -> pl.DataFrame:
-    """The same between hosts: the median over the pairs of ranks that two hosts have.
+    """Return the delay matrix between hosts: the median over the pairs of ranks of each two hosts.
 
     Args:
-        matrix: as `delay_matrix` gives it.
+        matrix: as from `delay_matrix`.
 
     Returns:
         `source_host`, `target_host`, `num_pairs`, `count`, and the medians of `transfer_ns`, `expected_ns`
@@ -605,10 +606,10 @@ def host_matrix(matrix: pl.DataFrame) -> pl.DataFrame:
 
 
 def both_ways(matrix: pl.DataFrame) -> pl.DataFrame:
-    """The matrix with each pair that has no direction in both of them: what is drawn as a square.
+    """Return the matrix with pairs without a direction in both directions, to be drawn as a square.
 
     Args:
-        matrix: as `delay_matrix` gives it.
+        matrix: as from `delay_matrix`.
     """
     swapped = {"source": "target", "source_host": "target_host", "sender": "receiver"}
     swapped |= {other: one for one, other in swapped.items()}
@@ -619,7 +620,7 @@ def both_ways(matrix: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
-    """What each pair typically takes for each kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
+    """Return each pair's typical time per kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
     ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
     return (
         transfers.group_by(KEYS)
@@ -630,7 +631,7 @@ def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_expected(kinds: pl.DataFrame) -> pl.DataFrame:
-    """The same with `expected_ns`, and what the ends add: within hosts and between them each for itself."""
+    """Add `expected_ns` and the effects of both ends, fitted separately within hosts and between them."""
     comparable = kinds.with_columns(
         enough=pl.len().over(LIKE) >= MIN_GROUPS, kind=pl.struct(LIKE).rank("dense")
     )
@@ -641,13 +642,13 @@ def _with_expected(kinds: pl.DataFrame) -> pl.DataFrame:
     rest = comparable.filter(~pl.col("enough")).with_columns(
         expected_ns=unknown, sender=unknown, receiver=unknown
     )
-    # What is known of the ends from some kinds holds for all of them: a pair is one row in the end.
+    # Effects of the ends that some kinds show hold for all kinds, which become one row per pair.
     effects = (pl.col(name).drop_nulls().first().over("source", "target", "directed") for name in _EFFECTS)
     return pl.concat([*parts, rest], how="diagonal").with_columns(effects)
 
 
 def _fitted(comparable: pl.DataFrame) -> pl.DataFrame:
-    """Pairs, with what is expected of each kind and what the ends of each pair add."""
+    """Add the expected time of each kind, and what the ends of each pair add."""
     one_way = comparable.select("kind", "source", "target", log=pl.col("transfer_ns").log())
     other_way = one_way.filter(~comparable["directed"]).rename({"source": "target", "target": "source"})
     cells = pl.concat([one_way, other_way.select(one_way.columns)])
@@ -664,21 +665,22 @@ def _fitted(comparable: pl.DataFrame) -> pl.DataFrame:
 def additive_effects(
     kind: Ints, source: Ints, target: Ints, log_time: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """What each kind of transfer takes, and what each sender and receiver adds to all of its own.
+    """Return the time of each kind of transfer, and what each sender and receiver adds to all of its own.
 
     Median polish (Tukey, "Exploratory Data Analysis", 1977, chapter 11) with gaps: medians of kinds, of rows
-    and of columns are taken off in turn, so slow cells move none, up to half of a row or a column. The
-    typical rank adds nothing. Of an even number the lower median is taken: where half are slow, they are.
+    and of columns are subtracted in turn, so that slow cells move none, up to half of a row or a column. The
+    typical rank adds nothing. Medians of an even number are the lower ones: if half are slow, these stand
+    out.
 
     Args:
-        kind: [C] numbers, none negative.
-        source: [C] ranks, none negative.
+        kind: [C] numbers, not negative.
+        source: [C] ranks, not negative.
         target: [C] ranks.
         log_time: [C] logarithms.
 
     Returns:
-        [S] of kinds, [R] of senders, [R] of receivers, logarithms; NaN for a rank with fewer than
-        `MIN_PAIRS` others that way.
+        [S] of kinds, [R] of senders, [R] of receivers, as logarithms; NaN for a rank with fewer than
+        `MIN_PAIRS` others in that direction.
     """
     num_ranks = int(max(source.max(), target.max())) + 1
     directions = (source, target), (target, source)
@@ -700,13 +702,13 @@ def additive_effects(
 
 
 def _partners(ends: Ints, others: Ints, num_ranks: int) -> Ints:
-    """[R] with how many others each rank has transfers."""
+    """Return [R] numbers of other ranks that each rank has transfers with."""
     pairs = np.unique(ends * num_ranks + others)
     return np.bincount(pairs // num_ranks, minlength=num_ranks)
 
 
 def _take_off(left: Floats, labels: Ints, effect: Floats, is_known: NDArray[np.bool_]) -> float:
-    """Move the median of what is left of each label into its effect; how far the farthest was."""
+    """Move the median of the values left of each label into its effect; return the largest move."""
     median = pl.col("left").quantile(0.5, "lower")
     medians = pl.DataFrame({"label": labels, "left": left}).group_by("label").agg(median)
     step = np.zeros(effect.size)

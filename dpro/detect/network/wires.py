@@ -1,9 +1,9 @@
-"""Cables, ports and switches that slow groups of ranks have in common, where the run has a topology.
+"""Cables, ports and switches that slow groups of ranks have in common, if the run has a topology.
 
-In: groups of ranks, which of them are slow, and the fabric that their ranks are in. Out: what of the fabric
-is at fault, by the votes of groups over the paths of their flows (network tomography, `at_fault`), with the
-groups that it explains. The path of a flow is known where there is only one, or where the run keeps paths;
-else each is as likely. Nothing is measured here.
+Takes groups of ranks, which of them are slow, and the fabric of their ranks. Returns the parts of the fabric
+at fault, by the votes of groups over the paths of their flows (network tomography, `at_fault`), with the
+groups that each explains. The path of a flow is known if there is only one, or if the run keeps paths; else
+all are equally likely. Does not measure anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dpro.topology.kept import PathEntry
 
 CABLE, DIRECTION, PORT, SWITCHES = "cable", "link", "port", "switch"
 CLASSES = {CABLE: "slow.link", DIRECTION: "slow.link", PORT: "slow.nic", SWITCHES: "slow.fabric"}
-MAX_PAIRWISE = 32  # ranks: a larger all-to-all crosses nearly everything, and distinguishes nothing
+MAX_PAIRWISE = 32  # ranks: a larger all-to-all crosses nearly everything, so it distinguishes nothing
 
 
 _NOT_DISTINGUISHED = observe(
@@ -48,7 +48,7 @@ class FabricPart(NamedTuple):
 
     Attributes:
         kind: a cable (both ways), a link (one way of it), a port of a host (with its cable), or a switch.
-        links: a path that crosses the component takes exactly one of these.
+        links: its links; a path through the part takes exactly one of them.
     """
 
     kind: str
@@ -57,17 +57,18 @@ class FabricPart(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is called in a sentence."""
+        """Name of the part in a sentence."""
         return f"{self.kind} {self.name}"
 
 
 class Blamed(NamedTuple):
-    """What is at fault, and what shows it.
+    """Parts at fault, and the evidence.
 
     Attributes:
-        runner_up: what fits next best; None where nothing else does.
-        crossing, slow: groups that are likely to cross it, and how many of these are slow.
-        others: slow groups that are not.
+        suspects: parts that fit equally well.
+        runner_up: the part that fits next best; None without one.
+        crossing, slow: number of groups that are likely to cross the suspects, and how many of them are slow.
+        others: number of slow groups that are not.
     """
 
     verdict: FaultVerdict
@@ -78,11 +79,11 @@ class Blamed(NamedTuple):
     others: int
 
     def observations(self, what: str, show: str) -> list[Observation]:
-        """As evidence.
+        """Return the evidence.
 
         Args:
-            what: of which the groups are, as `pairs of hosts`.
-            show: what the slow ones do, as `became slower`.
+            what: what the groups consist of, such as `pairs of hosts`.
+            show: what the slow ones do, such as `became slower`.
         """
         observed = [
             observe(
@@ -101,12 +102,12 @@ class Blamed(NamedTuple):
 
 @dataclass(frozen=True)
 class Wires:
-    """The fabric of a run, and where its ranks are.
+    """The fabric of a run, and the GPUs of its ranks.
 
     Attributes:
-        gpus: of ranks that can send to other hosts.
-        paths: that the run keeps.
-        channels: of groups of ranks, as far as they were recorded.
+        gpus: GPUs of ranks that can send to other hosts.
+        paths: paths that the run keeps.
+        channels: channels of groups of ranks, where recorded.
     """
 
     routes: Routes
@@ -121,15 +122,15 @@ class Wires:
 
     @cached_property
     def components(self) -> list[FabricPart]:
-        """All that may be at fault."""
+        """All parts that may be at fault."""
         return components_of(self.fabric)
 
 
 def wires_of(run: Run | None) -> Wires | None:
-    """The fabric of a run; None where it has none, or its ranks are not in it.
+    """Return the fabric of a run; None where it has none, or its ranks are not in it.
 
     Raises:
-        InputError: the run's topology is wrong.
+        InputError: the run's topology is invalid.
     """
     try:
         fabric = fabric_of_run(run)
@@ -142,9 +143,9 @@ def wires_of(run: Run | None) -> Wires | None:
 
 
 def components_of(fabric: Fabric) -> list[FabricPart]:
-    """What of a fabric may be at fault: ports, cables between switches and their ways, and switches."""
+    """Return the parts that may be at fault: ports, cables between switches, ways of both, and switches."""
     components = []
-    half = fabric.source.size // 2  # a cable's other way comes that much later
+    half = fabric.source.size // 2  # offset of a cable's other way
     for link in range(half):
         ends = int(fabric.source[link]), int(fabric.target[link])
         kinds = {int(fabric.kind[end]) for end in ends}
@@ -165,7 +166,7 @@ def components_of(fabric: Fabric) -> list[FabricPart]:
 
 
 def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
-    """[F, C] probability that a flow crosses a component.
+    """Return [F, C] probabilities that a flow crosses a component.
 
     Args:
         links: [F, L] probability that it crosses a link.
@@ -181,11 +182,11 @@ def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
 def blame_parts(
     components: Sequence[FabricPart], links: csr_matrix, of: Ints, evidence: Floats
 ) -> list[Blamed]:
-    """What is at fault, by the evidence of groups of flows.
+    """Return the parts at fault, by the evidence of groups of flows.
 
     Args:
         links: [F, L] probability that a flow crosses a link.
-        of: [F] the group that each flow belongs to; each group has some.
+        of: [F] group of each flow; each group has some.
         evidence: [G] log-likelihood ratio of each group, above 0 where it shows a fault.
     """
     shown = np.asarray(links[evidence[of] > 0].sum(axis=0)).ravel() > 0
@@ -199,11 +200,11 @@ def blame_parts(
 
 
 def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Floats) -> list[Blamed]:
-    """The same where it is known how likely each group shows a fault of each component.
+    """Return the parts at fault, given the probabilities that each group would show a fault of each.
 
     Args:
         crossing: [G, C] these probabilities.
-        evidence: [G] as of `blame_parts`.
+        evidence: [G] as for `blame_parts`.
     """
     kept = _distinct(components, crossing)
     candidates, crossing = [components[column] for column in kept], crossing[:, kept]
@@ -211,7 +212,7 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
     for verdict in at_fault(crossing, evidence):
         likely = crossing[:, verdict.suspects[0]] > 0.5 * crossing[:, verdict.suspects[0]].max()
         shows = evidence > 0
-        # One way of a cable is no suspect where the cable is one, too.
+        # One way of a cable is not a suspect if the whole cable is.
         parts = [candidates[column] for column in verdict.suspects]
         links = {link for part in parts if part.kind in (CABLE, PORT) for link in part.links}
         suspects = tuple(part for part in parts if part.kind != DIRECTION or part.links[0] not in links)
@@ -222,7 +223,7 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
 
 
 def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
-    """Components but for the ways of cables and ports that all flows cross in one way only."""
+    """Return indices of components, without ways that flows cross as likely as the whole cable or port."""
     cables = [(column, part) for column, part in enumerate(components) if part.kind in (CABLE, PORT)]
     of_link = {link: column for column, part in cables for link in part.links}
     return [
@@ -234,10 +235,10 @@ def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
 
 
 def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
-    """Transfers with `hops`, the most links that a flow of theirs crosses; without those that show nothing.
+    """Add `hops`, the most links that a flow of the transfer crosses; drop transfers with unknown paths.
 
     Args:
-        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
+        transfers: as from `dpro.detect.network.traffic.transfers_of`.
     """
     placed = _known_groups(transfers, wires)
     flows, links = _flows(placed, wires)
@@ -247,7 +248,7 @@ def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 
 
 def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[str]]]:
-    """What is at fault, and which groups (`members`) it explains.
+    """Return the parts at fault, each with the groups (`members`) that it explains.
 
     Args:
         groups: `op`, `members`, `slow`.
@@ -263,7 +264,7 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
 
 
 def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
-    """`members`, `op` of groups whose ranks are all in the fabric, on several hosts of it."""
+    """Return `members`, `op` of groups on several hosts whose ranks are all in the fabric."""
     kinds = groups.filter(pl.col("num_hosts") > 1).select("members", "op", "num_ranks").unique()
     placed = [
         {int(rank) for rank in members.split(",")} <= wires.gpus.keys()
@@ -274,7 +275,7 @@ def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 
 
 def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
-    """Flows of groups, and the links that each may cross."""
+    """Return flows of groups, and the probabilities of the links that each may cross."""
     ranks = [tuple(map(int, group.split(","))) for group in groups["members"]]
     members = [[wires.gpus[rank] for rank in group] for group in ranks]
     ops = ["send" if op == "message" else op for op in groups["op"]]
@@ -283,24 +284,24 @@ def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
     return flows, crossings(flows, wires.routes, wires.paths)
 
 
-# Network tomography: what is at fault, from what flows show end to end.
+# Network tomography: components at fault, from what flows show end to end.
 #
 # The model is that of Flock (Harsh, Meng, Agrawal and Godfrey, CoNEXT 2023, arXiv 2305.03348): a flow whose
 # path is known in part crosses a faulty component with probability q, so a faulty component changes the
-# likelihood of flow f by 1 + q (exp(evidence) - 1). The set of components of the highest likelihood is sought
-# greedily: each further one has to explain what the earlier ones do not. With known paths and one vote per
-# flow this is the vote of 007 (Arzani et al., NSDI 2018), in which flows that are well vote against, too.
-# Components that the same flows cross cannot be distinguished by any method, and are named together.
+# likelihood of flow f by 1 + q (exp(evidence) - 1). The set of components of highest likelihood is searched
+# greedily: each further one must explain what the earlier ones do not. With known paths and one vote per
+# flow, this is the vote of 007 (Arzani et al., NSDI 2018), except that healthy flows vote against, too. No
+# method distinguishes components that the same flows cross; these are named together.
 
-SHOWS = 0.9  # of flows that cross a faulty component: how many show it
-FALSE = 0.02  # of the others
-SURER = np.log(1000.0)  # than by chance a component has to be, for each that could be named
-ODDS = np.log(20.0)  # what is less than this many times as likely is not distinguished
-MAX_CONFIDENCE = 0.99  # confidence: the model itself may be wrong
+SHOWS = 0.9  # share of flows across a faulty component that show it
+FALSE = 0.02  # share of the others that seem to show a fault
+SURER = np.log(1000.0)  # least likelihood ratio to chance, per component that could be named
+ODDS = np.log(20.0)  # components are distinguished if one is at least this many times as likely
+MAX_CONFIDENCE = 0.99  # the model itself may be wrong
 MAX_FAULTS = 8
-CONGESTION = 0.002  # of segments that a flow sends again where links are full and none is broken
-BURST = 4.0  # segments that are lost, or held to be, at a time
-HARMFUL = 0.01  # of segments that a broken link loses
+CONGESTION = 0.002  # share of segments that a flow sends again on full links, none broken
+BURST = 4.0  # segments that are lost, or assumed to be, at a time
+HARMFUL = 0.01  # share of segments that a broken link loses
 
 
 class FaultVerdict(NamedTuple):
@@ -308,10 +309,10 @@ class FaultVerdict(NamedTuple):
 
     Attributes:
         suspects: components that fit (nearly) as well, the best first; one if the flows distinguish it.
-        runner_up: the next best, -1 where no other fits at all.
-        behind: logarithm of how many times less likely that is.
-        confidence: 0 to 1, that it is among the suspects.
-        explained: [F] flows that show something and are likely to cross it.
+        runner_up: the next best component; -1 if no other fits at all.
+        behind: logarithm of how many times less likely the runner-up is.
+        confidence: 0 to 1, that the component is among the suspects.
+        explained: [F] mask of flows that show a fault and are likely to cross the component.
     """
 
     suspects: tuple[int, ...]
@@ -322,21 +323,21 @@ class FaultVerdict(NamedTuple):
 
 
 def votes(shows: Bools) -> Floats:
-    """[F] evidence of flows that either show a fault or do not."""
+    """Return [F] log-likelihood ratios of flows that either show a fault or do not."""
     for_it, against_it = float(np.log(SHOWS / FALSE)), float(np.log((1 - SHOWS) / (1 - FALSE)))
     return np.where(shows, for_it, against_it)
 
 
 def votes_of_losses(sent: Ints, again: Ints) -> Floats:
-    """[F] evidence of flows that count segments, and how many of them they had to send again.
+    """Return [F] log-likelihood ratios of flows that count the segments they sent and sent again.
 
-    The log-likelihood ratio of a binomial with a loss that harms against what congestion causes, over the
-    dispersion (quasi-likelihood: Wedderburn, Biometrika 61, 1974), since segments are lost several at a time;
-    and no more than a vote for each flow.
+    Each is that of a binomial, with a harmful loss against what congestion causes, divided by the dispersion
+    (quasi-likelihood: Wedderburn, Biometrika 61, 1974), since several segments are lost at a time; and capped
+    at the values of `votes`.
 
     Args:
-        sent: [F] segments, with those sent again.
-        again: [F] of these, sent again.
+        sent: [F] segments, including those sent again.
+        again: [F] segments sent again.
     """
     usual = float(np.median(again[sent > 0] / sent[sent > 0])) if (sent > 0).any() else 0.0
     background = max(CONGESTION, 2 * usual)
@@ -350,7 +351,7 @@ def votes_of_losses(sent: Ints, again: Ints) -> Floats:
 
 
 def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
-    """Components at fault, the surest first; none where nothing is beyond chance.
+    """Return the components at fault, surest first; none where nothing is beyond chance.
 
     Args:
         crossing: [F, C] probability that a flow crosses a component, 0 to 1.
@@ -360,7 +361,7 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
     if not crossing.size:
         return verdicts
     least = SURER + np.log(crossing.shape[1])
-    crossed = np.zeros(evidence.size)  # that a flow crosses what is at fault already
+    crossed = np.zeros(evidence.size)  # probability that a flow crosses a component known to be at fault
     ratio = np.expm1(np.clip(evidence, -30, 30))
     gain, either = _gains(crossing, ratio, crossed)
     while len(verdicts) < MAX_FAULTS and gain.max() >= least:
@@ -368,7 +369,7 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
         explained = (crossing[:, best] > 0) & (evidence > 0) & (crossed < 0.5)
         crossed = either[:, best]
         left, either = _gains(crossing, ratio, crossed)
-        # What has as much to explain when this is known is another fault, and not an alternative to it.
+        # A component that still explains enough once this one is known is another fault, not an alternative.
         alternative = np.flatnonzero((left < least) & (gain > 0))
         order = alternative[np.argsort(-gain[alternative], kind="stable")]
         suspects = order[gain[order] >= gain[best] - ODDS]
@@ -388,12 +389,12 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
 
 
 def _gains(crossing: Floats, ratio: Floats, crossed: Floats) -> tuple[Floats, Floats]:
-    """[C] log-likelihood gained by each component beyond what is known; [F, C] probability to cross either.
+    """Return [C] log-likelihood gained by each component; [F, C] probabilities to cross it or a known fault.
 
     Args:
-        crossing: [F, C] as of `at_fault`.
-        ratio: [F] likelihood ratio of each flow, less 1.
-        crossed: [F] probability that it crosses what is at fault already.
+        crossing: [F, C] as for `at_fault`.
+        ratio: [F] likelihood ratio of each flow, minus 1.
+        crossed: [F] probability that it crosses a component already known to be at fault.
     """
     either = 1 - (1 - crossed[:, None]) * (1 - crossing)
     before = np.log1p(crossed * ratio)[:, None]

@@ -1,1 +1,1 @@
-"""Ranks that the others wait for: by replay of deep windows, and by calls alone."""
+"""Detectors of ranks that others wait for: by replay of deep windows, and by calls alone."""

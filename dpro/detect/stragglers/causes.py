@@ -1,8 +1,8 @@
-"""Why a rank takes longer: by the host's counters, and by the work that a graph shows.
+"""Causes of a rank's longer work: from the host's counters, and from the work in a graph.
 
-In: how much more of each counter a rank has than its peers; or a graph. Out: the cause that explains it, if
-one does: waiting for data, garbage collection, no free core; operators, kernels, launches, other host code.
-Which counters exist is declared by `dpro.collectors`.
+Takes how much more of each counter a rank has than its peers; or a graph. Returns the cause that explains the
+excess, if one does: waiting for data, garbage collection, no free core; operators, kernels, launches, other
+host code. `dpro.collectors` declares the counters.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WAITING_CODE = "host code that waits"
 NEARLY_AS_LATE = observe(
     "nearly-as-late", "other ranks are nearly as late: fixing this one alone saves less than it loses"
 )
-OPERATORS = "operators"  # of a host that has no GPU
+OPERATORS = "operators"  # on a host without a GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
 OUTSIDE_OPERATORS, KERNELS = "host code outside any operator", "kernels"
 CAUSES = (
     "", OPERATORS, HOST_OPERATORS, RUNTIME_CALLS, OUTSIDE_OPERATORS, LATE_LAUNCHES, INPUT_PIPELINE, KERNELS,
 )  # fmt: skip
-OF_DEVICES = (OPERATORS, KERNELS)  # what computes; all else is the host's
+OF_DEVICES = (OPERATORS, KERNELS)  # computing; all other causes are the host's
 
 
 class HostCause(NamedTuple):
@@ -51,16 +51,16 @@ HOST_CAUSES = {
 }
 RUN_QUEUE = "step_run_queue_ns"
 PROCESS_CPU, CHILDREN_CPU, WRITTEN = "step_cpu_ns", "step_children_cpu_ns", "step_written_bytes"
-COUNTED = (*HOST_CAUSES, CPU, PROCESS_CPU, CHILDREN_CPU, WRITTEN)  # counters that may show a cause
-COMPUTING = 0.2  # share of the excess that CPU time must show where it comes with a wait for a core
-MIN_WRITTEN = 1 << 18  # bytes per step more than peers, of a rank that waits for the disk
+COUNTED = (*HOST_CAUSES, CPU, PROCESS_CPU, CHILDREN_CPU, WRITTEN)  # counters that may reveal a cause
+COMPUTING = 0.2  # share of the excess that CPU time must show if it comes with a wait for a core
+MIN_WRITTEN = 1 << 18  # bytes per step, beyond those of peers, that a rank waiting for the disk writes
 
 
 def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """The counter that explains the most, if it explains enough.
+    """Return the counter that explains most of the excess, or None if none explains enough.
 
-    A rank that computes more, itself or by threads and programs of its own, waits longer for a core, too:
-    that is no contention.
+    A rank that computes more, itself or in its own threads and programs, also waits longer for a core: that
+    is not contention.
 
     Args:
         more: ns per step that the rank has more than its peers, by counter.
@@ -80,7 +80,7 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
 
 def computes(more: Mapping[str, float], longer_ns: float) -> bool:
-    """Whether the training thread computes for what it takes longer, or waits for a core because of that."""
+    """Return whether the training thread computes, or waits for a core to, in enough of its excess time."""
     cpu, waits = more.get(CPU, 0.0), more.get(RUN_QUEUE, 0.0)
     return cpu >= EXPLAINED * longer_ns or (
         cpu >= COMPUTING * longer_ns and cpu + waits >= EXPLAINED * longer_ns
@@ -88,10 +88,10 @@ def computes(more: Mapping[str, float], longer_ns: float) -> bool:
 
 
 def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """What a host waits for, where its training thread does not compute; None where it does, or for unknown.
+    """Return what a host waits for, if its training thread does not compute; None if it does, or if unknown.
 
     Args:
-        more: as of `host_cause`, which must have found none.
+        more: as for `host_cause`, which must have returned None.
     """
     if CPU not in more or computes(more, longer_ns):
         return None
@@ -106,7 +106,7 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
 
 def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """What of its own a training thread waits for, by counters: a thread, a program, a disk; or None."""
+    """Return what a training thread waits for, by the host's counters: a thread, program or disk; or None."""
     by_programs = _by_own_programs(more, longer_ns)
     if by_programs is None and more.get(WRITTEN, 0.0) >= MIN_WRITTEN:
         sentence = "it writes {written_bytes} more per step to a disk than its peers, and waits meanwhile"
@@ -117,7 +117,7 @@ def wait_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
 
 def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """Other threads of the process, or programs that it started, that compute for what it takes longer."""
+    """Return the cause if other threads of the process, or programs that it started, compute meanwhile."""
     children = more.get(CHILDREN_CPU, 0.0)
     if children >= EXPLAINED * longer_ns:
         return HostCause(
@@ -144,7 +144,7 @@ def _by_own_programs(more: Mapping[str, float], longer_ns: float) -> HostCause |
 
 
 def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
-    """How much more of each counter a rank has per step than its peers, ns.
+    """Return how much more of each counter a rank has per step than its peers, in ns.
 
     Args:
         rows: `rank`, `counter`, `value` per step, of the rank and its peers.
@@ -159,7 +159,7 @@ def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
 
 
 def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int) -> pl.DataFrame:
-    """Where a rank's extra work is, against the median of its peers, from a step on.
+    """Attribute a rank's extra work, relative to the median of its peers, to causes, from a step on.
 
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
@@ -187,7 +187,7 @@ def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int)
 
 
 def _work_by_cause(ranks: list[int], since: int, on_gpus: bool, graph: Graph) -> pl.DataFrame:
-    """`rank`, `cause`, `label` and `work`: ns per step that some ranks of a graph work, from a step on."""
+    """Return `rank`, `cause`, `label` and `work` (ns per step) of some ranks of a graph, from a step on."""
     nodes, cause = graph.nodes, causes_of(graph, on_gpus)
     here = np.flatnonzero((nodes.step >= since) & (cause > 0) & np.isin(nodes.rank, ranks))
     around, host = nodes.around[here], nodes.kind[here] == NodeKind.HOST
@@ -203,7 +203,7 @@ def _work_by_cause(ranks: list[int], since: int, on_gpus: bool, graph: Graph) ->
 
 
 def causes_of(graph: Graph, on_gpus: bool) -> Ints:
-    """[N] what each node's time is attributed to, as an index of `CAUSES`; 0 for waits and transfers.
+    """Return [N] the cause of each node's time, as an index of `CAUSES`; 0 for waits and transfers.
 
     Args:
         on_gpus: whether any rank of the job has work on a GPU.

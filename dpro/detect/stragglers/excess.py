@@ -1,9 +1,9 @@
-"""Ranks that work longer than their peers, or than before, beyond noise.
+"""Statistics of ranks that work longer than their peers, or than before, beyond noise.
 
-In: own times of a team's steps. Out: the ranks that are clearly and persistently slower. Times are compared
-in log-ratios to the median of the peers in the same step, so that what all have in common cancels; of these
-the midmean over the latest steps is tested, in units of its standard error. Which ranks wait for a slow one,
-and what that costs, is not computed here.
+Takes own times of a team's steps; returns the ranks that are clearly and persistently slower. Times are
+compared as log-ratios to the median of the peers in the same step, which cancels what all have in common; the
+midmean of these over the latest steps is tested, in units of its standard error. Does not compute which ranks
+wait for a slow one, nor what that costs.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from numpy.typing import NDArray
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.significance import LATEST_STEPS
 
-MIN_RATIO = 0.035  # of the peers' own time: smaller differences are everywhere
-# By how much a rank must have become slower: half of the 5% that are to be found, since not all of a step
-# becomes slower with it. Devices differ by as much, but a rank's own past is that of the same device.
+MIN_RATIO = 0.035  # least excess over the peers' own time: smaller differences are everywhere
+# By how much a rank must have become slower: half of the 5% to be detected, since not all of a step becomes
+# slower with it. Devices differ by as much, but a rank is compared with the past of the same device.
 MIN_CHANGE = 0.025
 PAST_STEPS = LATEST_STEPS[1:]  # ten steps are too few: the tails of their midmean are not normal
-MIN_BEFORE = 20  # earlier steps that show how slow it was
-AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps counts
-PERSISTENT = 0.8  # of the steps a rank must be slower in
-# Standard errors that an effect must reach. Every look is one more chance to be wrong, and a job of a week is
-# looked at 100,000 times: of normal noise 3 in 10 million pass.
+MIN_BEFORE = 20  # earlier steps that a rank's past needs
+AS_LARGE = 0.9  # of the largest effect: of the windows that show this much, the longest counts
+PERSISTENT = 0.8  # share of the steps in which a rank must be slower
+# Standard errors that an effect must reach. Every test is one more chance to be wrong, and a job of a week is
+# tested 100,000 times: normal noise passes 3 times in 10 million.
 MIN_SIGNIFICANCE = 5.0
 MIN_NOISE = 0.01  # lower estimates of the noise are raised to this
-SCARCE = 8.0  # over the number of steps: by which the noise of few is raised, since it is hardly known
-MIDMEAN_ERROR = 1.093  # of normal values, in units of that of their mean
+SCARCE = 8.0  # over the number of steps: share by which noise is raised, as few steps hardly show it
+MIDMEAN_ERROR = 1.093  # standard error for normal values, in units of that of their mean
 
 
 @dataclass(frozen=True)
 class Team:
-    """Ranks that do the same work, and what they did in the steps that all of them have.
+    """Ranks that do equal work, and their times in the steps that all of them have.
 
     Attributes:
-        ranks: [R] which ranks.
-        steps: [T] which steps.
-        own_ns: [T, R] ns of work.
-        waited_ns: [T, R] ns of waiting for others.
-        start_ns: [T, R] ns, when the steps began.
+        ranks: [R] rank numbers.
+        steps: [T] step numbers.
+        own_ns: [T, R] own times, in ns.
+        waited_ns: [T, R] waits for others, in ns.
+        start_ns: [T, R] begin times of steps, in ns.
     """
 
     ranks: list[int]
@@ -57,11 +57,13 @@ class Excess:
     """How much slower one rank of a team is.
 
     Attributes:
-        num_steps: how many of the latest steps show it.
-        level: of the log-ratio to its peers.
-        persistent: share of the steps in which the rank is slower than what it is compared with.
-        before: the level in the steps before, where it is compared with these; else 0, that of its peers.
-        against_past: whether it is.
+        column: of the rank in its team.
+        num_steps: number of latest steps that show it.
+        level: log-ratio to its peers.
+        error: standard error of the level, or of its change.
+        persistent: share of the steps in which the rank is slower than its reference.
+        before: level in the steps before, if these are the reference; 0, the level of its peers, otherwise.
+        against_past: whether the reference is its own past.
     """
 
     column: int
@@ -74,12 +76,12 @@ class Excess:
 
     @property
     def effect(self) -> float:
-        """By how much the rank is slower, in log-ratios."""
+        """By how much the rank is slower, as a log-ratio."""
         return self.level - self.before
 
 
 def late_columns(team: Team) -> list[Excess]:
-    """The ranks of a team that are clearly and persistently slower: than their peers, then than they were."""
+    """Return the clearly and persistently slower ranks of a team: than their peers, then than before."""
     logs = np.log(np.maximum(team.own_ns, 1.0))
     excess = logs - median_of_peers(logs)
     peers = [_against_peers(excess, size) for size in LATEST_STEPS if size <= len(excess)]
@@ -88,7 +90,7 @@ def late_columns(team: Team) -> list[Excess]:
 
 
 def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
-    """Of each rank the longest of the windows that show as much as any."""
+    """Return for each rank the longest of the windows whose effect is about as large as any."""
     by_column: dict[int, list[Excess]] = {}
     for excess in chain.from_iterable(windows):
         by_column.setdefault(excess.column, []).append(excess)
@@ -100,7 +102,7 @@ def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
 
 
 def _against_peers(excess: Floats, size: int) -> list[Excess]:
-    """Ranks that the latest steps show to be slower than their peers.
+    """Return ranks that are slower than their peers in the latest steps.
 
     Args:
         excess: [T, R] log-ratios of own times to those of the peers.
@@ -116,9 +118,9 @@ def _against_peers(excess: Floats, size: int) -> list[Excess]:
 
 
 def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
-    """Ranks that the latest steps show to be slower than their peers by more than they were before.
+    """Return ranks whose excess over their peers is larger in the latest steps than it was before.
 
-    If a peer became faster, all others seem slower: the rank's own time has to have grown, too.
+    If a peer became faster, all others seem slower: so the rank's own time must have grown, too.
 
     Args:
         logs: [T, R] logarithms of own times.
@@ -147,11 +149,11 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
 
 
 def midmean(values: Floats) -> Floats:
-    """The mean of the middle half along the first axis.
+    """Return the mean of the middle half along the first axis.
 
-    It ignores a quarter of outliers on each side, and varies less than a median: of normal values by 1.093
-    instead of 1.253 times what a mean does (the variance of a trimmed mean: Huber, "Robust Statistics", 1981,
-    section 3.3).
+    It ignores a quarter of outliers on each side, and varies less than a median: 1.093 times as much as the
+    mean of normal values, instead of 1.253 times (the variance of a trimmed mean: Huber, "Robust Statistics",
+    1981, section 3.3).
     """
     quarter = len(values) // 4
     middle = np.sort(values, axis=0)[quarter : len(values) - quarter]
@@ -159,7 +161,7 @@ def midmean(values: Floats) -> Floats:
 
 
 def median_of_peers(values: Floats) -> Floats:
-    """[T, R] the median over all columns but the own."""
+    """Return [T, R] medians over all columns but the own."""
     size = values.shape[1]
     order = np.argsort(values, axis=1)
     place = np.argsort(order, axis=1)
@@ -174,11 +176,11 @@ def median_of_peers(values: Floats) -> Floats:
 
 
 def _error(excess: Floats, size: int) -> Floats:
-    """[R] standard error of a midmean of some successive steps.
+    """Return [R] standard errors of a midmean of successive steps.
 
-    Noise is taken from differences of neighbours, which a lasting change does not touch; where there are
-    enough steps, also from those of the midmeans of successive blocks, which shows noise that lasts for
-    several steps.
+    Noise is estimated from differences of neighbours, which a lasting change does not affect; if there are
+    enough steps, also from differences between midmeans of successive blocks, which shows noise that lasts
+    for several steps.
     """
     error = np.maximum(noise_of(np.diff(excess, axis=0)), MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
     blocks = len(excess) // size
@@ -189,6 +191,6 @@ def _error(excess: Floats, size: int) -> Floats:
 
 
 def noise_of(differences: Floats) -> Floats:
-    """[R] standard deviation of a value, from [D, R] differences of two, by their MAD."""
+    """Return [R] standard deviations of a value, from [D, R] differences of two values, by their MAD."""
     spread = np.median(np.abs(differences - np.median(differences, axis=0)), axis=0)
     return np.asarray(MAD_TO_SIGMA * spread / np.sqrt(2))

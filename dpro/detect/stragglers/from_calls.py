@@ -1,14 +1,14 @@
-"""Ranks that the others wait for, inferred from the calls that are always recorded.
+"""Detectors of ranks that others wait for, inferred from the calls that are always recorded.
 
-In: calls, steps, counters and workers on one clock; or, with clocks that need not agree, collectives outside
-of deep windows that have a duration. Out: findings, and what they cannot show. Which ranks are slower than
-their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and why.
+Takes calls, steps, counters and workers on one clock; or, where clocks need not agree, collectives outside of
+deep windows that have a duration. Returns findings, and what calls cannot show. `excess.py` decides which
+ranks are slower than their peers, or than before; this module, how long others wait for them, and why.
 
-Three kinds are distinguished. Late persistently: the same rank comes last in nearly all steps. Late one after
-another in each step: ranks take turns at something that they share, and no rank is at fault; ranks that are
-late by chance are not equally far apart in each step. Jitter: steps vary far more than those of peers, though
-they are not slower in most; which part of the machine is at fault a varying time does not show, so no part is
-blamed.
+Three kinds are distinguished. Persistently late: one rank comes last in nearly all steps. Taking turns: in
+each step, ranks are late one after another, at equal distances, because they share something, and no rank is
+at fault; ranks that are late by chance are not equally far apart. Jitter: a rank's steps vary far more than
+those of its peers, though they are not slower in most; a varying time does not show which part of the machine
+is at fault, so none is blamed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from dpro.detect.stragglers.excess import MIN_RATIO, Excess, Team, late_columns,
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams_by_calls, usual_ones
 from dpro.schema.members import num_members
 
-HISTORY = 240  # steps that the noise is estimated from
-# Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
-# for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
+HISTORY = 240  # steps from which noise is estimated
+# Multiple of the peers' own time, over 20 steps or more, for a finding even if the step hardly waits for the
+# rank. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
-TOGETHER = 1.5  # times what healing one rank saves, from which on those late with it are named with it
-SHORTEST_STRETCH = 5  # steps on each side of one, to say what came with it
-NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
-COSTS_NOTHING = 0.5  # confidence in a rank for which no other waits, however much slower it is
-PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
+TOGETHER = 1.5  # ranks are named together if healing all saves this multiple of healing one
+SHORTEST_STRETCH = 5  # steps needed on each side of a step to say what began there
+NEGLIGIBLE = 0.001  # of the step: lower costs count as none
+COSTS_NOTHING = 0.5  # most confidence in a rank that no other waits for, however slow it is
+PAUSES = 0.1  # share of steps, the costliest, whose cost is clipped to that of the next
 MESSAGES_UNSEEN = (
     "the times of calls do not include waits for messages between ranks: a rank may be late because of one"
 )
@@ -60,18 +60,18 @@ HOST_OR_GPU = observe(
     "not known: whether its host or its GPU is slow; no counter of its host explains it, and "
     "the host makes the calls",
 )
-HOST_OR_GPU_SURE = 0.5  # factor of the confidence then
+HOST_OR_GPU_SURE = 0.5  # factor of the confidence with this doubt
 IS_HOST = observe(
     "host-ahead",
     "its host is slow, not its GPU: the host finishes most steps before the GPU does, so it does not "
     "wait for it",
 )
 QUEUED = observe(HIDDEN, "queued GPU work hides this")
-OF_ONE = ("longer-work", "waited-for", QUEUED.kind, NEARLY_AS_LATE.kind)  # not said of ranks late together
+OF_ONE = ("longer-work", "waited-for", QUEUED.kind, NEARLY_AS_LATE.kind)  # left out for ranks late together
 
 
 class KeptWaiting(NamedTuple):
-    """How long a GPU waits for new work of its host in some steps, in which, and ns per step."""
+    """How long a GPU waits for new work from its host in some steps, which steps, and ns per step."""
 
     pause_ns: float = 0.0
     recurring: str = ""
@@ -79,12 +79,12 @@ class KeptWaiting(NamedTuple):
 
 
 class AheadHosts(NamedTuple):
-    """Hosts that enqueue steps long before their GPUs go through them.
+    """Hosts that enqueue steps long before their GPUs run them.
 
     Attributes:
-        ranks: whose they are.
-        kept_waiting: of ranks that keep GPUs waiting all the same, how long.
-        step_ns: what a step takes on the GPUs.
+        ranks: ranks of these hosts.
+        kept_waiting: how long GPUs wait for ranks that keep them waiting nevertheless.
+        step_ns: step time on the GPUs.
     """
 
     ranks: Collection[int]
@@ -108,13 +108,13 @@ def find_late_ranks(
     doubtful: bool,
     ahead: AheadHosts = NONE_AHEAD,
 ) -> list[Finding]:
-    """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
+    """Find the ranks that others wait for, costliest first.
 
     Args:
-        own_times: as `own_time` gives it.
-        calls: as `calls_of` gives them; for which ranks belong together.
-        doubtful: whether ranks may also have waited for what calls do not show.
-        ahead: hosts whose own times are theirs alone.
+        own_times: as from `own_time`.
+        calls: as from `calls_of`; these show which ranks belong together.
+        doubtful: whether ranks may also have waited for something that calls do not show.
+        ahead: hosts whose own times do not include those of their GPUs.
     """
     by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
@@ -127,40 +127,40 @@ def find_late_ranks(
             team = replace(team, own_ns=uneven.equal_ns)
             late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
         alone = [(excess, finding_of(team, excess, counters, workers, ahead)) for excess in late]
-        # Several ranks that wait for a message that calls do not show would look as late as its sender, and
-        # those of a group of their own where that is slow.
+        # Ranks that wait for a message that calls do not show would look as late as its sender, and so would
+        # those of a slow group.
         ambiguous = doubtful or _has_group(calls, [team.ranks[excess.column] for excess in late])
         joint = [] if ambiguous else _together(team, alone)
         together += joint
         named = ranks_of(joint)
         by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
     late_alone = _once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)])
-    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # one of several stages' ranks
+    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # uneven work of one stage at most
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
     return costliest_first([_doubted(finding) if doubtful else finding for finding in findings])
 
 
 def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
-    """The teams of the job, of one pipeline stage each."""
+    """Return the teams of the job, each within one pipeline stage."""
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     return [team_of(own_times, ranks) for ranks in teams_by_calls(calls, own_times, stages)]
 
 
 def _has_group(calls: pl.DataFrame, ranks: list[int]) -> bool:
-    """Whether some of these ranks call collectives among themselves."""
+    """Return whether some of these ranks call collectives among themselves."""
     inside = pl.col("rank").is_in(ranks).all()
     groups = calls.group_by("key").agg(inside=inside, members=pl.col("rank").n_unique())
     return not groups.filter(pl.col("inside") & (pl.col("members") > 1)).is_empty()
 
 
 def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
-    """At most one finding, of ranks that are late together: healing one of them alone saves little.
+    """Return at most one finding, of ranks that are late together: healing one of them alone saves little.
 
     Args:
-        late: those of its ranks that are slower than their peers, each with the finding that it is by itself.
+        late: ranks that are slower than their peers, each with its own finding.
     """
     slow = {excess.column: (excess, finding) for excess, finding in late if not excess.against_past}
-    if len(slow) < 2 or 2 * len(slow) > len(team.ranks):  # of most, those that are faster would stand out
+    if len(slow) < 2 or 2 * len(slow) > len(team.ranks):  # if most were slow, the fast ones would stand out
         return []
     num_steps = min(excess.num_steps for excess, _ in slow.values())
     joint = _mean_but_pauses(_waited_for(team, list(slow), num_steps))
@@ -192,10 +192,10 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
 
 
 def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
-    """Whether a rank takes longer than others of its own only since a step, or mostly.
+    """Return whether a rank's excess of own time over others began, or at least doubled, at a step.
 
     Args:
-        own_times: as `own_time` gives it.
+        own_times: as from `own_time`.
     """
     late, of_rank = pl.col("step") >= since, pl.col("rank") == rank
     excess = (
@@ -210,7 +210,7 @@ def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
-    """The finding of uneven work: it costs no more than ranks waited for each other."""
+    """Return the finding of uneven work, whose cost is at most what ranks waited for each other."""
     latest = slice(-LATEST, None)
     own_ns, waited_ns = team.own_ns[latest], team.waited_ns[latest]
     saved = float((own_ns.max(axis=1) - uneven.equal_ns[latest].max(axis=1)).mean())
@@ -219,18 +219,18 @@ def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
-    """Whether a rank is slower by more than what the load model may be wrong about."""
+    """Return whether a rank is slower by more than the error of the load model."""
     more = excess.effect * float(np.median(uneven.equal_ns[-excess.num_steps :, excess.column]))
     return more >= REST * float(uneven.explained[excess.column])
 
 
 def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
-    """Whether the others wait for it, or the rank is so slow, or became so, that it matters anyway.
+    """Return whether others wait for a rank, or it is, or became, so slow that it matters anyway.
 
-    Devices differ, which does not matter where it costs nothing. Where waits are not recorded, what costs
-    nothing may be a wait.
+    Devices differ, which does not matter unless it costs something. Where waits are not recorded, an excess
+    without cost may be a wait.
     """
-    many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
+    many = excess.num_steps >= APART_STEPS  # over few steps, a single one dominates the mean
     waited_for = _waited_for(team, [excess.column], excess.num_steps)
     least = MIN_COST * _cycle(team, excess)
     if np.median(waited_for) >= least or (many and _mean_but_pauses(waited_for) >= least):
@@ -240,7 +240,7 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
 
 
 def _waited_for(team: Team, columns: list[int], num_steps: int) -> Floats:
-    """[num_steps] ns that the others waited for ranks: beyond the next slowest, no more than they did."""
+    """Return [num_steps] ns that others waited for ranks: their excess over the next slowest rank."""
     own_ns, waited_ns = team.own_ns[-num_steps:], team.waited_ns[-num_steps:]
     others = np.delete(own_ns, columns, axis=1).max(axis=1)
     waits = np.median(np.delete(waited_ns, columns, axis=1), axis=1)
@@ -248,31 +248,31 @@ def _waited_for(team: Team, columns: list[int], num_steps: int) -> Floats:
 
 
 def _mean_but_pauses(waited_for: Floats) -> float:
-    """What is lost is lost on average, also where it is nothing in most steps; pauses are none of it."""
+    """Return the mean with the costliest steps clipped, as these may be pauses; steps without waits count."""
     return float(np.minimum(waited_for, np.quantile(waited_for, 1 - PAUSES)).mean())
 
 
 def _cycle(team: Team, excess: Excess) -> float:
-    """Typical ns from the end of one step to that of the next."""
+    """Return the typical time from the end of one step to that of the next, in ns."""
     return float(np.median((team.own_ns + team.waited_ns)[-excess.num_steps :, excess.column]))
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
-    """The first of each rank."""
+    """Return the first finding of each rank."""
     return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """What the times of calls do not show in this run, one line each."""
+    """Return what the times of calls do not show in this run, one line each."""
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
 
 def team_of(own_times: pl.DataFrame, ranks: list[int]) -> Team:
-    """The steps that all ranks of a team have, as arrays; the latest `HISTORY` of them.
+    """Return as arrays the latest `HISTORY` steps that all ranks of a team have.
 
     Args:
-        own_times: as `own_time` returns it.
+        own_times: as from `own_time`.
         ranks: of the team, ascending.
     """
     of_team = own_times.filter(pl.col("rank").is_in(ranks))
@@ -295,7 +295,7 @@ def finding_of(
     waited_for = _waited_for(team, [column], excess.num_steps)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
-    # By the level: a median of differences may have another sign than one of ratios.
+    # From the level, as the median of differences may differ in sign from that of ratios.
     longer = float(np.median(own_ns[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers, ahead)
@@ -332,7 +332,7 @@ def finding_of(
 
 
 def _slower(team: Team, excess: Excess, longer: float) -> list[Observation]:
-    """How much slower the rank is, and than what."""
+    """Return how much slower the rank is, and than what."""
     longer_share = _share(excess.level)
     steps = "in the latest {steps} steps" if excess.against_past else "in {often_share} of {steps} steps"
     slower = observe(
@@ -355,12 +355,12 @@ def _slower(team: Team, excess: Excess, longer: float) -> list[Observation]:
 
 
 def _share(log_ratio: float) -> float:
-    """How much more or less a log-ratio is."""
+    """Return the ratio of a log-ratio, less 1, as an absolute value."""
     return float(abs(np.expm1(log_ratio)))
 
 
 def _field(name: str, share: float) -> str:
-    """The place of a share in a sentence: of small ones it shows one more digit."""
+    """Return the field of a share in a sentence, with one more digit for small ones."""
     return f"{{{name}}}" if share >= 0.1 else f"{{{name}:.1%}}"
 
 
@@ -372,7 +372,7 @@ def _cause(
     workers: pl.DataFrame,
     ahead: AheadHosts,
 ) -> tuple[str, str, Observation, float]:
-    """Class, cause within the rank, what shows it, and by how much less sure that makes."""
+    """Return class, cause within the rank, its evidence, and the factor that it puts on the confidence."""
     more = _counted(team, excess, counters)
     counted = host_cause(more, longer)
     if counted is not None:
@@ -398,7 +398,7 @@ def _cause(
 
 
 def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
-    """How much more of each counter the rank has per step than its peers, ns."""
+    """Return how much more of each counter the rank has per step than its peers, in ns."""
     latest = slice(-excess.num_steps, None)
     places = pl.DataFrame(
         {
@@ -416,27 +416,27 @@ def _doubted(finding: Finding) -> Finding:
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
-    """Whether ranks also wait for messages, which calls of collectives do not show."""
+    """Return whether ranks also wait for messages, which calls of collectives do not show."""
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 
 
 def on_gpus(workers: pl.DataFrame) -> bool:
-    """Whether the job computes on GPUs."""
+    """Return whether the job computes on GPUs."""
     return bool((workers["gpu_uuid"] != "").any() or (workers["gpu_name"] != "").any())
 
 
-# Ranks that the others wait for on their GPUs, by calls that were timed without deep windows (NCCL's
-# Inspector, or the flight recorder with timing on). All members of a call end together, so what a member
-# takes longer than the shortest of them it has waited for the last; what is left of its steps is its own.
-# Clocks need not agree, and hosts may run ahead of their GPUs.
+# Ranks that others wait for on their GPUs, by calls that were timed without deep windows (NCCL's Inspector,
+# or the flight recorder with timing on). All members of a call end together, so a member's excess over the
+# shortest duration is its wait for the last member; the remainder of its steps is its own time. Clocks need
+# not agree, and hosts may run ahead of their GPUs.
 
 LAST_ON_GPU = observe(
     "last-on-gpu",
     "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
     "but its host may launch late",
 )
-LAST_ON_GPU_SURE = 0.6  # factor of the confidence then
-WHOLE = 0.9  # of a rank's calls in a step must have been timed on all members
+LAST_ON_GPU_SURE = 0.6  # factor of the confidence with this evidence
+WHOLE = 0.9  # share of a rank's calls in a step that all members must have timed
 _OWN = ["rank", "step", "start_ns", "own_ns", "waited_ns", "signature", "usual"]
 
 
@@ -448,10 +448,10 @@ def find_late_gpus(
     *,
     doubtful: bool,
 ) -> list[Finding]:
-    """Name the ranks that the others wait for by what was timed; none where nothing was.
+    """Find the ranks that others wait for by timed calls; none where no call was timed.
 
     Args:
-        steps: rows of that table, with `time_ns` where it is known how long they took.
+        steps: rows of that table, with `time_ns`, the time of the step on the device, where it is known.
         doubtful: whether ranks may also have waited for messages.
     """
     own_times = own_time_when_timed(collectives, steps)
@@ -460,23 +460,23 @@ def find_late_gpus(
     findings = find_late_ranks(
         usual_ones(own_times), calls_of(collectives), counters, workers, doubtful=doubtful
     )
-    # Waits in several streams at once are counted several times: what costs little may be no more than that.
+    # Simultaneous waits in several streams count several times, which may explain small costs.
     return [_on_gpu(finding) for finding in findings if finding.severity >= MIN_COST]
 
 
 def is_timed(collectives: pl.DataFrame) -> bool:
-    """Whether calls outside of deep windows were timed."""
+    """Return whether calls outside of deep windows were timed."""
     return not _timed(collectives).is_empty()
 
 
 def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Work and waiting of each rank in each whole step outside of deep windows, by its GPU.
+    """Return work and waits of each rank, by its GPU, in each whole step outside of deep windows.
 
     Args:
-        collectives, steps: as `find_late_gpus` takes them.
+        collectives, steps: as for `find_late_gpus`.
 
     Returns:
-        The columns of `own_time_of_all`; steps with calls that not all members timed are left out.
+        The columns of `own_time_of_all`, without steps with calls that not all members timed.
     """
     outside = steps.filter(pl.col("window") < 0)
     calls = _timed(collectives)
@@ -508,9 +508,9 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
 
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Calls that were timed, from the source with most of them: what the rank waited in each.
+    """Return timed calls, from the source with most of them, with each rank's wait.
 
-    Null where a member is missing: which rank it waited for is not known then.
+    The wait is null if a member is missing: it is unknown then which rank it was for.
     """
     timed = collectives.filter(
         (pl.col("window") < 0)
@@ -544,7 +544,7 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _took(steps: pl.DataFrame) -> pl.DataFrame:
-    """How long each step took; where only the host timed it, as long as the rank's steps do on average.
+    """Return how long each step took; if only the host timed it, the mean of the rank's steps.
 
     A host that runs ahead is done with most steps long before its GPU is.
     """
@@ -556,7 +556,7 @@ def _took(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _on_gpu(finding: Finding) -> Finding:
-    """The same, where no counter of the host explains it, as what the GPU's own times say."""
+    """Replace the doubt between host and GPU, where the finding has it, by the evidence of GPU times."""
     if HOST_OR_GPU not in finding.observations:
         return finding
     observations = tuple(LAST_ON_GPU if one == HOST_OR_GPU else one for one in finding.observations)
@@ -571,22 +571,22 @@ SHARED = observe(
 )
 CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20
-MIN_GAP_IN_TURN = 0.05  # of the step: from one rank to the next
-MAX_SPREAD = 0.25  # of a distance: of normal noise it is 0.6 or more, however large that is
-MAX_RATIO = 2.0  # of the largest distance to the smallest
-MAX_LAST = 0.9  # of the steps in which one rank comes last: else it is late by itself
+MIN_GAP_IN_TURN = 0.05  # least distance from one rank to the next, as a share of the step
+MAX_SPREAD = 0.25  # of a distance; normal noise has 0.6 or more, whatever its scale
+MAX_RATIO = 2.0  # of the largest distance over the smallest
+MAX_LAST = 0.9  # share of steps in which one rank comes last, above which it is late by itself
 
 
 def find_turns(
     own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame, facts: pl.DataFrame
 ) -> list[Finding]:
-    """Find ranks that take turns at something else than a core, costliest first: they stand still meanwhile.
+    """Find ranks that take turns at something other than a core, idle meanwhile, costliest first.
 
     Args:
-        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
-        calls: as `calls_of` gives them; for which ranks belong together.
-        workers: table `workers`, which says of what stage ranks are.
-        facts: as of `host_facts`: how long ranks computed, and waited for a core.
+        own_times: as from `dpro.detect.stragglers.own_time.own_time`, without pauses.
+        calls: as from `calls_of`; these show which ranks belong together.
+        workers: table `workers`, with the stages of ranks.
+        facts: as from `host_facts`: how long ranks computed, and waited for a core.
     """
     findings = []
     for team in _teams(own_times, calls, workers):
@@ -626,7 +626,7 @@ def find_turns(
 
 
 def _of_team(team: Team, facts: pl.DataFrame, column: str) -> Floats:
-    """[T, R] ns, a column of `facts`; 0 where that is not known."""
+    """Return [T, R] values of a column of `facts`, in ns; 0 where unknown."""
     places = pl.DataFrame(
         {
             "rank": pl.Series(np.tile(team.ranks, team.steps.size), dtype=facts.schema["rank"]),
@@ -639,7 +639,7 @@ def _of_team(team: Team, facts: pl.DataFrame, column: str) -> Floats:
 
 
 def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
-    """[R - 1] ns from each rank to the next in the order in which they come; None where they take no turns.
+    """Return [R - 1] ns between successive ranks in order of arrival; None unless they take turns.
 
     Args:
         own_ns: [T, R] own times.
@@ -656,24 +656,24 @@ def distances(own_ns: Floats, cycle_ns: float) -> Floats | None:
     return typical
 
 
-MIN_STEPS = 60  # of fewer, how far the slowest tenth is off is hardly known
-TAIL = 0.9  # quantile whose distance from the median is the spread: what the others wait for is lateness
-MIN_SPREAD = 0.01  # of the own time: lower spreads of peers are raised to this
-# Times the spread of the peers, typically and of the one that varies most: the quantile of 60 normal values
-# has a relative error of a quarter, and each rank of each job is one more chance to be wrong.
+MIN_STEPS = 60  # fewer hardly show how slow the slowest tenth is
+TAIL = 0.9  # quantile whose distance from the median is the spread: others wait for late steps only
+MIN_SPREAD = 0.01  # of own time: lower spreads are raised to this
+# Multiples of the peers' spread, of the typical one and of the largest: the quantile of 60 normal values has
+# a relative error of a quarter, and each rank of each job is one more chance to be wrong.
 MIN_TIMES, MIN_TIMES_NEXT = 4.0, 2.5
-MIN_TIMES_HALF = 2.5  # in each half of the steps: what was there for a while is no jitter
+MIN_TIMES_HALF = 2.5  # multiple of the typical spread in each half of the steps: a slow spell is not jitter
 CONFIDENCE = 0.7
 
 
 def find_jitter(
     own_times: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Ranks whose own time varies far more than that of their peers, costliest first.
+    """Find ranks whose own time varies far more than that of their peers, costliest first.
 
     Args:
-        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
-        calls: as `calls_of` gives them; for which ranks belong together.
+        own_times: as from `dpro.detect.stragglers.own_time.own_time`, without pauses.
+        calls: as from `calls_of`; these show which ranks belong together.
     """
     findings: list[Finding] = []
     for team in _teams(own_times, calls, workers):
@@ -686,10 +686,10 @@ def find_jitter(
 
 
 def varying(own_ns: Floats) -> list[int]:
-    """Columns that vary far more than the others, in both halves of the steps, and are not slower in most.
+    """Return columns that vary far more than others, in both halves of the steps, but are not slower in most.
 
     Args:
-        own_ns: [T, R] ns.
+        own_ns: [T, R] own times, in ns.
     """
     spread = spread_of(own_ns)
     halves = [spread_of(half) for half in np.array_split(own_ns, 2)]
@@ -706,10 +706,10 @@ def varying(own_ns: Floats) -> list[int]:
 
 
 def spread_of(own_ns: Floats) -> Floats:
-    """[R] how far the slowest tenth of the steps is above the median, as a logarithm.
+    """Return [R] distances of the slowest tenth of the steps from the median, as logarithms.
 
     Args:
-        own_ns: [T, R] ns.
+        own_ns: [T, R] own times, in ns.
     """
     late, middle = np.quantile(np.log(own_ns), [TAIL, 0.5], axis=0)
     spread: Floats = np.maximum(late - middle, MIN_SPREAD)
@@ -729,7 +729,7 @@ def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) ->
     calm[:, column] = middle * (own_ns[:, column] / middle) ** (usual / spread[column])
     waits = np.median(np.delete(team.waited_ns, column, axis=1), axis=1)
     saved = np.clip(own_ns.max(axis=1) - calm.max(axis=1), 0, None)
-    cost = min(float(saved.mean()), float(waits.mean()))  # a wait may be counted in the step after
+    cost = min(float(saved.mean()), float(waits.mean()))  # means, as a wait may be counted in the step after
     step = float(np.median((team.own_ns + team.waited_ns)[:, column]))
     last = float((own_ns.argmax(axis=1) == column).mean())
     more_share, peers_share = _share(spread[column]), _share(usual)
@@ -753,10 +753,10 @@ def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) ->
 
 
 def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tuple[str, Observation]:
-    """Which counter is higher in the slow steps of the rank, by a good part of what they take longer.
+    """Return the counter that is higher in the rank's slow steps, by a large part of their excess.
 
     Returns:
-        The cause, empty if unknown, and what shows it.
+        The cause, empty if unknown, and its evidence.
     """
     of_rank, start = own_ns[:, column], team.start_ns[:, column]
     late = of_rank >= np.quantile(of_rank, TAIL)

@@ -1,8 +1,8 @@
-"""How long each rank worked of its own in each step, from the times of its collective calls alone.
+"""Own time of each rank in each step, inferred from the times of its collective calls.
 
-In: calls and steps, which are always recorded: no deep window is needed, only comparisons of clocks. Out:
-calls and steps on one clock; own time per rank and step: the time between its calls, less its waiting for the
-others.
+Takes calls and steps, which are always recorded; needs comparisons of clocks, but no deep window. Returns
+calls and steps on one clock, and own time per rank and step: the time between a rank's calls, minus its waits
+for others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dpro.replay.peers import teams_in_groups
 from dpro.schema.members import num_members, sorted_members
 
 MESSAGES = ("send", "recv")
-COALESCED = ":coalesced"  # what the flight recorder calls several messages that go as one ends with
-MIN_WITHIN = 0.3  # of a step's bytes, that calls move which are waited for before the last one
-AS_EXPECTED = 0.25  # of what these would take longer if it were for what they move
-LEFT = 0.1  # share of the waits that may be left out before hosts are taken not to wait: clocks have errors
+COALESCED = ":coalesced"  # suffix of the flight recorder's name for several messages sent as one
+MIN_WITHIN = 0.3  # least share of a step's bytes in calls that are waited for before the last one
+AS_EXPECTED = 0.25  # of the excess that these calls would have if transfers caused it
+LEFT = 0.1  # share of the waits that blocking calls may cut short, since clocks have errors
 _CALLS = {
     "rank": pl.Int32,
     "key": pl.String,
@@ -33,18 +33,18 @@ _CALLS = {
 
 
 def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Calls of collectives that several ranks take part in, one row for each rank and call.
+    """Return calls of collectives with several ranks, one row for each rank and call.
 
     Args:
         collectives: rows of that table, times on one clock; ids need not be unique.
 
     Returns:
-        `[rank, key, sequence, op, size, bytes, time_ns]`; `key` is the group with its ranks, `size` how many
-        these are, -1 where that is unknown.
+        `[rank, key, sequence, op, size, bytes, time_ns]`; `key` is the group with its ranks, `size` their
+        number, -1 where unknown.
     """
     numbered = collectives.filter(
         ~pl.col("op").is_in(MESSAGES)
-        & ~pl.col("op").str.ends_with(COALESCED)  # messages, too: each rank counts its own
+        & ~pl.col("op").str.ends_with(COALESCED)  # messages, too, whose numbers differ between ranks
         & (pl.col("sequence") >= 0)
         & (pl.col("enqueued_ns") >= 0)
         & (pl.col("group") != "")
@@ -66,39 +66,38 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Work and waiting of each rank in each whole step that is like most of its steps.
+    """Return work and waits of each rank in each whole step with the rank's usual calls.
 
     Args:
-        calls: as `calls_of` gives them.
+        calls: as from `calls_of`.
         steps: rows of that table; steps of deep windows are left out.
 
     Returns:
-        `[rank, step, start_ns, own_ns, waited_ns, signature]`; ranks whose signature is the same make the
-        same calls.
+        `[rank, step, start_ns, own_ns, waited_ns, signature]`; ranks with equal signatures make equal calls.
     """
     return usual_ones(own_time_of_all(calls, steps))
 
 
 def usual_ones(own_times: pl.DataFrame) -> pl.DataFrame:
-    """The own times of steps that are like most steps of their rank.
+    """Return the own times of steps with the calls of most steps of their rank.
 
     Args:
-        own_times: as `own_time_of_all` gives it.
+        own_times: as from `own_time_of_all`.
     """
     return own_times.filter("usual").drop("usual")
 
 
 def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Work and waiting of each rank in each whole step, whatever it calls there.
+    """Return work and waits of each rank in each whole step, whatever it calls there.
 
-    A step here begins when the last call of the step before was released, and ends with its own last call:
-    what follows that call, all ranks wait for. A host that waits in a call goes on when the last member has
-    come; whether it waits, or goes on at once while the call runs, is inferred for each kind of call from
-    whether the times to the next call move with the waits. All that is begun is waited for at the latest
-    between a step's last call and the next step's first; unless there, too, hosts go on.
+    A step here begins when the last call of the step before was released, and ends with its own last call,
+    since all ranks wait for what follows that call. A host that waits in a call goes on when the last member
+    has come. Whether it waits, or goes on at once while the call runs, is inferred for each kind of call from
+    whether the times to the next call vary with the waits. All calls are waited for at the latest between a
+    step's last call and the next step's first; unless hosts go on there, too.
 
     Args:
-        calls: as `calls_of` gives them.
+        calls: as from `calls_of`.
         steps: rows of that table; steps of deep windows are left out.
 
     Returns:
@@ -129,20 +128,20 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def outside_calls(calls: pl.DataFrame, steps: pl.DataFrame, ranks: list[int], since: int) -> bool:
-    """Whether what ranks take longer since some step lies between steps, though calls within them move data.
+    """Return whether an excess since some step is between steps only, though calls within them move data.
 
-    A transfer lies between a call that is waited for and the next one. Where calls within a step move much of
-    its bytes, and ranks take no longer there, it is no transfer.
+    A transfer takes place between a call that is waited for and the next one. If calls within a step move
+    many of its bytes, and ranks do not take longer there, the excess is not a transfer.
 
     Args:
-        calls, steps: as `own_time_of_all` takes them.
-        since: the first step of those that take longer.
+        calls, steps: as for `own_time_of_all`.
+        since: the first step with the excess.
     """
     gaps = _gaps(_in_steps(_released(calls.filter(pl.col("rank").is_in(ranks))), steps))
     gaps = gaps.join(_blocking(gaps), on=["op", "size", "crosses"], how="left")
     waited = pl.col("blocks").fill_null(False)
     rest = pl.col("gap_ns") - pl.when(waited).then("wait_ns").otherwise(0)
-    # Calls of a part of these ranks take other links.
+    # Calls among some of these ranks use other links.
     within = ~pl.col("crosses") & waited & (pl.col("size") == len(ranks))
     per_step = gaps.group_by("rank", "cycle").agg(
         within=rest.filter(within).sum(),
@@ -166,11 +165,11 @@ def _grown(name: str, late: pl.Expr) -> pl.Expr:
 
 
 def teams_by_calls(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
-    """Ranks that do the same work and wait for each other: the same calls, linked by groups, of one stage.
+    """Return teams of ranks that do equal work and wait for each other: equal calls, linked groups, a stage.
 
     Args:
-        calls: as `calls_of` gives them.
-        own_times: as `own_time` gives it.
+        calls: as from `calls_of`.
+        own_times: as from `own_time`.
     """
     kinds = {
         rank: (signature, stages.get(rank, -1))
@@ -180,16 +179,16 @@ def teams_by_calls(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[in
 
 
 def _members(calls: pl.DataFrame) -> Iterable[list[int]]:
-    """Ranks of each group that is called, in order."""
+    """Return the ranks of each group that is called, in order."""
     rows = calls.select("key", "rank").unique().sort("key", "rank")
     return rows.group_by("key", maintain_order=True).agg("rank")["rank"].to_list()
 
 
 def _released(calls: pl.DataFrame) -> pl.DataFrame:
-    """Add when the last member came; null where not all members' calls are there.
+    """Add when the last member came; null unless the calls of all members are there.
 
-    Of a group that has all recorded ranks, these count: which others they waited for is not known, but they
-    did so together, and are compared with each other alone.
+    In a group that contains all recorded ranks, these count as all: it is unknown which other ranks they
+    waited for, but they did so together, and are compared only with each other.
     """
     callers = calls.group_by("key").agg(callers=pl.col("rank").n_unique())
     all_there = pl.col("callers") == calls["rank"].n_unique()
@@ -207,7 +206,7 @@ def _released(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add the step that each call was made in, its place there, and dpro's own time before that step."""
+    """Add the step of each call, the call's place in it, and dpro's own time before that step."""
     before = pl.col("start_ns") + pl.col("duration_ns")
     extents = steps.sort("rank", "start_ns").select(
         "rank",
@@ -232,9 +231,9 @@ def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gaps(calls: pl.DataFrame) -> pl.DataFrame:
-    """From each call to the next of its rank: how long, and how long of it the rank may have waited.
+    """Return the time from each call to the next of its rank, and how long of it the rank may have waited.
 
-    `cycle` is the step of the later call; at a step's last call all that was begun in it is waited for.
+    `cycle` is the step of the later call; at a step's last call, all calls begun in it are waited for.
     `left_ns` is by how much the later call came before the wait would have ended.
     """
     following = {name: pl.col(name).shift(-1).over("rank") for name in ("time_ns", "step", "ours_ns")}
@@ -258,12 +257,11 @@ def _gaps(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
-    """Which kinds of call are waited for at once: `[op, size, crosses, blocks]`.
+    """Return the kinds of call that are waited for at once: `[op, size, crosses, blocks]`.
 
-    If they are, the time to the next call moves from step to step with the wait; then it varies less once the
-    wait is taken off. Absolute deviations from each place's median are compared, which outliers do not sway,
-    once what all of a rank's step takes longer is taken off.
-    Where hosts make their next call before the last member has come, they do not wait.
+    For these, the time to the next call varies from step to step with the wait, and less without it. Compared
+    are absolute deviations from each place's median, which are robust to outliers, without what lengthens all
+    of a rank's step. Where hosts make their next call before the last member has come, they do not wait.
     """
     place, step = ["rank", "place", "crosses", "signature"], ["rank", "step", "op", "size", "crosses"]
     held = gaps.filter(pl.col("known")).with_columns(waiting=pl.col("gap_ns") - pl.col("wait_ns"))
@@ -290,12 +288,12 @@ def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-STEP_COUNTERS = "step_"  # begins the names of counters that are about one step
+STEP_COUNTERS = "step_"  # prefix of counters of one step
 
 
 @dataclass(frozen=True)
 class AlwaysOn:
-    """Rows of what is always recorded."""
+    """The tables that are always recorded."""
 
     collectives: pl.DataFrame
     steps: pl.DataFrame
@@ -308,7 +306,7 @@ def on_one_clock(rows: AlwaysOn) -> tuple[AlwaysOn, list[int]]:
     """Move calls, steps and their counters onto the clock of the lowest rank.
 
     Returns:
-        The rows, and the ranks that had to be left out: their clocks were never compared.
+        The rows, and the ranks that were left out because their clocks were never compared.
     """
     if rows.steps.is_empty() or _is_one(rows.workers):
         return rows, []
@@ -332,9 +330,9 @@ def _is_one(workers: pl.DataFrame) -> bool:
 
 
 def _clocks(rows: AlwaysOn) -> Alignment:
-    """The clocks by their comparisons: calls have no ends that clocks could be inferred from."""
+    """Return the clocks from their comparisons: calls have no ends from which to infer them."""
     ranks = sorted({*rows.steps["rank"], *rows.collectives["rank"]})
-    # Seen by one clock alone, these say no more than what times it is about.
+    # Events on a single clock only set the range of times.
     moments = rows.steps.select(start_ns=pl.concat_list(pl.col("start_ns").min(), pl.col("start_ns").max()))
     extent = (
         moments.head(1)

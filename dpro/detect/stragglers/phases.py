@@ -1,10 +1,10 @@
-"""In which part of its step a late rank takes longer: by backward passes, recorded without deep windows.
+"""Attribution of lateness to a part of the step, by backward passes, which are recorded without deep windows.
 
-In: findings of ranks whose calls come late; tables `passes`, `steps` and `collectives`. Out: the findings
-with the phase: before the backward pass, in it, or after it. Ranks wait for each other in collectives, so a
-phase with collectives takes equally long on all of them, whoever is slow. A rank is therefore compared with
-its peers in the phases without any; what it takes longer beyond that is in the one that has them. Where
-several have (FSDP gathers parameters in both passes), what is left is not divided.
+Takes findings of ranks whose calls come late, and tables `passes`, `steps` and `collectives`. Returns the
+findings with the phase: before the backward pass, in it, or after it. Ranks wait for each other in
+collectives, so a phase with collectives takes equally long on all of them, whichever is slow. So a rank is
+compared with its peers in the phases without any; the remainder of its excess belongs to the phase with
+collectives. If several have them (FSDP gathers parameters in both passes), the remainder is not divided.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import polars as pl
 from dpro.detect.findings import CodePlace, Finding
 from dpro.detect.observations import Observation
 
-LATE = "longer-work"  # of observations: what findings from calls say first
-MOST = 0.6  # of what a rank takes longer, that one phase accounts for
-ALL = 0.95  # and this is all of it
-MIN_STEPS = 5  # that a rank has to be compared in
-PHASES = {  # by where it is in a step: what it is called as a place in the code
+LATE = "longer-work"  # kind of the first observation of findings from calls
+MOST = 0.6  # least share of a rank's excess in the phase that is named
+ALL = 0.95  # share of the excess that is worded as all of it
+MIN_STEPS = 5  # in which a rank must be compared
+PHASES = {  # phase: its name as a location in the code
     "before": "the forward pass or what precedes it",
     "backward": "the backward pass",
     "after": "the optimizer update or what else follows the backward pass",
@@ -38,12 +38,12 @@ def with_phases(
     on_gpus: bool,
     ahead: Collection[int],
 ) -> list[Finding]:
-    """The findings, those of one late rank with the phase in which it takes longer.
+    """Add to findings of one late rank the phase in which it takes longer.
 
     Args:
         passes, steps, collectives: rows of those tables, times on each host's own clock.
         on_gpus: whether devices compute; then their times count, not those of the hosts that launch.
-        ahead: ranks whose hosts are far ahead of their devices; what is late of them is the host.
+        ahead: ranks whose hosts are far ahead of their devices; there, the host is late.
     """
     lateness_of = {place: said for place, one in enumerate(findings) if (said := _lateness(one)) is not None}
     if passes.is_empty() or not lateness_of:
@@ -59,15 +59,15 @@ def with_phases(
 
 
 def phase_times(passes: pl.DataFrame, steps: pl.DataFrame, *, by_device: bool) -> pl.DataFrame:
-    """How long steps were in each phase.
+    """Return how long steps were in each phase.
 
     Args:
         by_device: by events of the device instead of the host's clock.
 
     Returns:
-        `rank`, `step`, and `before`, `backward`, `after`: ns. Between the passes of a step it computes
-        forward again: that is `before`. Steps that were not timed whole are left out, and those that a deep
-        window slows down.
+        `rank`, `step`, and `before`, `backward`, `after`, in ns. Forward computing between the passes of a
+        step counts as `before`. Steps that were not timed entirely are left out, and those that a deep window
+        slows.
     """
     start, duration = ("gpu_start_ns", "gpu_duration_ns") if by_device else ("start_ns", "duration_ns")
     begun, whole = (pl.lit(0), "gpu_step_ns") if by_device else (pl.col("begun_ns"), "took_ns")
@@ -90,7 +90,7 @@ def phase_times(passes: pl.DataFrame, steps: pl.DataFrame, *, by_device: bool) -
 def phases_with_collectives(
     passes: pl.DataFrame, steps: pl.DataFrame, collectives: pl.DataFrame
 ) -> frozenset[str]:
-    """The phases in which ranks call collectives in most steps whose passes were recorded."""
+    """Return the phases in which ranks call collectives in most steps whose passes were recorded."""
     of_steps = passes.group_by("rank", "step").agg(
         first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns")).max()
     )
@@ -112,7 +112,7 @@ def phases_with_collectives(
 
 
 def _lateness(finding: Finding) -> Observation | None:
-    """What a finding from calls says of one rank: by how much it is late, and in which steps; else None."""
+    """Return the observation of one rank's lateness in a finding from calls, with its steps; else None."""
     late = [one for one in finding.observations if one.kind == LATE and "last_step" in one.values]
     return late[0] if len(late) == 1 and len(finding.ranks) == 1 and finding.place is None else None
 
@@ -120,7 +120,7 @@ def _lateness(finding: Finding) -> Observation | None:
 def _excess(
     rank: int, lateness: Observation, times: pl.DataFrame, meeting: Collection[str]
 ) -> dict[str, float]:
-    """How much longer than its peers a rank is in each phase, ns per step; without phases not known."""
+    """Return how much longer than its peers a rank is in each known phase, in ns per step."""
     values = lateness.values
     longer_ns, last, count = (float(values[name]) for name in ("longer_ns", "last_step", "steps"))  # type: ignore[arg-type]
     latest = times.filter(pl.col("step").is_between(last - count + 1, last))
@@ -141,7 +141,7 @@ def _excess(
 
 
 def _in_phase(finding: Finding, lateness: Observation, excess: dict[str, float]) -> Finding:
-    """The finding with the phase that accounts for most of the lateness; as it is where none does."""
+    """Add the phase that accounts for most of the lateness; without one, the finding is unchanged."""
     longer_ns = float(lateness.values["longer_ns"])  # type: ignore[arg-type]
     phase = max(excess, key=excess.__getitem__, default="")
     if not phase or excess[phase] < MOST * longer_ns:

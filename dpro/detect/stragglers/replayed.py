@@ -1,10 +1,10 @@
-"""Ranks that work longer than their peers on the same work, distinguished from the ranks that wait for them.
+"""Detectors of ranks that work longer than their peers on equal work, as opposed to ranks that wait for them.
 
-In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
-compared, phase by phase between collectives. A rank is at fault if the step becomes shorter when it
-works like its peers: in nearly every step, and by more than noise; in all that was recorded, or in the latest
-steps. Two more detectors find ranks whose own work is far or steadily longer, though the replay does not show
-in every step that this costs.
+Takes a graph; returns findings. A rank that waits has long collectives rather than long work, so work is
+compared, phase by phase between collectives. A rank is at fault if the step becomes shorter when it works
+like its peers, in nearly every step and beyond noise, in all recorded steps or in the latest ones. Two more
+detectors find ranks whose own work is far or steadily longer, though the replay does not show in every step
+that this costs anything.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from dpro.replay.timeline import are_usual
 from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 
-ROUNDING = 1e-9  # of sums of ns as floats
+ROUNDING = 1e-9  # relative error of sums of ns as floats
 AS_LATE = observe("late-together", "fixing one of them alone saves little: the others are as late")
 
 
 @dataclass(frozen=True)
 class HealingGains:
-    """What healing ranks would save.
+    """Gains of healing ranks.
 
     Attributes:
-        ranks: [R] which are healed together.
-        steps: [T] which steps.
-        base: [T] ns, step times unhealed.
-        saved: [T, R] ns per step.
+        ranks: [R] sets of ranks that are healed together.
+        steps: [T] step numbers.
+        base: [T] step times unhealed, in ns.
+        saved: [T, R] savings, in ns per step.
     """
 
     ranks: list[list[int]]
@@ -81,13 +81,13 @@ class HealingGains:
     saved: Ints
 
     def of_usual_step(self, column: int) -> tuple[float, float]:
-        """Ns that healing one of the sets saves of the mean usual step, and how long that is."""
+        """Return what healing one set saves of the mean usual step, and that step's length, in ns."""
         usual = are_usual(self.base)
         return float(self.saved[usual, column].mean()), float(self.base[usual].mean())
 
 
 def find_stragglers(baseline: Baseline) -> list[Finding]:
-    """Name the ranks that hold the others up, costliest first.
+    """Find the ranks that hold up the others, costliest first.
 
     Where healing no single rank helps but healing all that work longer than their peers does, these are
     named together.
@@ -112,7 +112,7 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
 
 
 def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | None) -> list[Finding]:
-    """Findings for those whose healing clearly helps."""
+    """Return findings of the sets whose healing clearly helps."""
     if gains is None:
         return []
     clear = np.flatnonzero(clear_gains(gains.saved, gains.base)).tolist()
@@ -120,10 +120,10 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | N
 
 
 def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
-    """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU.
+    """Return ranks that clearly work longer per step than their peers typically do, on the CPU or on the GPU.
 
     Args:
-        work: as `phase_work` returns it, of the steps that count.
+        work: as from `phase_work`, of the steps that count.
     """
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     place = ["team", "step", "resource"]
@@ -144,22 +144,22 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
     """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
 
     Args:
-        work: as `phase_work` returns it, of the steps that count.
-        sets: ranks to heal together; those that have no peer are left out.
+        work: as from `phase_work`, of the steps that count.
+        sets: ranks to heal together; those without peers are left out.
     """
     sets, healed = _healed(baseline, work, sets)
     return gains_of(baseline, work, sets, healed) if sets else None
 
 
 def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> HealingGains | None:
-    """`healing_gains`, without the sets that save too little to be named: of many ranks, nearly all.
+    """Return `healing_gains` without sets that save too little for a finding, usually nearly all.
 
-    A chain of work that decides when a window ends is there after healing, too: no set saves more than it
-    takes from that chain.
+    The critical path to the end of a window still exists after healing: no set saves more than the time that
+    it removes from that path.
 
     Args:
-        work: as `phase_work` returns it, of the steps that count.
-        sets: ranks to heal together; those that have no peer are left out.
+        work: as from `phase_work`, of the steps that count.
+        sets: ranks to heal together; those without peers are left out.
     """
     sets, healed = _healed(baseline, work, sets)
     if not sets:
@@ -173,14 +173,14 @@ def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -
 def _healed(
     baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]
 ) -> tuple[list[list[int]], Shortened]:
-    """The sets without ranks that have no peer, and what healing each of these takes away."""
+    """Return the sets without ranks that have no peers, and the change that heals the other ranks."""
     with_peers = {rank for team in teams_by_work(work) if len(team) > 1 for rank in team}
     sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
     return sets, Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
 
 
 def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
-    """[T] which steps count: those from the first that the work is of."""
+    """Return [T] a mask of the steps that count: from the first one that `work` has."""
     counted: Bools = baseline.steps >= work["step"].to_numpy().min()
     return counted
 
@@ -188,10 +188,10 @@ def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
 def gains_of(
     baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], healed: Shortened
 ) -> HealingGains:
-    """What healing sets of ranks would save, in the steps that count.
+    """Return what healing sets of ranks would save, in the steps that count.
 
     Args:
-        work: as `phase_work` returns it, of the steps that count.
+        work: as from `phase_work`, of the steps that count.
     """
     counted = _that_count(baseline, work)
     base = baseline.step_ns[counted]
@@ -203,10 +203,10 @@ def gains_of(
 
 
 def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column: int) -> Finding:
-    """The finding that names one of the sets of ranks that were healed.
+    """Return the finding of one of the sets of ranks that were healed.
 
     Args:
-        work: as `phase_work` returns it, of the steps that count.
+        work: as from `phase_work`, of the steps that count.
     """
     graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
     cost, step = gains.of_usual_step(column)
@@ -249,19 +249,19 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
 
 
 def _locate(cause: Mapping[str, Any]) -> CodePlace | None:
-    """Where in the code a cause takes most time; None where no span shows it.
+    """Return where in the code a cause takes most time; None where no span shows it.
 
     Args:
-        cause: a row of what `excess_by_cause` returns.
+        cause: a row of `excess_by_cause`.
     """
     return None if cause["example"] in ("", NO_SPAN) else CodePlace.of(cause["example"])
 
 
 def _where_in(cause: Mapping[str, Any], graph: Graph) -> str:
-    """The part of a sentence that names the span of a cause; how to have it named where none is recorded.
+    """Return the fragment of a sentence that names the span of a cause, or how to record it.
 
     Args:
-        cause: a row of what `excess_by_cause` returns.
+        cause: a row of `excess_by_cause`.
     """
     if cause["example"] != NO_SPAN:
         return ": {example}"
@@ -269,7 +269,7 @@ def _where_in(cause: Mapping[str, Any], graph: Graph) -> str:
 
 
 def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[str, float]:
-    """How much more of each counter the rank has than its peers in steps in deep windows, ns per step."""
+    """Return how much more of each counter the rank has than its peers in deep windows, in ns per step."""
     if graph.run is None:
         return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
@@ -281,7 +281,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
 
 
 def lateness(graph: Graph, rank: int) -> Observation:
-    """How often a rank came last to a collective, and how long the others waited there."""
+    """Return how often a rank came last to a collective, and how long the others waited there."""
     frame = waits(graph, graph.nodes.measured_start)
     times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
     per_rank = (
@@ -302,13 +302,13 @@ def lateness(graph: Graph, rank: int) -> Observation:
     )  # fmt: skip
 
 
-# Where in the layout a late rank stands, and the ranks of which of its groups wait for it.
+# Coordinates of a late rank in the layout, and the axis of the groups that wait for it.
 
-MIN_WAIT = 0.1  # of the longest wait: less is not worth a word
+MIN_WAIT = 0.1  # of the longest wait: shorter ones are not mentioned
 
 
 def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[Observation, ...]]:
-    """The axis along which others wait most for late ranks, and how long; none if there is one axis."""
+    """Return the axis along which others wait most for late ranks, and the waits; empty with one axis."""
     if graph.run is None:
         return "", ()
     mesh = mesh_of_run(graph.run)
@@ -333,13 +333,13 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[Observati
 
 
 def place_of(mesh: Mesh, rank: int) -> str:
-    """Where a rank stands, such as `dp 1, tp 0`; empty where that is not known."""
+    """Return a rank's coordinates, such as `dp 1, tp 0`; empty where unknown."""
     places = ((name, places_along(mesh, name).get(rank)) for name in named_axes(mesh))
     return ", ".join(f"{name} {place}" for name, place in places if place is not None)
 
 
 def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
-    """By axis, ns per step that each rank of their groups waits where one of these comes last."""
+    """Return by axis the mean wait of each rank where one of `ranks` comes last, in ns per step."""
     nodes = graph.nodes
     axes = (*axes_of_messages(graph), "")
     calls = np.flatnonzero((nodes.collective >= 0) & (nodes.message >= 0))
@@ -357,15 +357,15 @@ def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     return {axis: float(ns) for axis, ns in by_axis.sort("axis").iter_rows()}
 
 
-# Ranks whose lateness is hidden by work that is queued.
+# Ranks whose lateness is hidden by queued work.
 
-FAR = 1.5  # times the work of the slowest peer
-MIN_PEERS = 2  # with one other rank it is not known which of the two is usual
+FAR = 1.5  # multiple of the slowest peer's work
+MIN_PEERS = 2  # with a single other rank, it is unknown which of the two is usual
 NO_STAGE = -1
 
 
 def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
-    """Name ranks whose host is far slower than its peers' and costs something now, costliest first."""
+    """Find ranks whose host is far slower than its peers' and costs something now, costliest first."""
     graph, work, base = baseline.graph, baseline.work, baseline.step_ns
     if base.size < MIN_STEPS:
         return []
@@ -378,13 +378,13 @@ def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding
 
 
 def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
-    """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
+    """Return ranks that clearly work far longer than the slowest peer, with their [T] excess, in ns.
 
-    Phases count that are far longer in nearly every step, against what is usual there: what all ranks do
-    longer in a step (allocating memory in the first) does not make a rank look better.
+    Phases count that are far longer in nearly every step than is usual there: what lengthens a step on all
+    ranks (allocating memory in the first) does not make a rank look better.
 
     Args:
-        base: [T] ns, step times.
+        base: [T] step times, in ns.
     """
     excess = pl.col("work_ns") - pl.col("peer")
     far = excess >= (FAR - 1) * pl.col("peer").median().over("rank", "position")
@@ -406,7 +406,7 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
 
 
 def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `step`, `position` of a phase, `work_ns` of the host there, and that of the slowest `peer`.
+    """Return `rank`, `step`, `position` of a phase, the host's `work_ns` in it, and the slowest `peer`'s.
 
     Peers are ranks of one team and one pipeline stage.
     """
@@ -454,19 +454,19 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
     )  # fmt: skip
 
 
-# Ranks whose work is clearly longer, at a cost that differs from step to step. Where peers are nearly as late
-# by chance, now this one and now that, healing a slow rank saves nothing in many steps, and few steps of deep
-# windows do not show that it persists. That the rank's own work is longer does: it is compared with its
-# peers' in log-ratios, in units of their noise, which is estimated from all ranks of the team. A rank is
-# named if that costs something on average.
+# Ranks whose work is clearly longer, at a cost that varies from step to step. Where peers are nearly as late
+# by chance, now one and now another, healing a slow rank saves nothing in many steps, and the few steps of
+# deep windows do not show that the gain persists. The rank's own work does: it is compared with its peers' as
+# log-ratios, in units of their noise, which is estimated from all ranks of the team. A rank is named if its
+# excess costs something on average.
 
-MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
-MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
-SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
+MIN_LONGER = 1.1  # multiple of the peers' work: windows have too few steps to show smaller differences
+MIN_DIFFERENCES = 20  # between successive steps, over all ranks: fewer do not show the noise
+SHRINK = np.sqrt(2)  # ratio of successive numbers of latest steps that are tested: faults may be recent
 
 
 def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
-    """Name ranks that clearly work longer than their peers and cost something, costliest first."""
+    """Find ranks that clearly work longer than their peers and cost something, costliest first."""
     work = baseline.work
     findings: dict[int, Finding] = {}
     for ranks, steps, spent in _teams(work):
@@ -483,7 +483,7 @@ def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Fin
 
 
 def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
-    """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
+    """Return ranks of each team, their steps, and [T, R] ns of work in these; CPU and GPU separately."""
     per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     arrays = []
     for members, resource in product(teams_by_work(work), (ON_CPU, ON_GPU)):
@@ -498,7 +498,7 @@ def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
 
 
 def _latest(count: int) -> list[int]:
-    """Numbers of latest steps that are looked at, most first."""
+    """Return the numbers of latest steps that are tested, largest first."""
     sizes: list[int] = []
     size = float(count)
     while round(size) >= MIN_LATEST:
@@ -508,13 +508,13 @@ def _latest(count: int) -> list[int]:
 
 
 def clearly_longer(spent: Floats, size: int) -> list[Excess]:
-    """Ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
+    """Return ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
 
-    Noise is the spread of log-ratios from step to step: those of all ranks together, or of the rank alone
-    where that is more. Two ranks show it half as well as three, since their ratios are the same.
+    Noise is the spread of log-ratios from step to step: that of all ranks together, or of the rank alone
+    if larger. Two ranks count as half as many samples as three, since their ratios are equal.
 
     Args:
-        spent: [T, R] ns of work.
+        spent: [T, R] work, in ns.
     """
     if (size - 1) * (spent.shape[1] - 1) < MIN_DIFFERENCES:
         return []
@@ -532,7 +532,7 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
 
 
 def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
-    """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
+    """Return the finding, if healing the rank's typical excess, or that of each step, saves something."""
     gains = healing_gains(baseline, work, [[rank]])
     if gains is None:
         return None
@@ -552,5 +552,5 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
 
 
 def _costs(gains: HealingGains) -> bool:
-    """Whether the mean gain is worth a finding."""
+    """Return whether the mean gain is worth a finding."""
     return bool(gains.saved.mean() >= MIN_COST_OF_SLOW * gains.base.mean())
