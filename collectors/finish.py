@@ -153,8 +153,7 @@ def _runs(launch: Launch) -> Iterator[tuple[Path, list[RecordedProcess], list[st
     """Yield the runs made from a launch, its own last: folder, processes, and sentences on the other runs.
 
     Of several worker groups, the one with the most updates becomes the launch's own run; earlier attempts of
-    a
-    group are in folders below its run.
+    a group are in folders below its run.
     """
     members_of = worker_groups(processes(launch)) or {"": []}
     groups = sorted(members_of.items(), key=lambda group: max(map(_updates, group[1]), default=0))

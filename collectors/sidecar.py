@@ -1,9 +1,8 @@
 """The process beside the job that waits for its end and has the recorder's files turned into tables.
 
 Takes a launch and the job to watch. Starts a telemetry sampler, and calls two functions: one converts
-complete
-files while the job runs, the other finishes the run. It reads no trace itself and stays light: polars and
-torch are not imported until the job has ended.
+complete files while the job runs, the other finishes the run. It reads no trace itself and stays light:
+polars and torch are not imported until the job has ended.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ def attend(
         job: the launcher's process, which became the job.
         convert: turns complete windows into tables; called in a child at idle priority.
         finish: completes the run, from the wait status of the job, None where unknown, and the wait statuses
-            of
-            its processes by pid.
+            of its processes by pid.
     """
     killed_before = oom_kills()
     sampler = start_sampler(recording)

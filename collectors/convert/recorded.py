@@ -123,10 +123,8 @@ def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[Record
     """Return the processes of each worker group, by its name, ordered by start of the first process.
 
     Actors are one group if they have the same class, the same name up to digits, and different ranks; an
-    actor
-    that trains alone is a group, also when it is restarted. All other processes are one group with an empty
-    name,
-    or `DRIVER` beside other groups.
+    actor that trains alone is a group, also when it is restarted. All other processes are one group with an
+    empty name, or `DRIVER` beside other groups.
     """
     members: dict[tuple[str, str, str], list[RecordedProcess]] = {}
     for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):

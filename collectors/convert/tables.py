@@ -246,8 +246,7 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
 
     The process numbers steps before it knows for sure what ends them. Its records hold the start and end of a
     step, and count where both are at boundaries. A record over several steps is divided among them in
-    proportion
-    to their time on the host; a host that runs ahead of its device has each step timed separately.
+    proportion to their time on the host; a host that runs ahead of its device has each step timed separately.
     """
     timed = np.array([tuple(record[:3]) for record in recorded if record.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
@@ -383,8 +382,7 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     """Return the coordinates of a process on axes whose names imply a kind of parallelism, and their sizes.
 
     Several axes of one kind in one mesh (replicate and shard of hybrid sharding) form one axis, with the
-    first
-    name as the slowest. Of several meshes, the one with the most axes takes precedence.
+    first name as the slowest. Of several meshes, the one with the most axes takes precedence.
 
     Args:
         path: `mesh.json` of the recorder; may be missing.

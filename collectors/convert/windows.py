@@ -322,8 +322,7 @@ def recording_costs(steps: pl.DataFrame, passes: pl.DataFrame) -> dict[str, floa
 
     Returns:
         `ends_share`: share of the time from the first step to the last spent at passes and at ends of steps
-            that
-            no window disturbs;
+            that no window disturbs;
         `count`, `cost_ms` (median of one) and `share` (of all) of windows, where there were any.
         Empty where all steps are in windows.
     """

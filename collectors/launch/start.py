@@ -4,8 +4,8 @@ Takes a command and a run directory. Becomes the command, so that output, signal
 command's own, and forks a sidecar process that turns the recorder's files into tables. `recording` describes
 the run meanwhile.
 
-The folder `inject/` on the job's `PYTHONPATH` loads the recorder; behind it, for containers without dpro,
-is the copy that `recording` makes where no other user can change it.
+The folder `inject/` on the job's `PYTHONPATH` loads the recorder; behind it, for containers without dpro, is
+the copy that `recording` makes where no other user can change it.
 """
 
 from __future__ import annotations
@@ -195,8 +195,7 @@ def of_this_start(run: Path) -> Path:
     """Return the run to record into: beside `run` if that contains an earlier start of the same Slurm job.
 
     The script of a requeued job names the same `run` again, which would be refused as not empty. All
-    launchers of
-    a start get the same result.
+    launchers of a start get the same result.
     """
     job, start = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
     if start == "0" or not start.isdecimal():

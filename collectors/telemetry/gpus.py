@@ -2,8 +2,7 @@
 
 Reads a vendor's library; returns samples, one per GPU, whose device is the id under which PyTorch knows the
 GPU. A call that a GPU does not support is made once; a lost GPU is not read any more, and its loss is an
-event.
-Calls may block as long as the driver likes, so each library runs in its own thread.
+event. Calls may block as long as the driver likes, so each library runs in its own thread.
 """
 
 from __future__ import annotations

@@ -268,8 +268,7 @@ def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Por
     """Return all ports worth watching: InfiniBand devices, and network interfaces in use.
 
     An interface is in use if it is up, and is hardware or has a route; most of the many virtual interfaces of
-    a
-    container host are not. An InfiniBand port is named as in NCCL, `mlx5_0:1`.
+    a container host are not. An InfiniBand port is named as in NCCL, `mlx5_0:1`.
     """
     ports = [*_infiniband(sys / "class" / "infiniband"), *_interfaces(sys / "class" / "net", proc)]
     return [port for port in ports if port.traffic or port.others]

@@ -3,8 +3,7 @@
 Takes a launch; writes files of samples to its folder, and lines to its log. Each launch samples its own
 processes; of several on one node, one is elected to sample the node. Neither the job nor the sidecar waits
 for it: a call of the GPU driver may block forever when a GPU fails, so GPUs are read in threads, and a
-sampler
-that does not end is killed.
+sampler that does not end is killed.
 """
 
 from __future__ import annotations

@@ -66,10 +66,9 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     """Return steps that each end with their last optimizer.
 
     Optimizers without forward work between them belong to one step. Where one optimizer is in every such
-    group, a
-    group is a step (others may step less often); where none is (two networks trained in turn), the rarest
-    optimizer ends the step. The time before the first end is part of the first step; work after the last end
-    belongs to a truncated step, and is left out.
+    group, a group is a step (others may step less often); where none is (two networks trained in turn), the
+    rarest optimizer ends the step. The time before the first end is part of the first step; work after the
+    last end belongs to a truncated step, and is left out.
     """
     annotations = spans.filter(pl.col("kind") == "annotation").select(
         "start_ns",
@@ -129,9 +128,8 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     """Return start and end of each whole repetition on the host, ns; empty if work does not clearly repeat.
 
     Repetitions are counted from the first span of the window, where a loop of steps is usually cut, or from
-    the
-    end of a start-up, if they have most of the work. The first may take far longer than the others: it warms
-    up.
+    the end of a start-up, if they have most of the work. The first may take far longer than the others: it
+    warms up.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`,
@@ -189,8 +187,7 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         `name`; `start_ns` and `end_ns` of execution; `call_ns` and `call_end_ns` on the host, which for
-        kernels is
-        the launching call where recorded. Ordered by time.
+        kernels is the launching call where recorded. Ordered by time.
     """
     work, lane = (pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0), ["pid", "tid"]
     is_on_cpu = bool(spans.select(work.any()).item())
@@ -539,10 +536,8 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     """Return intervals between calls of the largest embedding, with counts from the shape of its indices.
 
     Indices in two dimensions are requests times tokens of each; one token means that the batch decodes.
-    Packed
-    batches have one dimension: the number of tokens is known, but not their kind. A model without any batch
-    that
-    may decode generates nothing, and has no iterations.
+    Packed batches have one dimension: the number of tokens is known, but not their kind. A model without any
+    batch that may decode generates nothing, and has no iterations.
     """
     is_operator = pl.col("kind") == "cpu_op"
     calls = spans.select("kind", "name", "start_ns", "shapes").filter(

@@ -1,9 +1,8 @@
 """Flight recorder dumps of a job as tables in memory, enough to search for a hang without making a run.
 
 Reads a folder; returns its tables, or None where it contains anything but dumps (and reports of NCCL's RAS),
-or
-dumps that do not state their rank, which have to be imported. Of several dumps of one rank the newest counts,
-and any that describes other groups.
+or dumps that do not state their rank, which have to be imported. Of several dumps of one rank the newest
+counts, and any that describes other groups.
 """
 
 from __future__ import annotations

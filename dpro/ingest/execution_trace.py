@@ -1,10 +1,8 @@
 """Execution traces of PyTorch and Chakra: the operators of one process and their dependencies.
 
 Reads a JSON file; returns a `RankTrace` with the operators as spans and their `dependencies`. Traces have
-times
-only if a tool has linked them with a profiler's. Otherwise start and duration are -1, and only `combine` can
-use
-the trace: it adds the dependencies to the spans of the Kineto trace of the same process.
+times only if a tool has linked them with a profiler's. Otherwise start and duration are -1, and only
+`combine` can use the trace: it adds the dependencies to the spans of the Kineto trace of the same process.
 """
 
 from __future__ import annotations
@@ -56,9 +54,8 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
 
     Returns:
         Operators as `spans` ordered by start, whose `external_id` is the number of the record function and
-        whose
-        `tid` is the observer's own; `dependencies` between them; `workers`. Where the trace has times, also
-        `collectives` (kernels, recognised by their names) and `steps`.
+        whose `tid` is the observer's own; `dependencies` between them; `workers`. Where the trace has times,
+        also `collectives` (kernels, recognised by their names) and `steps`.
 
     Raises:
         InputError: the file is damaged, is not an execution trace, or is one in protobuf.
@@ -91,8 +88,7 @@ def _plausible(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]
     """Return nodes with plausible times and count the others; all nodes where none has a time.
 
     Some linking tools give GPU work the time at which its launch returned. It then overlaps on its stream,
-    and its
-    real start is unknown.
+    and its real start is unknown.
     """
     if all(node.start_ns < 0 for node in nodes):
         return nodes
@@ -137,13 +133,11 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
     """Add the dependencies in an execution trace to the Kineto trace of the same process.
 
     A caller without a span is replaced by its own caller. A data dependency is left out where either operator
-    has
-    no span, or where times contradict it.
+    has no span, or where times contradict it.
 
     Returns:
         The Kineto trace with `dependencies` between its spans. Where the two traces are of different
-        processes,
-        nothing is added, and a warning says why.
+        processes, nothing is added, and a warning says why.
     """
     pids = _pids(kineto), _pids(et)
     if all(pids) and pids[0].isdisjoint(pids[1]):
@@ -319,8 +313,7 @@ class _Writers:
     """The last writer of each tensor, updated as nodes begin one after the other.
 
     A node writes when it ends. On its own thread it has ended when a node begins that it did not call; on
-    other
-    threads nothing shows that it has, but a new tensor must come from a node still open.
+    other threads nothing shows that it has, but a new tensor must come from a node still open.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -380,8 +373,7 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
 
     Args:
         operators: spans of an execution trace, with `span_id` ordered by start, `external_id`, `name` and
-            `tid`,
-            which is the observer's own.
+            `tid`, which is the observer's own.
         spans: spans of the Kineto trace.
     """
     cpu = spans.filter(pl.col("kind").is_in(CPU_KINDS))
@@ -440,8 +432,7 @@ def _best_stretch(
     """Return thread, offset of the first operator, and number of equal fits.
 
     Of equal fits, returns the first that does not begin before `earlier`: the latest start of linked
-    operators, on
-    other threads, that precede this thread's first operator.
+    operators, on other threads, that precede this thread's first operator.
     """
     best: tuple[int | None, int, int] = (None, 0, 0)
     most = 0

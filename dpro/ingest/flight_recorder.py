@@ -155,8 +155,7 @@ def _names_of_ids(
     """Return name and description of groups, by the process's own ids, which are the keys of the status.
 
     Entries have both. A process makes its groups in the order of their names, where those are numbers: with
-    as
-    many names as ids, they pair up in order, unless an entry contradicts.
+    as many names as ids, they pair up in order, unless an entry contradicts.
     """
     numbered = zip(column(entries, "pg_id"), entries, strict=True)
     latest = {number: entry for number, entry in numbered if isinstance(number, int | str)}
@@ -427,8 +426,7 @@ def _messages_done(status: Mapping[str, Any], last: Entry) -> int:
     """Return the number of a group's last finished message; -1 where its status may count collectives.
 
     Collectives and messages are both counted, and the status does not state which it means: it counts
-    messages if
-    the last call was one and the finished number exceeds that of all collectives.
+    messages if the last call was one and the finished number exceeds that of all collectives.
     """
     enqueued, completed = (
         int64(status.get(f"last_{what}_collective", -1)) for what in ("enqueued", "completed")
@@ -475,8 +473,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
 
     Args:
         dumps: `collectives` and `process_groups` of each. The newer of two dumps has a later call or, with
-            the
-            same last call, was saved later.
+            the same last call, was saved later.
     """
     order = sorted(range(len(dumps)), key=lambda place: (*_age(dumps[place]), -place), reverse=True)
     kept: list[int] = []

@@ -1,8 +1,7 @@
 """The formats that dpro can import, recognised by content, and their importers.
 
 Takes the first bytes of a file; returns its importer, or the reason why it is passed over. A new format is
-one
-entry here, or an importer of an extension.
+one entry here, or an importer of an extension.
 """
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ class Reading:
     Attributes:
         jobs: files read at a time, each in its own process; None for the number of cores.
         executor: reads the files instead; its workers see the sources, and the folder that the run is in,
-            under
-            the same paths. It is not shut down.
+            under the same paths. It is not shut down.
         progress: called after each file.
     """
 
@@ -131,8 +130,7 @@ def import_sources(
     Raises:
         UsageError: the run directory exists and is not empty.
         InputError: a source does not exist, has no trace or cannot be read, two files describe the same of
-            one
-            rank, or the run cannot be written.
+            one rank, or the run cannot be written.
     """
     refuse_existing(run)
     traces = find_traces(sources)
