@@ -192,7 +192,6 @@ def _of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) 
 
 
 def _keep_windows(run: Path, options: Mapping[str, Any]) -> None:
-    """Drop windows if the launcher's options limit their number."""
     most = options.get("keep_windows")
     if isinstance(most, int) and most > 0:
         keep_windows(run, most, str(options.get("keep", LATEST)))

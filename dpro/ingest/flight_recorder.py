@@ -278,7 +278,10 @@ def _key(entry: Entry) -> bytes:
 
 
 def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[str, Any]:
-    """Return what calls of a kind share: columns of `collectives`, `is_p2p`, and if `retired` marks ends."""
+    """Return what all calls of a kind share.
+
+    Columns of `collectives`, `is_p2p`, and `retires`: whether a retired entry has ended.
+    """
     name = text(entry.get("profiling_name"))
     group, description = group_names(entry)
     ranks = groups.get(group, [])

@@ -263,7 +263,6 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
 
 
 def _steps(record: Fact) -> Iterator[Fact]:
-    """Yield the steps in a record."""
     if record.get("record_type") == "proxy_step":
         yield record
     yield from map(mapping, sequence(record.get("steps")))

@@ -104,7 +104,6 @@ def _trace(
     synchronised: pl.DataFrame,
     recorded: pl.DataFrame,
 ) -> RankTrace:
-    """Return one process's tables."""
     spans, impossible = drop_impossible(spans)
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
@@ -539,7 +538,7 @@ def _share_guess(traces: Sequence[RankTrace]) -> None:
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the outermost ranges whose names count; of several such series, the one with the most time."""
+    """Return the outermost ranges with numbered names; of several series, the one with the most time."""
     series = ["tid", "prefix"]
     counted = (
         ranges.with_columns(

@@ -166,7 +166,6 @@ class _Sequence:
     clocks: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
     def intern(self, data: Any) -> None:
-        """Store the definitions of a packet."""
         self.names |= {name.iid: name.name for name in data.event_names}
         self.categories |= {name.iid: name.name for name in data.event_categories}
         self.keys |= {name.iid: name.name for name in data.debug_annotation_names}
@@ -187,7 +186,6 @@ class _Sequence:
         return [] if kind in (None, "nested_value") else getattr(annotation, kind)
 
     def arguments(self, annotations: Any) -> dict[str, Any]:
-        """Return arguments by name."""
         return {entry.name or self.keys.get(entry.name_iid, ""): self.value(entry) for entry in annotations}
 
 
@@ -212,7 +210,6 @@ class _Trace:
         self._is_anchored = False
 
     def take(self, packet: Any) -> None:
-        """Process a packet."""
         sequence = self._sequences[packet.trusted_packet_sequence_id]
         if packet.sequence_flags & _CLEARED:
             sequence = _Sequence(clocks=sequence.clocks)
@@ -242,7 +239,6 @@ class _Trace:
             self.skipped["values of counters"] += 1
 
     def _anchor(self, snapshot: Any, sequence: _Sequence) -> None:
-        """Store the relation of clocks."""
         values = {clock.clock_id: clock.timestamp for clock in snapshot.clocks}
         boot_ns = values.get(_BOOTTIME)
         if boot_ns is None:
@@ -277,7 +273,6 @@ class _Trace:
         return self._threads.get(above, (0, 0))[0], track & 0x7FFFFFFF
 
     def _mark(self, event: Any, at_ns: int, sequence: _Sequence) -> None:
-        """Add the begin or end of a slice."""
         if event.type not in (_BEGIN, _END):
             self.skipped["instants and values of counters"] += 1
             return
@@ -295,7 +290,6 @@ class _Trace:
         self._marks.append((at_ns, begins, track, said))
 
     def _add_work(self, stage: Any, at_ns: int, sequence: _Sequence) -> None:
-        """Add GPU work from a render stage."""
         name, category = sequence.stages.get(stage.stage_iid, ("", 0))
         kind = _STAGES.get(name, "kernel" if category == _COMPUTE else "")
         if not kind:

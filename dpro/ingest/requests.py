@@ -546,7 +546,6 @@ def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
 
 
 def _entries(number: int, entry: Any) -> Iterator[tuple[int, Row | str]]:
-    """Yield the rows of one JSON value."""
     if not isinstance(entry, dict):
         yield number, BAD
     elif _is_deep(entry):

@@ -261,7 +261,6 @@ def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
 
 
 def _staged(task: ImportTask, share: RankFacts) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the staged tables of a rank."""
     for name in share.tables:
         yield name, pl.read_parquet(task.folder / name / f"{part_name(share.rank)}.parquet", glob=False)
 

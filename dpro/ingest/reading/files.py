@@ -283,7 +283,6 @@ def _refuse_many(number: int) -> None:
 
 
 def _head_of_stored(content: BinaryIO, label: str) -> bytes:
-    """Return the first bytes of a member, decompressed."""
     stored = io.BytesIO()
     _copy(content, stored, _STORED_HEAD_BYTES)
     stored.seek(0)
@@ -488,7 +487,6 @@ class _Unzstd(_Stream):
         self._reader = cast(BinaryIO, reader)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read at most `size` bytes."""
         if size < 0:
             return self.readall()
         try:

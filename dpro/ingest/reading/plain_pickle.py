@@ -171,7 +171,7 @@ _looked_at = 0  # bytes checked by this process
 
 @cache
 def _loop() -> Callable[[bytes], bool] | None:
-    """Load the compiled loop; None where numba is not installed."""
+    """Return the compiled loop; None where numba is not installed."""
     from dpro.compiled import can_compile
 
     if not can_compile():
