@@ -107,7 +107,7 @@ def _quiet_s(recording: Launch) -> float:
     now_s = time.time()
     with suppress(OSError), tempfile.TemporaryFile(dir=recording.marker.parent) as file:
         now_s = os.fstat(file.fileno()).st_mtime
-    return abs(now_s - _changed_s(recording))  # a change in the far future is no recent one
+    return abs(now_s - _changed_s(recording))  # a change in the far future is not recent
 
 
 def _changed_s(recording: Launch) -> float:

@@ -218,7 +218,7 @@ def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int)
 
 SLACK_NS = 50_000  # an entry's timestamp may exceed the end of its call by this much
 LAUNCH_NS = 100_000_000  # maximum time from an entry to the launch of its kernel
-KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
+KERNEL = "kineto kernel"  # source of window rows of GPU kernels
 # Collectives that gloo implements by another one, by their name in the flight recorder.
 _GLOO_RUNS_AS = {"reduce_scatter": "all_reduce"}
 _FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")

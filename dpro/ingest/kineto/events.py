@@ -138,11 +138,11 @@ class EventArguments(msgspec.Struct, gc=False, frozen=True):
     wait_on_stream: Any = None
     wait_on_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
     wait_on_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_id")
-    allocated: Any = msgspec.field(default=-1, name="Total Allocated")  # this and the next three: of memory
+    allocated: Any = msgspec.field(default=-1, name="Total Allocated")  # this and the next three: memory
     reserved: Any = msgspec.field(default=-1, name="Total Reserved")
     device_type: Any = msgspec.field(default=-1, name="Device Type")
     device_id: Any = msgspec.field(default=-1, name="Device Id")
-    name: Any = None  # this and the next two: of metadata events
+    name: Any = None  # this and the next two: metadata events
     labels: Any = None
     value: Any = None
 

@@ -139,7 +139,7 @@ def hash_of(text: Any, index: int, size: int) -> Any:
 
 FULL, REFUSED = ODD - 1, ODD - 2  # instead of an index or row; REFUSED: a list of an unusual form
 
-# Columns of a row; most are also the fields that keys stand for.
+# Columns of a row; most are also the fields of keys.
 START, DURATION, PID, TID, DEVICE, STREAM, BYTES, CORRELATION, EXTERNAL_ID, EXTERNAL_ID_2021 = range(10)
 SEQUENCE_NUMBER, FORWARD_THREAD, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED = range(10, 16)
 CATEGORY, NAME, SHAPES, SHAPES_2020, PHASE, BEGIN, END, COLUMNS = range(16, 24)

@@ -166,7 +166,7 @@ class Scanner:
         self._marked = np.empty(_ROWS, np.int64)
         self._positions = np.full(_ROWS, -1, np.int32)
         self._count = 0
-        self._refused = 0  # lists, less those that were taken
+        self._refused = 0  # refused lists minus accepted ones, at least 0
         self._make_room(_STRINGS)
 
     def _make_room(self, room: int) -> None:
