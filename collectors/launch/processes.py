@@ -33,7 +33,6 @@ class LaunchedProcess:
 
     Attributes:
         status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
-        pid: its id.
         descriptor: its pidfd; -1 where the kernel gives none.
     """
 

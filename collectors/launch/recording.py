@@ -47,7 +47,6 @@ class Launch:
     """A launcher's part of a recording.
 
     Attributes:
-        run: the run directory.
         name: unique among the launchers of the run.
     """
 

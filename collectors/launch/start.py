@@ -68,9 +68,7 @@ class RecordOptions:
     """Options of a recording.
 
     Attributes:
-        windows: whether there are deep windows.
         on_request: whether deep windows are recorded only when requested while the job runs.
-        window_steps: steps of a deep window.
         every: steps from one deep window to the next; None to choose them to keep to the budget.
         budget: share of the job's time that windows may cost then, 0 to 1.
         skip: steps before the first window.
@@ -119,8 +117,6 @@ class Request:
     """A command to record with its options; extensions may add to it before it starts.
 
     Attributes:
-        command: the command and its arguments.
-        options: options of the recording.
         extra: settings of extensions for the recorder, as JSON, beside the options.
         probes: modules that the recorder loads in the job beside its own, by name.
         environment: variables that are set for the job.

@@ -61,8 +61,6 @@ class SampledGpus(ABC):
 
         Args:
             complain: called with one line for each GPU or value that cannot be sampled.
-            library: the opened library.
-            errors: the exceptions of the library.
         """
         self._library, self._complain, self._errors = library, complain, errors
         self._gpus: list[SampledGpu] = []

@@ -322,9 +322,6 @@ class TcpCounts(NamedTuple):
     """The kernel's counts of one TCP connection.
 
     Attributes:
-        inode: inode of its socket.
-        local: local address.
-        remote: remote address.
         sent_bytes: bytes acknowledged by the peer.
         segments: data segments sent, with retransmitted ones.
         again: retransmitted segments.

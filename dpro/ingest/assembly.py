@@ -74,7 +74,6 @@ def assemble(
 
     Args:
         run: the run directory to make; it does not exist, or is empty.
-        spread: runs tasks in parallel.
         skipped: counts of files that were not read, by reason.
         warnings: warnings to add to the manifest.
 

@@ -36,7 +36,6 @@ class DumpFolder:
     """Content of a folder of dumps.
 
     Attributes:
-        frames: rows by table name.
         manifest: ranks, missing ranks, and warnings.
     """
 

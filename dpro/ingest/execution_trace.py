@@ -545,9 +545,7 @@ class Node:
     """An operator, annotation, or (in linked traces) piece of GPU work.
 
     Attributes:
-        node_id: its id.
         parent: node id of its caller; -1 for none.
-        name: its name.
         record_function: number that counts PyTorch's record functions by start; -1 for GPU work.
         sequence_number: autograd's; -1 for none.
         scope: PyTorch's number for the kind of function; -1 unknown.

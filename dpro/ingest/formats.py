@@ -49,8 +49,6 @@ class Format:
     """A built-in importer, whose module is loaded when a file needs it.
 
     Attributes:
-        name: name of the format.
-        module: module of the reader.
         reader: function in the module that reads a file.
         hints: a head without any of them is not of the format; avoids loading the module.
         test: function in the module that decides by the head, where the hints alone do not.

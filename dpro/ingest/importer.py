@@ -121,7 +121,6 @@ def import_sources(
     """Import files and folders as one run.
 
     Args:
-        run: the run directory to make.
         jobs, executor, progress: see `Reading`.
 
     Returns:

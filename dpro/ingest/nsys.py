@@ -729,8 +729,6 @@ class Export:
     """An opened export.
 
     Attributes:
-        path: the file.
-        connection: its open database.
         present: columns by name of table.
         max_rows: maximum rows of a table; one with damaged pages may seem to have any number.
     """

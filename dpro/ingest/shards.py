@@ -207,7 +207,6 @@ def import_to_store(
         url: place of the run in the store.
         shard: the part of the files to read; None for all.
         here: an empty folder on this host, with room for staged files, visible to workers of an executor.
-        reading: how files are read.
 
     Returns:
         The copy of the run in `here`, or only its manifest where another shard has made the run at the same

@@ -42,7 +42,6 @@ class ImportTask:
     Attributes:
         number: index of the file in the order of names.
         source: the file, which may be the member of an archive.
-        format: name of its format.
         bytes: size on disk.
         staging: folder in which the import is prepared.
         rank: the rank to read it as; None for the one that the file states.
@@ -87,7 +86,6 @@ class FileNote:
     Attributes:
         number: index of the file in the order of names.
         path: its label.
-        format: name of its format.
         shares: facts about each of its ranks.
         failure: why it could not be read; empty where it could.
         stamp: size and modification time of the file when it was read.

@@ -201,7 +201,6 @@ def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, 
     Args:
         recorded: arguments that may name the peer.
         call: arguments of its `c10d` call.
-        rank: this rank.
         ranks: global ranks of the group, in order; empty unknown.
     """
     if op not in ("send", "recv"):

@@ -450,7 +450,6 @@ def scan(text: Any, first: int, rows: Any, marked: Any, keys: Any, table: Any) -
 
     Args:
         text: the list, from bracket to bracket, and `PADDING`.
-        first: first row to fill.
         rows: [COLUMNS, R].
         marked: [R] receives the rows of which more than the columns may be kept.
         keys: [2, K] field of a string, by its code, as a key of an event or of its arguments.

@@ -158,7 +158,6 @@ class Scanner:
 
         Args:
             columns: receives spans, at the latest in `flush`.
-            memory: receives memory events.
         """
         self._columns = columns
         self._memory = memory

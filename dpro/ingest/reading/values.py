@@ -148,7 +148,6 @@ def global_peer(own_number: int, peer: int, rank: int, ranks: Sequence[int]) -> 
     Args:
         own_number: this rank's number as recorded; -1 where only the peer is.
         peer: the peer's number as recorded; -1 unknown.
-        rank: this rank.
         ranks: global ranks of the group, in order; empty unknown.
 
     Returns:
